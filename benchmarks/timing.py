@@ -1,0 +1,125 @@
+"""Seconds, peak memory and the machine's matmul rate, on CPU and CUDA alike."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Wall time of one call; on CUDA from the first to the last kernel of it."""
+    if device.type == "cuda":
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(device)
+        start.record()
+        call()
+        stop.record()
+        torch.cuda.synchronize(device)
+        return start.elapsed_time(stop) / 1e3
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """Memory that one call adds at its highest point, its result included."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    _return_free_heap()
+    before = _status_bytes("VmRSS")
+    if _reset_high_water():
+        call()
+        return _status_bytes("VmHWM") - before
+    return _sampled_peak(call) - before
+
+
+def available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable line. Run the benchmark on Linux.")
+
+
+class MatmulRate:
+    """The best float32 matmul rate seen so far in this process, in FLOP/s.
+
+    Call ``sample`` between contestants: on a shared machine a rate measured once, before or
+    after, would compare two different machines.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.size = 8192 if device.type == "cuda" else 3072
+        self.best = 0.0
+        self.last = 0.0
+        self._left = torch.randn(self.size, self.size, device=device)
+        self._right = torch.randn(self.size, self.size, device=device)
+        self._out = torch.empty_like(self._left)
+        self._multiply()
+
+    def sample(self) -> float:
+        self.last = 2.0 * self.size**3 / seconds(self._multiply, self.device)
+        self.best = max(self.best, self.last)
+        return self.last
+
+    def _multiply(self) -> None:
+        torch.mm(self._left, self._right, out=self._out)
+
+
+def _return_free_heap() -> None:
+    # What malloc keeps from earlier contestants would hide what the next one takes.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _status_bytes(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{_STATUS} has no {field} line. Run the benchmark on Linux.")
+
+
+def _reset_high_water() -> bool:
+    """Set VmHWM back to VmRSS; some containers forbid it."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _sampled_peak(call: Callable[[], object], every: float = 0.002) -> int:
+    highest = _status_bytes("VmRSS")
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not done.wait(every):
+            highest = max(highest, _status_bytes("VmRSS"))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        call()
+    finally:
+        done.set()
+        thread.join()
+    return highest

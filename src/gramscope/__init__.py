@@ -1,0 +1,40 @@
+"""gramscope shows how a neural network learns, layer by layer."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gramscope.capture.capture import capture as capture
+    from gramscope import kernels as kernels
+    from gramscope import linalg as linalg
+
+__version__ = "0.1.0"
+
+# Public names and where they live; resolved on first use, so that `import gramscope` does not import torch.
+_NAMES = {
+    "Snapshot": "gramscope.capture.sites:Snapshot",
+    "ntk": "gramscope.kernels.ntk:ntk",
+    "ntk_operator": "gramscope.kernels.operator:ntk_operator",
+    "kernel": "gramscope.kernels.kernel:kernel",
+    "Kernel": "gramscope.kernels.kernel:Kernel",
+    "LinearOperator": "gramscope.linalg:LinearOperator",
+}
+_ROOMS = ("base", "capture", "kernels", "linalg", "tasks")
+
+__all__ = [*_NAMES, *_ROOMS, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        module, _, attribute = _NAMES[name].partition(":")
+        value = getattr(import_module(module), attribute)
+    elif name in _ROOMS:
+        value = import_module(f"gramscope.{name}")
+    else:
+        raise AttributeError(f"gramscope has no {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,20 @@
+"""Capture of weight sites: the one place that watches a network run."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from gramscope.capture.capture import capture
+from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site, Snapshot
+
+__all__ = ["LookupSite", "OuterSite", "RowSite", "Site", "Snapshot", "capture"]
+
+
+class _Room(ModuleType):
+    """``gramscope.capture`` is both the room and its entry point, so the room can be called."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Snapshot:
+        return capture(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Room

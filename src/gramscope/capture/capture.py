@@ -1,0 +1,124 @@
+"""``capture``: one forward pass, one batched backward pass, every weight site."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import InputError
+from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
+from gramscope.capture.network import (
+    Outputs, check_model, count_examples, evaluate, in_float64, named_parameters, prepare_input, unwrap,
+)  # fmt: skip
+from gramscope.capture.recorder import Recorder
+from gramscope.capture.signals import Backward
+from gramscope.capture.sites import Snapshot
+from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+
+Precision = Literal["float64", "float32", "tf32"] | None
+Coupled = Literal["refuse", "exact"]
+Directions = Float[Tensor, "k n C"] | Callable[[Tensor], Tensor] | None
+
+
+def capture(
+    model: nn.Module,
+    x: Any,
+    *,
+    outputs: Outputs = None,
+    directions: Directions = None,
+    frozen: bool = False,
+    coupled: Coupled = "refuse",
+    precision: Precision = None,
+) -> Snapshot:
+    """Inputs and backward signals of every weight site of ``model`` on the examples ``x``.
+
+    For a site ``u = W v`` the snapshot holds v and ``s = ∂f/∂u``, from which ``∂f/∂W = Σ s ⊗ v`` and every Gram matrix
+    of the network follow. The model, its gradients, buffers and flags and all random streams are left as they were.
+
+    Args:
+        model: any module; compiled and data-parallel wrappers are opened.
+        x: a tensor with examples first, a tuple of positional arguments, or a dict of keyword arguments.
+        outputs: columns of the flattened output, or a function of (model, x) that returns (n, ...).
+        directions: cotangents (k, n, C), or a loss of the outputs (one direction, its gradient). All outputs if None.
+        frozen: count parameters with requires_grad=False too.
+        coupled: what to do if one example's output depends on another's: refuse, or exact plain autograd.
+        precision: "float64" runs a float64 copy; "tf32" allows TF32 on the GPU; else the model's own dtype.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> print(gs.capture(model, torch.ones(5, 3)))
+        Snapshot of 5 examples, 2 directions
+          0.weight (4x3): linear
+          0.bias (4): bias
+          2.weight (2x4): linear
+          2.bias (2): bias
+    """
+    _check_options(coupled, precision)
+    model = unwrap(model)
+    if precision == "float64":
+        model = in_float64(model)
+    n = count_examples(x)
+    x = prepare_input(x, torch.float64 if precision == "float64" else None)
+    with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
+        parameters = check_model(model, x, frozen)
+        for parameter in parameters.values():
+            parameter.requires_grad_()
+        recorder = Recorder(parameters, n, refuse_coupled=coupled == "refuse")
+        recorder.mark_data(x)
+        with recorder:
+            f = evaluate(model, x, n, outputs)
+        _check_outputs(f, parameters)
+        cotangents = _cotangents(f, directions)
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        backward = Backward(f, cotangents, names, coupled == "refuse")
+        sites = tuple(backward.sites(recorder.uses, tuple(parameters.values())))
+    every = named_parameters(model)
+    return Snapshot(
+        sites=sites,
+        outputs=f.detach(),
+        directions=len(cotangents),
+        parameters={name: parameter.shape for name, parameter in parameters.items()},
+        frozen=tuple(name for name in every if name not in parameters),
+        fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
+        unreached=tuple(name for name in parameters if name not in {site.name for site in sites}),
+    )
+
+
+def _check_options(coupled: str, precision: str | None) -> None:
+    if coupled not in ("refuse", "exact"):
+        raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
+    if precision not in (None, "float64", "float32", "tf32"):
+        raise InputError(f'precision must be None, "float64", "float32" or "tf32", got {precision!r}.')
+
+
+def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
+    if not bool(torch.isfinite(f).all()):
+        for name, parameter in parameters.items():
+            check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
+        check_finite(f, "the model's output", "Its parameters are finite: look for NaN in x, or for overflow.")
+    if not f.requires_grad:
+        raise InputError(
+            "the model's output must depend on a measured parameter, but it carries no gradient. Is its forward pass "
+            "under torch.no_grad() or detached, or do its parameters not enter?"
+        )
+
+
+def _cotangents(f: Float[Tensor, "n C"], directions: Directions) -> Float[Tensor, "k n C"]:
+    n, width = f.shape
+    if directions is None:
+        return torch.eye(width, dtype=f.dtype, device=f.device)[:, None, :].expand(width, n, width)
+    if callable(directions):
+        values = f.detach().requires_grad_()
+        loss = directions(values)
+        if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
+            raise InputError("a loss given as directions must return one differentiable number for outputs (n, C).")
+        return torch.autograd.grad(loss, values)[0][None]
+    if directions.shape[1:] != f.shape:
+        raise InputError(
+            f"directions must have shape (k, {n}, {width}) to match the outputs, got {tuple(directions.shape)}."
+        )
+    return directions.to(f)

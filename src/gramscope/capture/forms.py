@@ -1,0 +1,168 @@
+"""Forms: how a weight made the output of an operation, and so how its signal becomes its gradient.
+
+A form is given the raw signals ``(k, *u.shape)`` as rows ``(k, M, ...)`` and, once the layout of the M rows is
+known, makes the Site.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gramscope.capture.layout import Layout, Ragged, Regular
+from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """Base of all forms; ``rule`` is the name that results carry."""
+
+    rule: str = ""
+
+    def as_rows(self, signals: Tensor) -> Tensor:
+        """(k, *u.shape) -> (k, M, ...): one row for each piece that may belong to another example."""
+        raise NotImplementedError
+
+    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site | None:
+        """The site; None where this form cannot express the layout."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Outer(Form):
+    """``u = W v``. ``inputs()`` gives (M, T, g, i); ``arrange`` brings signals (k, *u.shape) to (k, M, T, g, o)."""
+
+    inputs: Callable[[], Tensor] = None  # type: ignore[assignment]
+    arrange: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]
+    fan_in: int = 1
+    axes: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+
+    def as_rows(self, signals: Tensor) -> Tensor:
+        return self.arrange(signals)
+
+    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site:
+        def inputs() -> Tensor:
+            with torch.no_grad():
+                return layout.gather(self.inputs(), 0).flatten(1, 2)
+
+        # (k, n, positions, T, g, o) -> (n, k, T, g, o), a view wherever memory allows
+        signals = layout.gather(rows, 1).flatten(2, 3).transpose(0, 1)
+        return OuterSite(name, self.rule, index, inputs, signals, self.fan_in, self.axes, self.order)
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(Form):
+    """``u = W[ids]``; rows whose id is ``ignored`` get no gradient."""
+
+    ids: Tensor = None  # type: ignore[assignment]
+    table: int = 0
+    ignored: int | None = None
+
+    def as_rows(self, signals: Tensor) -> Tensor:
+        return signals.flatten(1, -2)
+
+    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site:
+        ids = self.ids.reshape(-1)
+        if self.ignored is not None:
+            rows = rows * (ids != self.ignored)[None, :, None]
+        signals = layout.gather(rows, 1).transpose(0, 1)
+        return LookupSite(name, self.rule, index, layout.gather(ids, 0), signals, self.table)
+
+
+@dataclass(frozen=True, eq=False)
+class Gain(Form):
+    """``u = op(data, W)`` entry by entry, W broadcast as ``shape`` against u.
+
+    ``factor()`` gives ∂u/∂W for each entry of u (None: one everywhere).
+    """
+
+    shape: tuple[int, ...] = ()
+    factor: Callable[[], Tensor] | None = None
+    output_shape: tuple[int, ...] = ()
+
+    @property
+    def _broadcast(self) -> tuple[int, ...]:
+        return (1,) * (len(self.output_shape) - len(self.shape)) + self.shape
+
+    @property
+    def _leading(self) -> int:
+        """Number of axes of u before the last run of axes that the weight fills: examples lie there."""
+        trailing = list(takewhile(lambda size: size != 1, reversed(self._broadcast)))
+        return len(self.output_shape) - len(trailing)
+
+    def as_rows(self, signals: Tensor) -> Tensor:
+        return signals.reshape(len(signals), math.prod(self.output_shape[: self._leading]), -1)
+
+    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site | None:
+        if self.factor is not None:
+            rows = rows * self.factor().to(rows.dtype).reshape(rows.shape[1:])
+        if isinstance(layout, Ragged):
+            return self._ragged_site(name, index, rows, layout)
+        axes = _example_axis(self.output_shape[: self._leading], layout)
+        if axes is None or self._broadcast[axes[0]] != 1:
+            return None  # examples cross axes, or the weight has a row for each example of the batch
+        axis, split = axes
+        signals = rows.reshape(len(rows), *self.output_shape)
+        signals = signals.unflatten(axis + 1, split).movedim(axis + 2, 1)  # (k, n, ...)
+        sizes = (*self._broadcast[:axis], 1, 1, *self._broadcast[axis + 1 :])
+        summed = [2 + place for place, size in enumerate(sizes) if size == 1]
+        return RowSite(name, self.rule, index, signals.sum(dim=summed).reshape(len(rows), layout.n, -1).transpose(0, 1))
+
+    def _ragged_site(self, name: str, index: Tensor | None, rows: Tensor, layout: Ragged) -> Site | None:
+        if math.prod(self._broadcast[: self._leading]) != 1:
+            return None
+        gradient = rows.new_zeros(len(rows), layout.n, rows.shape[2]).index_add_(1, layout.labels, rows)
+        return RowSite(name, self.rule, index, gradient.transpose(0, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Tap(Form):
+    """The weight itself, where it carries an example axis of its own (an expanded class token).
+
+    Every example sees the same function of the parameters, so ``single`` (the weight of one example) serves all.
+    """
+
+    rule: str = "expanded"
+    shape: tuple[int, ...] = ()
+    copies: frozenset[int] = frozenset()
+
+    def as_rows(self, signals: Tensor) -> Tensor:
+        return signals.reshape(len(signals), -1, 1)
+
+    def per_example(self, rows: Tensor, layout: Layout) -> tuple[int, Tensor] | None:
+        """The example axis and the gradients (n, k, entries of one example's copy)."""
+        axes = _example_axis(self.shape, layout)
+        if axes is None or axes[0] not in self.copies or axes[1] != (1, self.shape[axes[0]], 1):
+            return None
+        signals = rows.reshape(len(rows), *self.shape).movedim(axes[0] + 1, 1)
+        return axes[0], signals.flatten(2).transpose(0, 1)
+
+
+def elementwise_factor(func: Callable[..., Any], args: Any, kwargs: Any, place: int, shape: torch.Size) -> Tensor:
+    """∂u/∂W entry by entry for ``u = func(*args)`` with the weight at ``args[place]``, by autograd on W expanded."""
+    with torch.enable_grad():
+        detached = [a.detach() if isinstance(a, Tensor) else a for a in args]
+        wide = detached[place].expand(shape).requires_grad_()
+        detached[place] = wide
+        output = func(*detached, **kwargs)
+        return torch.autograd.grad(output, wide, torch.ones_like(output))[0]
+
+
+def _example_axis(shape: tuple[int, ...], layout: Layout) -> tuple[int, tuple[int, int, int]] | None:
+    """The axis of u that the examples lie on, and its split (outer, n, inner); None where they cross axes."""
+    if not isinstance(layout, Regular):
+        return None
+    before = 1
+    for axis, size in enumerate(shape):
+        after = math.prod(shape[axis + 1 :])
+        outer, inner = layout.outer // before if before else 0, layout.inner // after if after else 0
+        if outer * before == layout.outer and inner * after == layout.inner and outer * layout.n * inner == size:
+            return axis, (outer, layout.n, inner)
+        before *= size
+    return None
+

@@ -1,0 +1,69 @@
+"""Questions about an autograd graph: who consumes what."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+Node = Any
+
+
+class Graph:
+    """The graph above a tensor, with the consumers of each node."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.root: Node = get_gradient_edge(output).node
+        self.consumers: defaultdict[Node, set[Node]] = defaultdict(set)
+        seen, stack = {self.root}, [self.root]
+        while stack:
+            node = stack.pop()
+            for child, _ in node.next_functions:
+                if child is None:
+                    continue
+                self.consumers[child].add(node)
+                if child not in seen:
+                    seen.add(child)
+                    stack.append(child)
+        self.nodes = seen
+
+    def reaches(self, leaf: Tensor) -> bool:
+        """Does the output depend on ``leaf`` at all?"""
+        return get_gradient_edge(leaf).node in self.nodes
+
+    def only_through(self, leaf: Tensor, edge: GradientEdge) -> bool:
+        """Does every path from the output to ``leaf`` pass through ``edge``?
+
+        False where the leaf was used once more behind our back, as in a double backward.
+        """
+        start = get_gradient_edge(leaf).node
+        if start == edge.node:
+            return True
+        seen, stack = {start}, [start]
+        while stack:
+            node = stack.pop()
+            if node == self.root:
+                return False
+            for consumer in self.consumers[node]:
+                if consumer != edge.node and consumer not in seen:
+                    seen.add(consumer)
+                    stack.append(consumer)
+        return True
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory under a new node that is no view, so that in-place operations append to it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def settle(tensor: Tensor) -> Tensor:
+    """``tensor`` with a gradient edge that later in-place operations cannot bypass."""
+    return _Alias.apply(tensor) if tensor._is_view() else tensor  # type: ignore[no-any-return,no-untyped-call]

@@ -1,0 +1,188 @@
+"""The user's side: unwrapping a model, calling it on x, choosing its outputs, and saying what is wrong with either."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.checks import check_one_device, check_plain
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.recorder import map_tensors, tensors_in
+
+Outputs = int | slice | Sequence[int] | Tensor | Callable[[nn.Module, Any], Tensor] | None
+PREFIXES = ("_orig_mod.",)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile, DistributedDataParallel and DataParallel wrappers."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}. Wrap a plain function in a module that "
+            "holds its parameters."
+        )
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Each parameter once, under its first name, without the prefixes that compiling adds."""
+    named = {}
+    for name, parameter in model.named_parameters():
+        for prefix in PREFIXES:
+            name = name.replace(prefix, "")
+        named[name] = parameter
+    return named
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """A float64 copy; the user's model is not touched."""
+    try:
+        return copy.deepcopy(model).double()
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"precision='float64' needs a copy of the model, which cannot be copied: {error}. Build the model in "
+            "float64 yourself (model.double()) and leave precision out."
+        ) from error
+
+
+def prepare_input(x: Any, dtype: torch.dtype | None = None) -> Any:
+    """x as fresh tensor objects that share no autograd history with the user's, floats cast to ``dtype`` if given."""
+
+    def fresh(tensor: Tensor) -> Tensor:
+        tensor = tensor.clone() if tensor.is_inference() else tensor.detach()
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+    return map_tensors(fresh, x)
+
+
+def count_examples(x: Any) -> int:
+    """Number of examples: the length of axis 0 of the first tensor of x."""
+    first = next(tensors_in(x), None)
+    if first is None:
+        raise InputError(
+            f"x must be a tensor, a tuple of positional arguments or a dict of keyword arguments with at least one "
+            f"tensor, got {type(x).__name__}."
+        )
+    for tensor in tensors_in(x):
+        check_plain(tensor, "x")
+    if first.dim() == 0 or first.shape[0] == 0:
+        raise InputError(
+            f"x must have at least one example on its first axis, got shape {tuple(first.shape)}. "
+            "Pass a non-empty batch."
+        )
+    return int(first.shape[0])
+
+
+def slice_examples(x: Any, n: int, examples: slice) -> Any:
+    """Some examples of x; tensors without n rows are passed whole."""
+    return map_tensors(lambda t: t[examples] if t.dim() and t.shape[0] == n else t, x)
+
+
+def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Parameter]:
+    """The parameters to be measured; raises where they, or x, cannot be."""
+    named = named_parameters(model)
+    for name, parameter in named.items():
+        check_plain(parameter, f"parameter {name!r}")
+    chosen = {name: p for name, p in named.items() if (frozen or p.requires_grad) and p.is_floating_point()}
+    if not chosen:
+        reason = "all its parameters are frozen" if named else "it has no parameters"
+        advice = "Pass frozen=True to count frozen parameters." if named else "Pass a model with weights."
+        raise InputError(f"the model must have a parameter with requires_grad, but {reason}. {advice}")
+    devices = {p.device for p in named.values()}
+    if len(devices) == 1:
+        inputs = ((f"x[{i}]" if i else "x", t) for i, t in enumerate(tensors_in(x)))
+        check_one_device(inputs, devices.pop(), "the model")
+    return chosen
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """``model(x)``; a tuple is positional arguments, a dict keyword arguments."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    if isinstance(x, tuple | list):
+        return model(*x)
+    return model(x)
+
+
+def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor, "n C"]:
+    """The chosen outputs as (n, C), with every failure explained."""
+    try:
+        raw = outputs(model, x) if callable(outputs) else call(model, x)
+    except (RuntimeError, ValueError, IndexError) as error:
+        explained = _explain(error, model, x)
+        if explained is None:
+            raise
+        raise explained from error
+    tensor = _choose(raw)
+    if tensor.dim() == 0 or tensor.shape[0] != n:
+        raise InputError(
+            f"the model's output must have one row for each of the {n} examples of x, got shape {tuple(tensor.shape)}. "
+            "Choose or reshape it with outputs=lambda model, x: ...; examples come first."
+        )
+    table = tensor.reshape(n, -1)
+    if table.shape[1] == 0:
+        raise InputError(f"the model's output must have at least one entry, got shape {tuple(tensor.shape)}.")
+    return table if callable(outputs) or outputs is None else _select(table, outputs)
+
+
+def _choose(raw: Any) -> Tensor:
+    """The output tensor by rule: itself; "logits" of a mapping; else the first floating tensor."""
+    if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
+        return raw["logits"]  # type: ignore[no-any-return]
+    if dataclasses.is_dataclass(raw) and not isinstance(raw, type | Mapping):
+        fields = {f.name: getattr(raw, f.name) for f in dataclasses.fields(raw)}
+        return _choose(fields)
+    tensors = list(tensors_in(raw))
+    for tensor in tensors:
+        check_plain(tensor, "the model's output")
+        if tensor.is_floating_point():
+            return tensor
+    got = f"tensors of dtype {tensors[0].dtype}" if tensors else type(raw).__name__
+    raise InputError(
+        f"the model must return a floating tensor (or a tuple, dict or output object with one), got {got}. "
+        "Choose what to differentiate with outputs=lambda model, x: ..."
+    )
+
+
+def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
+    width = table.shape[1]
+    if isinstance(outputs, slice):
+        places = list(range(width))[outputs]
+    else:
+        listed = [outputs] if isinstance(outputs, int) else outputs
+        places = [int(place) for place in listed]
+    wrong = [place for place in places if not -width <= place < width]
+    if wrong or not places:
+        what = f"{wrong[0]}" if wrong else "none"
+        raise InputError(f"outputs must name columns between 0 and {width - 1} of the flattened output, got {what}.")
+    return table[:, places]
+
+
+def _explain(error: Exception, model: nn.Module, x: Any) -> InputError | None:
+    """An error that says what is wrong with x, where the reason can be seen; None otherwise."""
+    message = str(error)
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for tensor in tensors_in(x):
+        if "dtype" in message or "type" in message.lower():
+            if tensor.is_floating_point() and floats and tensor.dtype not in floats:
+                want = next(iter(floats))
+                return InputError(
+                    f"x must have the model's dtype {want}, got {tensor.dtype}. Call x.to({want}), or pass "
+                    "precision='float64' to run a float64 copy of the model."
+                )
+        if any(word in message for word in ("shape", "size", "dimension", "Expected", "expected", "elements")):
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(x))
+            return InputError(
+                f"x must have a shape that the model takes, examples first, got {shapes}. The model said: {message}"
+            )
+    return None

@@ -1,0 +1,233 @@
+"""The recorder: watches one forward pass and notes where weights meet data.
+
+It is a torch function mode, so it sees every operation whatever module, function or operator wrote it.
+Each tensor is data (it depends on the input), a weight (it depends on parameters only) or a constant.
+Where a weight meets data, a leaf stands in for it: the autograd graph of the output then ends at these
+leaves, a backward pass computes signals and no weight gradients, and the user's parameters see nothing.
+"""
+
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from gramscope.capture.forms import Form, Tap
+from gramscope.capture.graph import settle
+from gramscope.capture.weights import Weight
+
+Rule = Callable[..., Any]
+RULES: dict[Callable[..., Any], Rule] = {}
+
+# Python functions of these modules check for modes before their body; see `_opened`.
+_FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
+_PYTHON_ROOMS = {"torch.nn.functional", "torch.functional", "torch._tensor"}
+
+
+def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Register a rule for torch functions: ``rule(recorder, func, *args, **kwargs) -> output``."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(functions, function))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One meeting of a weight with data: its stand-in, the edge that carries its signal, and its form."""
+
+    weight: Weight
+    leaf: Tensor
+    edge: GradientEdge
+    form: Form
+
+
+class Recorder(TorchFunctionMode):
+    """Records the uses of ``parameters`` while it is active."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], examples: int, refuse_coupled: bool) -> None:
+        super().__init__()
+        self.examples = examples
+        self.refuse_coupled = refuse_coupled
+        self.uses: list[Use] = []
+        self._facts: dict[int, tuple[Any, Weight | None]] = {}
+        self._keep = list(parameters.values())
+        for parameter in self._keep:
+            self._facts[id(parameter)] = (weakref.ref(parameter), Weight.of_parameter(parameter))
+
+    # What is known of a tensor -------------------------------------------------------------------
+
+    def mark_data(self, value: Any) -> None:
+        """Every tensor in ``value`` depends on the input."""
+        for tensor in tensors_in(value):
+            self._facts[id(tensor)] = (weakref.ref(tensor), None)
+
+    def is_data(self, value: Any) -> bool:
+        return any(self._fact(tensor) is None for tensor in tensors_in(value))
+
+    def weight(self, value: Any) -> Weight | None:
+        """The weight that ``value`` is, or None for data, constants and anything that is no tensor."""
+        if not isinstance(value, Tensor):
+            return None
+        fact = self._fact(value)
+        return fact if isinstance(fact, Weight) else None
+
+    def weights_in(self, value: Any) -> list[Weight]:
+        return [w for tensor in tensors_in(value) if (w := self.weight(tensor)) is not None]
+
+    def _fact(self, tensor: Tensor) -> Weight | bool | None:
+        """A Weight; None for data; False for a constant."""
+        entry = self._facts.get(id(tensor))
+        if entry is None or entry[0]() is not tensor:
+            return False
+        return entry[1]
+
+    # Recording -------------------------------------------------------------------------------------
+
+    def stand_in(self, value: Any) -> Any:
+        """A fresh leaf for a weight, anything else unchanged."""
+        weight = self.weight(value)
+        return value if weight is None else weight.tensor.detach().requires_grad_()
+
+    def settle(self, output: Tensor) -> Tensor:
+        return settle(output)
+
+    def note(self, value: Any, leaf: Any, output: Tensor, form: Form) -> None:
+        """Record that the weight ``value``, as ``leaf``, made ``output`` in the way of ``form``."""
+        weight = self.weight(value)
+        if weight is not None and output.requires_grad:
+            self.uses.append(Use(weight, leaf, get_gradient_edge(output), form))
+
+    def tap(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The rule for anything else: take the gradient at the weight itself."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+
+        def swap(tensor: Tensor) -> Tensor:
+            leaf: Tensor = self.stand_in(tensor)
+            if leaf is not tensor:
+                pairs.append((tensor, leaf))
+            return leaf
+
+        args, kwargs = map_tensors(swap, args), map_tensors(swap, kwargs)
+        output = func(*args, **kwargs)
+        for tensor, leaf in pairs:
+            weight = self.weight(tensor)
+            assert weight is not None
+            self.note(tensor, leaf, leaf, Tap(shape=tuple(leaf.shape), copies=weight.copies))
+        return output
+
+    def enter(self, value: Tensor) -> Tensor:
+        """``value`` as data: a weight (a learned initial state) is tapped, a constant becomes data."""
+        weight = self.weight(value)
+        if weight is not None:
+            leaf: Tensor = self.stand_in(value)
+            self.note(value, leaf, leaf, Tap(shape=tuple(leaf.shape), copies=weight.copies))
+            value = leaf
+        self.mark_data(value)
+        return value
+
+    # The mode itself -------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        weights = self.weights_in((args, kwargs)) if torch.is_grad_enabled() else []
+        data = self.is_data((args, kwargs))
+        if not weights:
+            output = func(*args, **kwargs)
+        elif not data:
+            output = func(*args, **kwargs)
+            self._derive(func, weights, output)
+            return output
+        elif _writes(func) and self.weight(args[0]) is not None:
+            output = func(*args, **kwargs)  # the weight itself is overwritten: autograd keeps track
+            self.mark_data(args[0])
+        else:
+            output = self._meet(func, args, kwargs)
+        if data or (func in _FACTORIES and self._has_examples(output)):
+            self.mark_data(output)
+            if _writes(func):
+                self.mark_data(args[0])
+        return output
+
+    def _has_examples(self, tensor: Tensor) -> bool:
+        """A fresh zero state (n, H) is the start of a recurrence, not a constant shared by all examples."""
+        return tensor.is_floating_point() and tensor.dim() > 1 and self.examples in tensor.shape[:2]
+
+    def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        known = RULES.get(func)
+        if known is not None:
+            return known(self, func, *args, **kwargs)
+        if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON_ROOMS:
+            with self:
+                return _opened(func)(*args, **kwargs)
+        return self.tap(func, args, kwargs)
+
+    def _derive(self, func: Callable[..., Any], weights: list[Weight], output: Any) -> None:
+        name = getattr(func, "__name__", "")
+        for tensor in tensors_in(output):
+            if tensor.requires_grad and self._fact(tensor) is False:
+                derived = weights[0].derive(tensor, tuple(weights[1:]), name)
+                self._facts[id(tensor)] = (weakref.ref(tensor), derived)
+                self._keep.append(tensor)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """``value`` with every tensor replaced by ``function(tensor)``."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, item) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(map_tensors(function, item) for item in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    return value
+
+
+def _writes(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
+
+
+_OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _opened(func: types.FunctionType) -> Callable[..., Any]:
+    """The same Python function with its check for modes switched off, so that its body is watched.
+
+    ``torch.nn.functional.multi_head_attention_forward`` and its like hand the whole call to an active mode
+    before they do anything. A copy with other globals goes straight to the body, and patches nothing.
+    """
+    if func not in _OPENED:
+        closed = dict.fromkeys(
+            ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
+            lambda *_, **__: False,
+        )
+        clone = types.FunctionType(
+            func.__code__, {**func.__globals__, **closed}, func.__name__, func.__defaults__, func.__closure__
+        )
+        clone.__kwdefaults__ = func.__kwdefaults__
+        _OPENED[func] = clone
+    return _OPENED[func]

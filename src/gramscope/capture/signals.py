@@ -1,0 +1,157 @@
+"""From recorded uses to sites: one batched backward pass, the layout of each site, and the autograd fallback."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.errors import CoupledExamplesError
+from gramscope.capture.forms import Gain, Lookup, Outer, Tap
+from gramscope.capture.graph import Graph
+from gramscope.capture.layout import Layout, Regular, example_weights, find_layout
+from gramscope.capture.recorder import Use
+from gramscope.capture.sites import RowSite, Site
+from gramscope.capture.weights import Weight
+
+# Entries of gradients that the fallback holds at once.
+FALLBACK_ENTRIES = 2**26
+
+
+class Backward:
+    """Signals of the outputs ``f`` (n, C) along the cotangents (k, n, C)."""
+
+    def __init__(
+        self, f: Float[Tensor, "n C"], cotangents: Float[Tensor, "k n C"], names: Mapping[int, str], refuse_coupled: bool
+    ) -> None:
+        self.f, self.cotangents, self.names = f, cotangents, names
+        self.refuse_coupled = refuse_coupled
+        self.graph = Graph(f)
+        self.weights = example_weights(f.shape[0], f.dtype, f.device)
+        generator = torch.Generator().manual_seed(0)
+        self.mixture = torch.randn(len(cotangents), generator=generator).to(f)
+
+    def sites(self, uses: Sequence[Use], parameters: Sequence[Tensor]) -> list[Site]:
+        """Sites of all uses; parameters that the graph still reaches were used in ways the recorder cannot see."""
+        reached = [use for use in uses if self.graph.reaches(use.leaf)]
+        structured = [use for use in reached if self.graph.only_through(use.leaf, use.edge)]
+        hidden = [use for use in reached if not any(use is other for other in structured)]
+        found: list[Site] = []
+        if structured:
+            for use, site in self._structured_sites(structured):
+                if site is None:
+                    hidden.append(use)
+                else:
+                    found += site
+        leaves: list[tuple[Weight, Tensor]] = [(use.weight, use.leaf) for use in hidden]
+        leaves += [(Weight.of_parameter(p), p) for p in parameters if p.requires_grad and self.graph.reaches(p)]
+        return found + self._fallback_sites(leaves)
+
+    # Structured uses -------------------------------------------------------------------------------
+
+    def _structured_sites(self, uses: Sequence[Use]) -> list[tuple[Use, list[Site] | None]]:
+        edges = list({(use.edge.node, use.edge.output_nr): use.edge for use in uses}.values())
+        place = {(edge.node, edge.output_nr): i for i, edge in enumerate(edges)}
+        checked = self.f.shape[0] > 1
+        signals = list(self._signals(edges, checked))
+        result: list[tuple[Use, list[Site] | None]] = []
+        for use in uses:
+            raw = signals[place[(use.edge.node, use.edge.output_nr)]]
+            result.append((use, [] if raw is None else self._site(use, raw, checked)))
+        return result
+
+    def _signals(self, edges: Sequence[Any], checked: bool) -> tuple[Tensor | None, ...]:
+        cotangents = self.cotangents
+        if checked:
+            scaled = torch.einsum("k,knC->nC", self.mixture, cotangents) * self.weights[:, None]
+            cotangents = torch.cat([cotangents, scaled[None]])
+        return batched_gradients(self.f, edges, cotangents)
+
+    def _site(self, use: Use, raw: Tensor, checked: bool) -> list[Site] | None:
+        """Sites of one use, one for each root of its weight; None where only plain autograd will do."""
+        rows = use.form.as_rows(raw)
+        layout = self._layout(use, rows, checked)
+        if layout is None:
+            return None
+        rows = rows[: len(self.cotangents)]
+        if isinstance(use.form, Tap):
+            gathered = use.form.per_example(rows, layout)
+            if gathered is None:
+                return None
+            axis, gradient = gathered
+            return self._pulled_back(use.weight.slice(axis), gradient, use.form.rule)
+        if use.weight.frame is not None:
+            site = use.form.site(self._name(use.weight), use.weight.index(), rows, layout)
+            return None if site is None else [site]
+        site = use.form.site("", None, rows, layout)
+        return None if site is None else self._pulled_back(use.weight, site.rows(), f"{site.rule}, derived weight")
+
+    def _layout(self, use: Use, rows: Tensor, checked: bool) -> Layout | None:
+        n = self.f.shape[0]
+        if not checked:
+            return Regular(1, 1, rows.shape[1])
+        flat = rows.flatten(2)
+        plain = torch.einsum("k,kMo->Mo", self.mixture.to(flat.dtype), flat[:-1])
+        layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype))
+        # Entries of a tap, or of a weight as large as its result, need not be rows of examples at all.
+        certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and rows.shape[1] % n == 0)
+        if layout is None and self.refuse_coupled and certain:
+            raise CoupledExamplesError(
+                f"each example's output must depend on that example alone, but the signals at {self._name(use.weight)!r} "
+                f"({use.form.rule}) mix the {n} examples. Put layers that mix a batch into eval mode, or pass "
+                'coupled="exact" for the kernel of the coupled outputs.'
+            )
+        return layout
+
+    def _pulled_back(self, weight: Weight, gradient: Float[Tensor, "n k p"], rule: str) -> list[Site]:
+        chunk = max(1, FALLBACK_ENTRIES // max(1, gradient.shape[2]))
+        with torch.enable_grad():
+            by_root = weight.pull_back(gradient, chunk)
+        return [RowSite(self.names[key], rule, None, rows) for key, rows in by_root.items()]
+
+    def _name(self, weight: Weight) -> str:
+        return self.names[id(weight.roots[0])]
+
+    # The fallback ----------------------------------------------------------------------------------
+
+    def _fallback_sites(self, leaves: Sequence[tuple[Weight, Tensor]]) -> list[Site]:
+        """One row of the Jacobian for each example and direction, by plain autograd: exact for anything."""
+        if not leaves:
+            return []
+        n, k = self.f.shape[0], len(self.cotangents)
+        entries = sum(leaf.numel() for _, leaf in leaves)
+        at_once = max(1, FALLBACK_ENTRIES // max(1, k * (entries + self.f.numel())))
+        parts: list[list[Tensor]] = [[] for _ in leaves]
+        for examples in torch.arange(n, device=self.f.device).split(at_once):
+            one_hot = self.f.new_zeros(len(examples), k, *self.f.shape)
+            for row, example in enumerate(examples):
+                one_hot[row, :, example] = self.cotangents[:, example]
+            gradients = batched_gradients(self.f, [leaf for _, leaf in leaves], one_hot.flatten(0, 1))
+            for pieces, (_, leaf), gradient in zip(parts, leaves, gradients, strict=True):
+                full = leaf.new_zeros(len(examples) * k, *leaf.shape) if gradient is None else gradient
+                pieces.append(full.reshape(len(examples), k, -1))
+        sites: list[Site] = []
+        for (weight, _), pieces in zip(leaves, parts, strict=True):
+            rows = torch.cat(pieces)
+            if weight.frame is not None:
+                sites.append(RowSite(self._name(weight), "autograd", weight.index(), rows))
+            else:
+                sites += self._pulled_back(weight, rows, "autograd")
+        return sites
+
+
+def batched_gradients(f: Tensor, inputs: Sequence[Any], cotangents: Float[Tensor, "k n C"]) -> tuple[Tensor | None, ...]:
+    """Gradients of f along each cotangent with respect to tensors or gradient edges, (k, ...) each; None if unused."""
+    try:
+        return torch.autograd.grad(
+            f, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
+    except RuntimeError:
+        # An operation without a batching rule: one direction at a time gives the same numbers.
+        each = [torch.autograd.grad(f, inputs, one, retain_graph=True, allow_unused=True) for one in cotangents]
+    stacked: list[Tensor | None] = []
+    for column in zip(*each, strict=True):
+        present = [gradient for gradient in column if gradient is not None]
+        stacked.append(torch.stack(present) if present else None)
+    return tuple(stacked)

@@ -1,0 +1,195 @@
+"""What capture gives back: the uses of each weight, with their inputs and backward signals.
+
+Index names used throughout: ``n`` examples, ``k`` directions (outputs, or chosen cotangents), ``T``
+positions of one example (tokens, pixels, time steps, calls), ``g`` groups, ``i`` and ``o`` the fan-in and
+fan-out of one group, ``p`` entries of a parameter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One use of a weight.
+
+    ``name`` is the parameter's, ``rule`` says how it met its input, ``index`` maps the entries of the weight
+    as it was used to entries of the parameter (None: the same).
+    """
+
+    name: str
+    rule: str
+    index: Int[Tensor, " p"] | None
+
+    @property
+    def exact_rule(self) -> bool:
+        """False where no rule fitted and plain autograd was used: just as exact, slower."""
+        return self.rule != "autograd"
+
+    @property
+    def examples(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def directions(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of the weight as it was used."""
+        raise NotImplementedError
+
+    def rows(self) -> Float[Tensor, "n k p"]:
+        """The gradient of every direction of every example, in the coordinates of the weight as used."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class OuterSite(Site):
+    """``u_o = Σ_i W_oi v_i`` at T positions, in g groups: the gradient is ``Σ_T s ⊗ v``.
+
+    ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own.
+    """
+
+    make_inputs: Callable[[], Tensor] = field(repr=False)
+    signals: Float[Tensor, "n k T g o"]
+    fan_in: int
+    axes: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def inputs(self) -> Float[Tensor, "n T g i"]:
+        """Site inputs v; for a convolution the unfolded patches, made anew at each call."""
+        return self.make_inputs()
+
+    @property
+    def examples(self) -> int:
+        return self.signals.shape[0]
+
+    @property
+    def directions(self) -> int:
+        return self.signals.shape[1]
+
+    @property
+    def positions(self) -> int:
+        return self.signals.shape[2]
+
+    @property
+    def groups(self) -> int:
+        return self.signals.shape[3]
+
+    @property
+    def fan_out(self) -> int:
+        return self.signals.shape[4]
+
+    @property
+    def entries(self) -> int:
+        return self.groups * self.fan_out * self.fan_in
+
+    def rows(self) -> Float[Tensor, "n k p"]:
+        signals = self.signals
+        gradient = torch.einsum("nkTgo,nTgi->nkgoi", signals, self.inputs.to(signals.dtype))
+        return self.own_axes(gradient.flatten(2))
+
+    def own_axes(self, gradient: Float[Tensor, "n k p"]) -> Float[Tensor, "n k p"]:
+        """From (g, o, i) order to the order of the weight's own axes."""
+        if self.order == tuple(range(len(self.order))):
+            return gradient
+        return gradient.unflatten(2, self.axes).permute(0, 1, *(2 + axis for axis in self.order)).flatten(2)
+
+
+@dataclass(frozen=True, eq=False)
+class LookupSite(Site):
+    """``u = W[id]``: the gradient puts each position's signal into the row that was looked up."""
+
+    ids: Int[Tensor, "n T"]
+    signals: Float[Tensor, "n k T o"]
+    table: int
+
+    @property
+    def examples(self) -> int:
+        return self.signals.shape[0]
+
+    @property
+    def directions(self) -> int:
+        return self.signals.shape[1]
+
+    @property
+    def entries(self) -> int:
+        return self.table * self.signals.shape[3]
+
+    def rows(self) -> Float[Tensor, "n k p"]:
+        n, k, _, width = self.signals.shape
+        out = self.signals.new_zeros(n, k, self.table, width)
+        index = self.ids[:, None, :, None].expand_as(self.signals)
+        return out.scatter_add_(2, index, self.signals).flatten(2)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSite(Site):
+    """A weight that acts entry by entry (gain, bias, scale) or any other: its gradients as rows."""
+
+    gradient: Float[Tensor, "n k p"]
+
+    @property
+    def examples(self) -> int:
+        return self.gradient.shape[0]
+
+    @property
+    def directions(self) -> int:
+        return self.gradient.shape[1]
+
+    @property
+    def entries(self) -> int:
+        return self.gradient.shape[2]
+
+    def rows(self) -> Float[Tensor, "n k p"]:
+        return self.gradient
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Inputs and backward signals of every weight site for one batch of examples.
+
+    ``outputs`` (n, C) are the network's outputs, ``directions`` the number k of cotangents for which signals
+    were taken (k = C when all outputs were asked for).
+    """
+
+    sites: tuple[Site, ...] = field(repr=False)
+    outputs: Float[Tensor, "n C"] = field(repr=False)
+    directions: int
+    parameters: dict[str, torch.Size]
+    frozen: tuple[str, ...]
+    fallback: tuple[str, ...]
+    unreached: tuple[str, ...]
+
+    @property
+    def examples(self) -> int:
+        return self.outputs.shape[0]
+
+    def by_parameter(self) -> dict[str, tuple[Site, ...]]:
+        """Sites of each parameter; several where it is used more than once (tied weights, reused modules)."""
+        uses: dict[str, list[Site]] = {name: [] for name in self.parameters}
+        for site in self.sites:
+            uses[site.name].append(site)
+        return {name: tuple(sites) for name, sites in uses.items()}
+
+    def __str__(self) -> str:
+        lines = [f"Snapshot of {self.examples} examples, {self.directions} directions"]
+        for name, sites in self.by_parameter().items():
+            shape = "x".join(map(str, self.parameters[name]))
+            lines.append(f"  {name} ({shape}): {_describe(sites)}")
+        lines += [f"  left out (frozen): {name}" for name in self.frozen]
+        return "\n".join(lines)
+
+
+def _describe(sites: Sequence[Site]) -> str:
+    if not sites:
+        return "not used by the output"
+    rules = sorted({site.rule for site in sites})
+    calls = f", {len(sites)} uses" if len(sites) > 1 else ""
+    return ", ".join(rules) + calls

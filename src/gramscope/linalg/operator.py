@@ -1,0 +1,229 @@
+"""The linear operator: a matrix known by its products."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Union, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.axes import Axes
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
+
+Scalar = Union[int, float, Tensor]
+
+
+class LinearOperator(ABC):
+    """A real matrix ``A`` of shape (rows, cols), known by ``X ↦ A X`` and ``Y ↦ Aᵀ Y``.
+
+    A subclass defines :meth:`_matmat` and :meth:`_adjoint_matmat`, which may rely on checked arguments,
+    and overrides :meth:`dense` where a closed form exists. ``dtype`` and ``device`` are facts of the
+    operator: a product with anything else is refused, never cast. ``symmetric`` is declared, and sums,
+    products and adjoints carry it on; the solvers that need symmetry ask for it.
+
+    >>> import torch
+    >>> from gramscope.linalg import Dense
+    >>> A = Dense(torch.tensor([[2.0, 0.0], [1.0, 3.0]]))
+    >>> (A.T @ A).symmetric
+    True
+    >>> ((2 * A - A @ A) @ torch.tensor([1.0, 0.0])).tolist()
+    [0.0, -3.0]
+    """
+
+    def __init__(
+        self,
+        rows: Axes | int,
+        cols: Axes | int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        symmetric: bool = False,
+    ) -> None:
+        if dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"a LinearOperator must have dtype torch.float32 or torch.float64, got {dtype}. "
+                "Convert what it is made of, e.g. matrix.double()."
+            )
+        self.rows = Axes.of(rows)
+        self.cols = Axes.of(cols)
+        self.dtype = dtype
+        # "cuda" and "cuda:0" compare unequal although they are one device; an allocation names the index.
+        self.device = torch.empty(0, device=device).device
+        self.symmetric = symmetric
+        if symmetric and not self.rows.matches(self.cols):
+            raise ValueError(
+                f"a symmetric {type(self).__name__} must have the same axes on both sides, "
+                f"got rows {self.rows!r} and cols {self.cols!r}. Pass the same axes, or symmetric=False."
+            )
+
+    @abstractmethod
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        """``A x`` for checked ``x``."""
+
+    @abstractmethod
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        """``Aᵀ x`` for checked ``x``."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.rows.size, self.cols.size)
+
+    @property
+    def T(self) -> "LinearOperator":  # noqa: N802 (the name of the transpose everywhere)
+        return self.adjoint()
+
+    def adjoint(self) -> "LinearOperator":
+        """``Aᵀ``; a symmetric operator is its own."""
+        if self.symmetric:
+            return self
+        return _algebra().Adjoint(self)
+
+    def matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        """``A x`` for ``k >= 0`` columns at once."""
+        self._check_operand(x, ndim=2)
+        return self._matmat(x)
+
+    def matvec(self, x: Float[Tensor, " cols"]) -> Float[Tensor, " rows"]:
+        """``A x`` for one vector."""
+        self._check_operand(x, ndim=1)
+        return self._matmat(x[:, None])[:, 0]
+
+    def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
+        """The matrix itself, from products with ``block`` columns of the identity at a time."""
+        rows, cols = self.shape
+        matrix = torch.zeros((rows, cols), dtype=self.dtype, device=self.device)
+        for start in range(0, cols, block):
+            matrix[:, start : start + block] = self._matmat(self._identity_columns(start, start + block))
+        return matrix
+
+    def to_scipy(self) -> "ScipyLinearOperator[Any]":
+        """The same operator for scipy's solvers, reading and returning numpy arrays."""
+        # scipy takes half a second to import, which only those who ask for it should pay.
+        import numpy as np
+        from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+        def through(operator: "LinearOperator", x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+            # numpy code casts freely (scipy hands float64 to float32 operators), so this border must.
+            columns = torch.as_tensor(np.ascontiguousarray(x)).to(device=self.device, dtype=self.dtype)
+            product = operator.matmat(columns.reshape(columns.shape[0], -1))
+            return product.reshape(-1, *columns.shape[1:]).detach().cpu().numpy()
+
+        def forward(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+            return through(self, x)
+
+        def backward(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+            return through(self.adjoint(), x)
+
+        numpy_dtype = np.dtype(np.float32 if self.dtype == torch.float32 else np.float64)
+        return ScipyOperator(
+            self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=numpy_dtype
+        )
+
+    @overload
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, other: "LinearOperator") -> "LinearOperator": ...
+    def __matmul__(self, other: Union[Tensor, "LinearOperator"]) -> Union[Tensor, "LinearOperator"]:
+        if isinstance(other, LinearOperator):
+            return _algebra().Composition(self, other)
+        if isinstance(other, Tensor):
+            return self.matvec(other) if other.ndim == 1 else self.matmat(other)
+        return NotImplemented
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        if not isinstance(other, Tensor):
+            return NotImplemented
+        return self.adjoint().matvec(other) if other.ndim == 1 else self.adjoint().matmat(other.mT).mT
+
+    def __add__(self, other: "LinearOperator") -> "LinearOperator":
+        if not isinstance(other, LinearOperator):
+            return NotImplemented
+        return _algebra().Sum(self, other)
+
+    def __radd__(self, other: object) -> "LinearOperator":
+        # Python's sum() starts from the number 0; any other number plus an operator has no meaning.
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
+    def __sub__(self, other: "LinearOperator") -> "LinearOperator":
+        if not isinstance(other, LinearOperator):
+            return NotImplemented
+        return _algebra().Sum(self, -other)
+
+    def __neg__(self) -> "LinearOperator":
+        return _algebra().Scaled(-1.0, self)
+
+    def __mul__(self, scalar: Scalar) -> "LinearOperator":
+        return _algebra().Scaled(scalar, self) if _is_scalar(scalar) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Scalar) -> "LinearOperator":
+        return _algebra().Scaled(1.0 / scalar, self) if _is_scalar(scalar) else NotImplemented
+
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        facts = f"{dtype}, {self.device}" + (", symmetric" if self.symmetric else "")
+        return f"{type(self).__name__}(rows={self.rows!r}, cols={self.cols!r}, {facts})"
+
+    def _identity_columns(self, start: int, stop: int) -> Float[Tensor, "cols block"]:
+        size = self.cols.size
+        columns = torch.zeros((size, min(stop, size) - start), dtype=self.dtype, device=self.device)
+        columns[start:stop].fill_diagonal_(1.0)
+        return columns
+
+    def _check_operand(self, x: Tensor, ndim: int) -> None:
+        """Refuse what would otherwise be broadcast, cast or moved without a word."""
+        wanted = f"({self.cols.size},)" if ndim == 1 else f"({self.cols.size}, k)"
+        if x.ndim != ndim or x.shape[0] != self.cols.size:
+            advice = "For the transposed product use A.T."
+            if tuple(x.shape[: len(self.cols)]) == self.cols.shape and len(self.cols) > 1:
+                advice = "Flatten its named axes first: A.cols.flatten(x)."
+            raise ValueError(
+                f"x must have shape {wanted} to match the columns {self.cols!r} of {type(self).__name__}, "
+                f"got {tuple(x.shape)}. {advice}"
+            )
+        if x.dtype != self.dtype or x.device != self.device:
+            raise TypeError(
+                f"x must be {self.dtype} on {self.device} like {type(self).__name__}, got {x.dtype} on {x.device}. "
+                "Convert one of them yourself, e.g. x.to(dtype=A.dtype, device=A.device)."
+            )
+
+
+def require_square(operator: LinearOperator, purpose: str) -> None:
+    """Raise unless the operator maps a space to itself."""
+    if not operator.rows.matches(operator.cols):
+        raise ValueError(
+            f"{purpose} needs an operator with the same axes on both sides, got rows {operator.rows!r} and "
+            f"cols {operator.cols!r}. For a rectangular A use A @ A.T or A.T @ A."
+        )
+
+
+def require_symmetric(operator: LinearOperator, purpose: str) -> None:
+    """Raise unless the operator is declared symmetric."""
+    if not operator.symmetric:
+        raise ValueError(
+            f"{purpose} needs a symmetric operator, got {operator!r}. If it is symmetric, declare it where it "
+            "is built (symmetric=True); if not, use A @ A.T, A.T @ A or 0.5 * (A + A.T)."
+        )
+
+
+def require_finite(products: Tensor, operator: LinearOperator) -> None:
+    """Raise if products with the operator hold NaN or infinity, which no iteration recovers from."""
+    if not bool(torch.isfinite(products).all()):
+        raise ValueError(
+            f"products with {operator!r} must be finite, got NaN or infinity. "
+            "Check what the operator is made of; in float32 it may have overflowed."
+        )
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.ndim == 0)
+
+
+def _algebra() -> Any:
+    # The algebra's classes derive from LinearOperator, so this module cannot import them when it loads.
+    from gramscope.linalg import algebra
+
+    return algebra

@@ -1,0 +1,166 @@
+"""Random estimates of a trace or a diagonal from products alone, with their standard errors."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from gramscope.base.rng import Distribution, generator, probes
+from gramscope.linalg.operator import LinearOperator, require_finite, require_square
+from gramscope.linalg.orthogonal import inner, norms, orthonormal_columns, project_out
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A random estimate of a number, and how far it may be off.
+
+    ``standard_error`` is one standard deviation of ``value``, itself estimated from the probes.
+    ``probes`` random vectors were drawn from ``distribution`` at ``seed``; ``products`` with the operator
+    were made.
+    """
+
+    value: float
+    standard_error: float
+    probes: int
+    products: int
+    seed: int
+    method: str
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g} ± {self.standard_error:.2g} ({self.method}, {self.products} products)"
+
+
+@dataclass(frozen=True)
+class DiagonalEstimate:
+    """Random estimates of a diagonal's entries with a standard error for each."""
+
+    value: Float64[Tensor, " n"]
+    standard_error: Float64[Tensor, " n"]
+    probes: int
+    products: int
+    seed: int
+    method: str
+    distribution: str
+
+
+@torch.no_grad()
+def hutchinson(
+    op: LinearOperator,
+    products: int,
+    *,
+    distribution: Distribution = "rademacher",
+    seed: int = 0,
+    block: int = 64,
+) -> Estimate:
+    """``tr A ≈ (1/m) Σ_i z_iᵀ A z_i`` for m random vectors with ``E[z zᵀ] = I``.
+
+    Unbiased for any square A. With random signs the variance is ``2 Σ_{i≠j} S_ij² / m`` for the
+    symmetric part S, so a diagonal operator is met exactly. ``block`` products are made at a time; the
+    result does not depend on it. Girard, Numer. Math. 56 (1989); Hutchinson, Commun. Stat. Simul. 18 (1989).
+
+    >>> from gramscope.linalg import Diagonal
+    >>> print(hutchinson(Diagonal(torch.tensor([1.0, 2.0, 3.0])), products=4))
+    6 ± 0 (hutchinson, 4 products)
+    """
+    require_square(op, "a trace")
+    require_budget(products, 2, "hutchinson")
+    rng = generator(seed)
+    samples = []
+    for start in range(0, products, block):
+        z = draw_probes(op, min(block, products - start), distribution, rng)
+        samples.append(inner(z, _finite_product(op, z)))
+    value, error = mean_and_error(torch.cat(samples))
+    return Estimate(value, error, products, products, seed, "hutchinson", distribution)
+
+
+@torch.no_grad()
+def hutchpp(
+    op: LinearOperator, products: int, *, distribution: Distribution = "rademacher", seed: int = 0
+) -> Estimate:
+    """``tr A = tr(Qᵀ A Q) + tr((I − QQᵀ) A (I − QQᵀ))``: the first exactly, the second by Hutchinson.
+
+    A third of the products each finds the range (Q spans ``A S`` for a random S), takes the exact trace on
+    it, and samples the rest; for a positive semidefinite A the error falls as 1/products, not as its
+    square root. Probes on the sphere are drawn on that of the complement of Q. Unbiased given Q, and the
+    standard error is that of the sampled part. Meyer, Musco, Musco & Woodruff, "Hutch++: optimal
+    stochastic trace estimation", SOSA 2021, algorithm 1.
+
+    >>> from gramscope.linalg import LowRank
+    >>> estimate = hutchpp(LowRank(torch.ones(8, 1, dtype=torch.float64)), products=9)
+    >>> round(estimate.value, 9), estimate.standard_error < 1e-9
+    (8.0, True)
+    """
+    require_square(op, "a trace")
+    require_budget(products, 6, "hutchpp")
+    n, rng = op.cols.size, generator(seed)
+    sketch = min(products // 3, n)
+    image = _finite_product(op, draw_probes(op, sketch, distribution, rng))
+    basis = orthonormal_columns(image, image[:, :0])
+    known = float(inner(basis, _finite_product(op, basis)).sum())
+    spent, rank = sketch + basis.shape[1], basis.shape[1]
+    if rank == n:
+        return Estimate(known, 0.0, sketch, spent, seed, "hutchpp", distribution)
+    left = products - 2 * sketch
+    z = project_out(draw_probes(op, left, distribution, rng), basis)
+    if distribution == "sphere":
+        z = z * ((n - rank) ** 0.5 / norms(z)).to(z.dtype)
+    value, error = mean_and_error(inner(z, _finite_product(op, z)))
+    return Estimate(known + value, error, sketch + left, spent + left, seed, "hutchpp", distribution)
+
+
+@torch.no_grad()
+def hutchinson_diagonal(
+    op: LinearOperator, products: int, *, seed: int = 0, block: int = 64
+) -> DiagonalEstimate:
+    """``diag A ≈ (1/m) Σ_i z_i ∘ A z_i`` for m vectors of random signs.
+
+    Unbiased; the variance of entry i is ``Σ_{j≠i} A_ij² / m``. Bekas, Kokiopoulou & Saad, "An estimator for
+    the diagonal of a matrix", Appl. Numer. Math. 57 (2007).
+
+    >>> from gramscope.linalg import Diagonal
+    >>> hutchinson_diagonal(Diagonal(torch.tensor([1.0, 2.0])), products=3).value.tolist()
+    [1.0, 2.0]
+    """
+    require_square(op, "a diagonal")
+    require_budget(products, 2, "hutchinson_diagonal")
+    rng = generator(seed)
+    mean = torch.zeros(op.cols.size, dtype=torch.float64, device=op.device)
+    spread = torch.zeros_like(mean)
+    for start in range(0, products, block):
+        z = draw_probes(op, min(block, products - start), "rademacher", rng)
+        samples = z.double() * _finite_product(op, z).double()
+        # Moments are merged about their means (Chan, Golub & LeVeque 1983): E[x²] − E[x]² would cancel.
+        count, offset = samples.shape[1], samples.mean(dim=1) - mean
+        spread += samples.var(dim=1, correction=0) * count + offset**2 * (start * count / (start + count))
+        mean += offset * (count / (start + count))
+    error = (spread / (products - 1) / products).sqrt()
+    return DiagonalEstimate(mean, error, products, products, seed, "hutchinson_diagonal", "rademacher")
+
+
+def draw_probes(
+    op: LinearOperator, k: int, distribution: Distribution, rng: torch.Generator
+) -> Float[Tensor, "n k"]:
+    """``k`` probes of the operator's size, dtype and device."""
+    return probes(op.cols.size, k, distribution, rng=rng, dtype=op.dtype, device=op.device)
+
+
+def mean_and_error(samples: Float64[Tensor, " m"]) -> tuple[float, float]:
+    """The mean and its standard error, ``std / √m`` with the unbiased variance."""
+    return float(samples.mean()), float(samples.std(correction=1)) / len(samples) ** 0.5
+
+
+def require_budget(products: int, least: int, method: str) -> None:
+    """Raise unless there are products enough for an estimate and its error."""
+    if products < least:
+        raise ValueError(
+            f"{method} needs products >= {least} to estimate a value and its standard error, got {products}. "
+            "Allow more, or take op.dense().trace() of a small operator."
+        )
+
+
+def _finite_product(op: LinearOperator, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    product = op.matmat(x)
+    require_finite(product, op)
+    return product

@@ -1,0 +1,22 @@
+"""Every network of the zoo by name. Nothing is built until `CASES[name].build(seed, dtype)`.
+
+>>> model, x, x2 = CASES["mlp_tanh"].build()
+>>> x.shape, x2.shape, x.dtype
+(torch.Size([3, 5]), torch.Size([2, 5]), torch.float64)
+"""
+
+from zoo import attention, axes, bare, coupled, huggingface, layers, recurrent, sharing, wrapped
+from zoo.case import Case, cast
+
+FAMILIES: dict[str, dict[str, Case]] = {
+    module.__name__.removeprefix("zoo."): module.CASES
+    for module in (layers, attention, recurrent, bare, sharing, axes, wrapped, huggingface)
+}
+
+CASES: dict[str, Case] = {name: case for family in FAMILIES.values() for name, case in family.items()}
+if len(CASES) != sum(map(len, FAMILIES.values())):
+    raise ValueError("Case names must be unique across families. Rename the one that occurs twice.")
+
+COUPLED: dict[str, Case] = coupled.CASES
+
+__all__ = ["CASES", "COUPLED", "FAMILIES", "Case", "cast"]

@@ -1,0 +1,1 @@
+"""Slow, obvious, float64: what every fast method is compared with."""
