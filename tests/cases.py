@@ -5,12 +5,12 @@
 (torch.Size([3, 5]), torch.Size([2, 5]), torch.float64)
 """
 
-from zoo import attention, axes, bare, coupled, huggingface, layers, recurrent, sharing, wrapped
+from zoo import attention, axes, bare, convolutions, coupled, huggingface, layers, recurrent, sharing, wrapped
 from zoo.case import Case, cast
 
 FAMILIES: dict[str, dict[str, Case]] = {
     module.__name__.removeprefix("zoo."): module.CASES
-    for module in (layers, attention, recurrent, bare, sharing, axes, wrapped, huggingface)
+    for module in (layers, convolutions, attention, recurrent, bare, sharing, axes, wrapped, huggingface)
 }
 
 CASES: dict[str, Case] = {name: case for family in FAMILIES.values() for name, case in family.items()}

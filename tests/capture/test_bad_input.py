@@ -1,10 +1,11 @@
 """What cannot be measured is refused: what must hold, what was got, what to do; and nothing is changed."""
 
-import gramscope as gs
 import pytest
 import torch
-from references.fingerprint import assert_same_fingerprint, fingerprint
 from torch import nn
+
+import gramscope as gs
+from references.fingerprint import assert_same_fingerprint, fingerprint
 from zoo.case import Call
 
 
@@ -24,15 +25,21 @@ def assert_refused(call, *patterns):
     except (ValueError, TypeError) as error:
         message = str(error)
         if not any(kind.__module__.split(".")[0] == "gramscope" for kind in type(error).__mro__):
-            raise AssertionError(f"must be an error of gramscope's own, got {type(error)}: {message}") from error
+            raise AssertionError(
+                f"must be an error of gramscope's own, got {type(error)}: {message}"
+            ) from error
         for pattern in patterns:
             if not any(word in message.lower() for word in pattern.lower().split("|")):
                 raise AssertionError(f"the message must mention {pattern!r}, got: {message}") from error
         if len(message.split()) < 8:
-            raise AssertionError(f"the message must say what holds, what was got, what to do; got: {message}") from error
+            raise AssertionError(
+                f"the message must say what holds, what was got, what to do; got: {message}"
+            ) from error
         return
     except Exception as error:
-        raise AssertionError(f"must be a ValueError or TypeError, got {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"must be a ValueError or TypeError, got {type(error).__name__}: {error}"
+        ) from error
     raise AssertionError(f"must be refused, but returned {type(result).__name__}")
 
 
@@ -77,10 +84,27 @@ def assert_refused_unchanged(measure, model, inputs, *patterns, **options):
         (lambda: (3, 4), ["tensor"]),
     ],
     ids=[
-        "float64", "float16", "integers", "wrong width", "no batch axis", "no axis", "no examples", "complex", "sparse",
-        "meta", "quantised", "nan", "inf", "numpy", "list", "none", "empty tuple", "empty dict", "no tensor inside",
+        "float64",
+        "float16",
+        "integers",
+        "wrong width",
+        "no batch axis",
+        "no axis",
+        "no examples",
+        "complex",
+        "sparse",
+        "meta",
+        "quantised",
+        "nan",
+        "inf",
+        "numpy",
+        "list",
+        "none",
+        "empty tuple",
+        "empty dict",
+        "no tensor inside",
     ],
-)  # fmt: skip
+)
 def test_inputs(measure, inputs, patterns):
     assert_refused_unchanged(measure, mlp(), inputs(), *patterns)
 
@@ -125,13 +149,21 @@ def with_weight(value):
         (lambda: nn.Sequential(nn.Flatten(), nn.Tanh()), ["parameter"]),
         (lambda: with_weight(lambda w: w.where(w > 0, torch.nan)), ["2.weight", "nan|finite"]),
         (lambda: with_weight(lambda w: w.where(w > 0, torch.inf)), ["2.weight", "inf|finite"]),
-        (lambda: Call(lambda m, x: (x.to(m.z.dtype) @ m.z).real, z=nn.Parameter(torch.randn(4, 2) * (1 + 1j))), ["complex", "z"]),
+        (
+            lambda: Call(
+                lambda m, x: (x.to(m.z.dtype) @ m.z).real, z=nn.Parameter(torch.randn(4, 2) * (1 + 1j))
+            ),
+            ["complex", "z"],
+        ),
         (
             lambda: Call(lambda m, x: torch.sparse.mm(m.s, x.T).T, s=nn.Parameter(torch.eye(4).to_sparse())),
             ["sparse", "s"],
         ),
         (lambda: mlp().to("meta"), ["meta", "0.weight"]),
-        (lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)), ["lazy|uninitialised|uninitialized", "0.weight"]),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)),
+            ["lazy|uninitialised|uninitialized", "0.weight"],
+        ),
         (lambda: nn.Sequential(mlp()[0].double(), nn.Linear(5, 2)), ["dtype|float64", "float32"]),
     ],
     ids=["all frozen", "none", "nan", "inf", "complex", "sparse", "meta", "lazy", "mixed dtypes"],
@@ -151,7 +183,11 @@ def test_all_frozen_is_measured_when_asked():
     assert gs.ntk(mlp().requires_grad_(False), x(), frozen=True).shape == (3, 2, 3, 2)
 
 
-@pytest.mark.parametrize("model", [lambda x: x, mlp().forward, None, "mlp", nn.Linear], ids=["function", "method", "none", "name", "class"])
+@pytest.mark.parametrize(
+    "model",
+    [lambda x: x, mlp().forward, None, "mlp", nn.Linear],
+    ids=["function", "method", "none", "name", "class"],
+)
 def test_what_is_not_a_model(measure, model):
     assert_refused(lambda: measure(model, x()), "module")
 
@@ -186,10 +222,25 @@ def gradient_free(m, x):
         (lambda m, x: m.net(x).log() * torch.nan, ["nan|finite"]),
     ],
     ids=[
-        "none", "string", "number", "dict without tensors", "dict of integers", "empty tuple", "scalar", "batch mean",
-        "transposed", "empty", "no outputs", "classes", "booleans", "complex", "no_grad", "detached", "nan",
+        "none",
+        "string",
+        "number",
+        "dict without tensors",
+        "dict of integers",
+        "empty tuple",
+        "scalar",
+        "batch mean",
+        "transposed",
+        "empty",
+        "no outputs",
+        "classes",
+        "booleans",
+        "complex",
+        "no_grad",
+        "detached",
+        "nan",
     ],
-)  # fmt: skip
+)
 def test_model_outputs(measure, run, patterns):
     assert_refused_unchanged(measure, Call(run, net=mlp()), x(), *patterns)
 
@@ -218,7 +269,25 @@ def test_model_outputs(measure, run, patterns):
         ({"outputs": lambda model, x: model(x).detach()}, ["outputs|grad"]),
         ({"outputs": lambda model, x: model(x).T}, ["axis|shape"]),
     ],
-    ids=lambda value: str(next(iter(value.items()))) if isinstance(value, dict) else "",
+    ids=[
+        "reduce",
+        "precision",
+        "coupled",
+        "no memory",
+        "negative memory",
+        "memory in words",
+        "output too large",
+        "output too small",
+        "one output too large",
+        "no output",
+        "empty slice",
+        "output by name",
+        "output by a fraction",
+        "function of nothing",
+        "function of a sum",
+        "function without gradient",
+        "function transposed",
+    ],
 )
 def test_options(options, patterns):
     assert_refused_unchanged(gs.ntk, mlp(), x(), *patterns, **options)

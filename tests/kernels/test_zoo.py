@@ -9,9 +9,10 @@ autograd stays below 3e-6 on every case (test_reference.py measures it).
 
 from functools import cache
 
-import gramscope as gs
 import pytest
 import torch
+
+import gramscope as gs
 from cases import CASES, COUPLED
 from references.jacobian import assert_kernel_close, assert_sites_close, reference_ntk
 
@@ -143,7 +144,9 @@ def test_cross_kernel(name):
 def test_second_inputs_equal_to_the_first_change_nothing(name):
     case, model, x, _ = built(name)
     _, _, same, _ = built(name)
-    assert_kernel_close(gs.ntk(model, x, same, outputs=case.outputs), exact(name), tolerance(case, torch.float64))
+    assert_kernel_close(
+        gs.ntk(model, x, same, outputs=case.outputs), exact(name), tolerance(case, torch.float64)
+    )
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
@@ -193,14 +196,20 @@ def test_small_memory_budgets_change_nothing(name, budget):
 # --- outputs
 
 
-@pytest.mark.parametrize("outputs", [0, 2, -1, [2, 0], (1,), slice(1, None), slice(None, None, 2), slice(-2, None)])
-@pytest.mark.parametrize("name", ["mlp_tanh", "gpt_tied", "mha_self", "lstm", "experts_by_scatter_add", "unet_with_skip"])
+@pytest.mark.parametrize(
+    "outputs", [0, 2, -1, [2, 0], (1,), slice(1, None), slice(None, None, 2), slice(-2, None)]
+)
+@pytest.mark.parametrize(
+    "name", ["mlp_tanh", "gpt_tied", "mha_self", "lstm", "experts_by_scatter_add", "unet_with_skip"]
+)
 def test_chosen_outputs(name, outputs):
     _, model, x, x2 = built(name)
     width = exact(name).shape[1]
-    if outputs == 2 and width < 3 or outputs == [2, 0] and width < 3:
+    if (outputs == 2 and width < 3) or (outputs == [2, 0] and width < 3):
         pytest.skip("this case has two outputs")
-    columns = torch.arange(width)[outputs].reshape(-1) if not isinstance(outputs, tuple) else torch.tensor(outputs)
+    columns = (
+        torch.arange(width)[outputs].reshape(-1) if not isinstance(outputs, tuple) else torch.tensor(outputs)
+    )
     want = exact(name)[:, columns][:, :, :, columns]
     assert_kernel_close(gs.ntk(model, x, outputs=outputs), want, 1e-12)
     assert_kernel_close(gs.ntk(model, x, outputs=outputs, reduce="trace"), traced(want), 1e-12)
@@ -237,7 +246,9 @@ def test_outputs_by_a_function_of_several_inputs():
 # --- precision
 
 
-@pytest.mark.parametrize("name", ["mlp_tanh", "conv2d_same_even_kernel", "lstm", "encoder_layer", "fourier_filter"])
+@pytest.mark.parametrize(
+    "name", ["mlp_tanh", "conv2d_same_even_kernel", "lstm", "encoder_layer", "fourier_filter"]
+)
 def test_float64_asked_of_a_float32_model(name):
     _, model, x, _ = built(name, torch.float32)
     got = gs.ntk(model, x, precision="float64")
@@ -259,7 +270,14 @@ def test_float32_asked_of_a_float64_model(precision):
 
 
 @pytest.mark.parametrize(
-    "name", ["frozen_first_layer", "frozen_middle_layer_and_bias", "frozen_parts_of_attention_and_recurrence", "lora_module", "lora_parametrization"]
+    "name",
+    [
+        "frozen_first_layer",
+        "frozen_middle_layer_and_bias",
+        "frozen_parts_of_attention_and_recurrence",
+        "lora_module",
+        "lora_parametrization",
+    ],
 )
 def test_frozen_parameters(name):
     _, model, x, _ = built(name)
@@ -321,6 +339,22 @@ def test_train_mode_without_coupling_is_not_refused():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     assert_kernel_close(gs.ntk(model.train().requires_grad_(), x), reference_ntk(model, x), 1e-12)
+
+
+# --- inputs laid out in odd ways
+
+
+def test_inputs_that_are_views():
+    _, model, x, _ = built("mlp_tanh")
+    wide = torch.randn(5, 6, dtype=torch.float64)
+    for view in (wide.T[:3], wide[:, :1].expand(5, 5)[1:4], x[:1].expand(4, -1), wide[::2, 1:]):
+        assert_kernel_close(gs.ntk(model, view), reference_ntk(model, view), 1e-12)
+
+
+def test_two_equal_examples():
+    _, model, x, _ = built("mlp_relu")
+    doubled = torch.cat([x, x])
+    assert_kernel_close(gs.ntk(model, doubled), reference_ntk(model, doubled), 1e-12)
 
 
 # --- wrappers

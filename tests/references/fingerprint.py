@@ -26,7 +26,7 @@ def _model_state(model: nn.Module) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         state[f"parameter {name}"] = p.detach()
-        state[f"parameter {name}: identity"] = (id(p), p.data_ptr() if p.device.type != "meta" else 0)
+        state[f"parameter {name}: identity"] = (id(p), p.data_ptr() if _has_storage(p) else 0)
         state[f"parameter {name}: grad"] = p.grad
         state[f"parameter {name}: flags"] = (p.requires_grad, p.is_leaf, p.dtype, p.device, p.layout, type(p))
         state[f"parameter {name}: hooks"] = (
@@ -51,7 +51,7 @@ def _process_state() -> dict[str, Any]:
     return {
         "torch random numbers": torch.get_rng_state(),
         "python random numbers": random.getstate(),
-        "numpy random numbers": numpy.random.get_state(),
+        "numpy random numbers": numpy.random.get_state(),  # noqa: NPY002 the legacy stream is the one to guard
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "anomaly mode": torch.is_anomaly_enabled(),
@@ -60,7 +60,11 @@ def _process_state() -> dict[str, Any]:
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul precision": (torch.get_float32_matmul_precision(), cuda.matmul.allow_tf32),
-        "cudnn": (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled),
+        "cudnn": (
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.enabled,
+        ),
         "mkldnn": torch.backends.mkldnn.enabled,
         "attention kernels": (
             cuda.flash_sdp_enabled(),
@@ -70,10 +74,16 @@ def _process_state() -> dict[str, Any]:
         ),
         "attention fast path": torch.backends.mha.get_fastpath_enabled(),
         "global hooks": [
-            list(getattr(module, name)) for name in sorted(vars(module)) if name.startswith("_global_") and name.endswith("hooks")
+            list(getattr(module, name))
+            for name in sorted(vars(module))
+            if name.startswith("_global_") and name.endswith("hooks")
         ],
         "warning filters": list(warnings.filters),
     }
+
+
+def _has_storage(t: Tensor) -> bool:
+    return t.layout == torch.strided and t.device.type != "meta"
 
 
 def _frozen_copy(t: Tensor) -> Tensor:

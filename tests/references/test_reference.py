@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.func import functional_call, jacrev
+
 from cases import CASES, COUPLED
 from references.jacobian import (
     assert_kernel_close,
@@ -11,7 +13,6 @@ from references.jacobian import (
     reference_ntk,
     relative_error,
 )
-from torch.func import functional_call, jacrev
 
 EVERY_CASE = CASES | COUPLED
 
@@ -29,7 +30,17 @@ def test_linear_layer_has_the_closed_form():
     assert_kernel_close(reference_ntk(model, x, x2), want, 1e-15)
 
 
-@pytest.mark.parametrize("name", ["mlp_gelu", "conv2d_groups", "layer_norm_two_axes", "autoencoder_with_transposed_weight", "gpt_tied", "batch_norm_without_running_statistics"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp_gelu",
+        "conv2d_groups",
+        "layer_norm_two_axes",
+        "autoencoder_with_transposed_weight",
+        "gpt_tied",
+        "batch_norm_without_running_statistics",
+    ],
+)
 def test_agrees_with_torch_func(name):
     _, model, x, _ = built(name)
     parameters = {k: p.detach() for k, p in model.named_parameters()}
@@ -49,10 +60,13 @@ def test_every_case_is_well_posed(name):
     """
     case, model, x, _ = built(name)
     want = reference_ntk(model, x, outputs=case.outputs)
-    assert want.isfinite().all() and want.norm() > 1e-3
+    assert want.isfinite().all()
+    assert want.norm() > 1e-3
     assert len(want) == case.n
     _, again, x_again, _ = built(name)
-    assert_kernel_close(reference_ntk(again, x_again, outputs=case.outputs), want, 1e-6 if case.inner_float32 else 1e-13)
+    assert_kernel_close(
+        reference_ntk(again, x_again, outputs=case.outputs), want, 1e-6 if case.inner_float32 else 1e-13
+    )
 
     _, single, x_single, _ = built(name, torch.float32)
     exact = reference_ntk(single, x_single, outputs=case.outputs)
@@ -82,7 +96,12 @@ def test_the_reference_leaves_the_model_alone():
 def test_frozen_parameters_count_only_when_asked():
     model, x, _ = CASES["frozen_first_layer"].build()
     assert set(reference_ntk(model, x, by_site=True)) == {"2.weight", "2.bias"}
-    assert set(reference_ntk(model, x, by_site=True, frozen=True)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert set(reference_ntk(model, x, by_site=True, frozen=True)) == {
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    }
 
 
 def test_kernel_checker_raises_on_wrong_answers():
@@ -110,5 +129,5 @@ def test_site_checker_raises_on_wrong_answers():
         assert_sites_close(want | {"c": want["a"]}, want, 1e-12)
     with pytest.raises(AssertionError, match="b is off by"):
         assert_sites_close({"a": want["a"], "b": want["b"] + 1e-6}, want, 1e-12)
-    with pytest.raises(AssertionError, match="a is off by.*b is off by"):
+    with pytest.raises(AssertionError, match=r"a is off by.*b is off by"):
         assert_sites_close({"a": want["b"], "b": want["a"]}, want, 1e-12)

@@ -26,7 +26,8 @@ def flattened_example_major():
 def flattened_token_major():
     """(T * n, d) inside: row t * n + i belongs to example i."""
     return Call(
-        lambda m, x: m.net(x.transpose(0, 1).reshape(-1, 4)).view(x.shape[1], x.shape[0], 2).transpose(0, 1), net=mlp()
+        lambda m, x: m.net(x.transpose(0, 1).reshape(-1, 4)).view(x.shape[1], x.shape[0], 2).transpose(0, 1),
+        net=mlp(),
     )
 
 
@@ -98,7 +99,11 @@ def heads_in_the_batch():
     """(n * heads, T, d / heads) inside, with a Linear per head slot."""
     return Call(
         lambda m, x: m.out(
-            m.head(m.embed(x).view(-1, 2, 2, 2).transpose(1, 2).reshape(-1, 2, 2)).tanh().view(-1, 2, 2, 2).flatten(2).sum(1)
+            m.head(m.embed(x).view(-1, 2, 2, 2).transpose(1, 2).reshape(-1, 2, 2))
+            .tanh()
+            .view(-1, 2, 2, 2)
+            .flatten(2)
+            .sum(1)
         ),
         embed=nn.Linear(4, 4),
         head=nn.Linear(2, 2),
@@ -146,7 +151,9 @@ def batch_padded_inside():
 
 @case(normal(4), fallback_ok=True)
 def vmap_inside():
-    return Call(lambda m, x: torch.vmap(lambda row: torch.tanh(m.W @ row) + m.b)(x), W=weight(3, 4), b=weight(3))
+    return Call(
+        lambda m, x: torch.vmap(lambda row: torch.tanh(m.W @ row) + m.b)(x), W=weight(3, 4), b=weight(3)
+    )
 
 
 # --- routed examples
@@ -214,7 +221,10 @@ def last_valid_token():
 def graph_convolution():
     ring = torch.eye(4) + torch.eye(4).roll(1, 0) + torch.eye(4).roll(-1, 0)
     return Call(
-        lambda m, x: m.b((m.ring / 3) @ torch.tanh(m.a((m.ring / 3) @ x))).mean(1), a=nn.Linear(3, 4), b=nn.Linear(4, 2), ring=ring
+        lambda m, x: m.b((m.ring / 3) @ torch.tanh(m.a((m.ring / 3) @ x))).mean(1),
+        a=nn.Linear(3, 4),
+        b=nn.Linear(4, 2),
+        ring=ring,
     )
 
 
@@ -223,7 +233,9 @@ def graph_convolution():
 
 @case(normal(4))
 def relu_in_place():
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+    return nn.Sequential(
+        nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)
+    )
 
 
 @case(normal(2, 4))

@@ -77,14 +77,18 @@ def bmm_of_a_matrix_per_token():
 
 @case(normal(4), fallback_ok=True)
 def functional_linear():
-    return Call(lambda m, x: F.linear(F.linear(x, m.W, m.b).tanh(), m.V), W=weight(5, 4), b=weight(5), V=weight(2, 5))
+    return Call(
+        lambda m, x: F.linear(F.linear(x, m.W, m.b).tanh(), m.V), W=weight(5, 4), b=weight(5), V=weight(2, 5)
+    )
 
 
 @case(normal(4), fallback_ok=True)
 def functional_linear_on_views():
     """A slice, a transpose and a reshape of one parameter each."""
     return Call(
-        lambda m, x: F.linear(F.linear(F.linear(x, m.W[1:4], m.b[1:4]).tanh(), m.V.t()).tanh(), m.U.view(2, 4)),
+        lambda m, x: F.linear(
+            F.linear(F.linear(x, m.W[1:4], m.b[1:4]).tanh(), m.V.t()).tanh(), m.U.view(2, 4)
+        ),
         W=weight(5, 4),
         b=weight(5),
         V=weight(3, 4),
@@ -99,7 +103,11 @@ def two_slices_of_one_parameter():
 
 @case(normal(2, 4, 4), fallback_ok=True)
 def functional_convolution():
-    return Call(lambda m, x: F.conv2d(x, m.W, m.b, padding=1, groups=2).tanh().sum((2, 3)), W=weight(4, 1, 3, 3), b=weight(4))
+    return Call(
+        lambda m, x: F.conv2d(x, m.W, m.b, padding=1, groups=2).tanh().sum((2, 3)),
+        W=weight(4, 1, 3, 3),
+        b=weight(4),
+    )
 
 
 @case(normal(4), fallback_ok=True)
@@ -131,7 +139,9 @@ def hypernetwork_of_as_many_rows_as_examples():
 
 @case(normal(4), fallback_ok=True)
 def hypernetwork_per_example():
-    return Call(lambda m, x: torch.einsum("nci,ni->nc", m.make(x).tanh().view(-1, 2, 4), x), make=nn.Linear(4, 8))
+    return Call(
+        lambda m, x: torch.einsum("nci,ni->nc", m.make(x).tanh().view(-1, 2, 4), x), make=nn.Linear(4, 8)
+    )
 
 
 # --- elementwise
@@ -139,7 +149,12 @@ def hypernetwork_per_example():
 
 @case(normal(4))
 def layer_scale():
-    return Call(lambda m, x: m.head(x + m.gamma * torch.tanh(m.inner(x))), gamma=weight(4), inner=nn.Linear(4, 4), head=nn.Linear(4, 2))
+    return Call(
+        lambda m, x: m.head(x + m.gamma * torch.tanh(m.inner(x))),
+        gamma=weight(4),
+        inner=nn.Linear(4, 4),
+        head=nn.Linear(4, 2),
+    )
 
 
 @case(normal(3, 4))
@@ -156,7 +171,9 @@ def elementwise_parameter_as_long_as_the_batch():
 @case(normal(4), fallback_ok=True)
 def elementwise_odd_operations():
     return Call(
-        lambda m, x: (x / (m.a**2 + 1)) ** 2 + torch.maximum(x, m.b) - torch.atan2(x, m.a) + torch.lerp(x, m.b, 0.3),
+        lambda m, x: (
+            (x / (m.a**2 + 1)) ** 2 + torch.maximum(x, m.b) - torch.atan2(x, m.a) + torch.lerp(x, m.b, 0.3)
+        ),
         a=weight(4),
         b=weight(4),
     )
@@ -164,7 +181,12 @@ def elementwise_odd_operations():
 
 @case(normal(4))
 def scalar_gain():
-    return Call(lambda m, x: m.gain * torch.tanh(m.inner(x)) + m.shift, gain=weight(), shift=weight(1), inner=nn.Linear(4, 2))
+    return Call(
+        lambda m, x: m.gain * torch.tanh(m.inner(x)) + m.shift,
+        gain=weight(),
+        shift=weight(1),
+        inner=nn.Linear(4, 2),
+    )
 
 
 @case(normal(4), fallback_ok=True)
@@ -203,7 +225,9 @@ def custom_autograd_function():
 
 @case(normal(6), fallback_ok=True)
 def fourier_filter():
-    return Call(lambda m, x: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(m.w), n=6).tanh()[:, :3], w=weight(6))
+    return Call(
+        lambda m, x: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(m.w), n=6).tanh()[:, :3], w=weight(6)
+    )
 
 
 @case(normal(4), fallback_ok=True)

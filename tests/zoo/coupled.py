@@ -21,7 +21,9 @@ def batch_norm2d_train():
 @case(normal(4), n=4, n2=3)
 def batch_norm_without_running_statistics():
     """Batch statistics even in eval mode."""
-    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Tanh(), nn.Linear(5, 2))
+    return nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Tanh(), nn.Linear(5, 2)
+    )
 
 
 @case(normal(4), n=4, n2=3)
@@ -35,7 +37,9 @@ def attention_over_the_batch():
 @case(normal(4))
 def batch_mean_subtracted():
     return Call(
-        lambda m, x: m.head((h := torch.tanh(m.inner(x))) - h.mean(0)), inner=nn.Linear(4, 3), head=nn.Linear(3, 2)
+        lambda m, x: m.head((h := torch.tanh(m.inner(x))) - h.mean(0)),
+        inner=nn.Linear(4, 3),
+        head=nn.Linear(3, 2),
     )
 
 
@@ -47,7 +51,11 @@ def contrastive_similarities():
 
 @case(normal(4))
 def previous_example_added():
-    return Call(lambda m, x: m.head((h := torch.tanh(m.inner(x))) + h.roll(1, 0)), inner=nn.Linear(4, 3), head=nn.Linear(3, 2))
+    return Call(
+        lambda m, x: m.head((h := torch.tanh(m.inner(x))) + h.roll(1, 0)),
+        inner=nn.Linear(4, 3),
+        head=nn.Linear(3, 2),
+    )
 
 
 @case(normal(3), n=3)

@@ -18,7 +18,9 @@ LAYERS = {
     "lstm": lambda: nn.LSTM(3, 3, batch_first=True),
     "lstm_two_layers_bidirectional": lambda: nn.LSTM(3, 2, 2, bidirectional=True, batch_first=True),
     "lstm_projected": lambda: nn.LSTM(3, 4, proj_size=2, batch_first=True),
-    "lstm_projected_two_layers_bidirectional": lambda: nn.LSTM(3, 3, 2, proj_size=2, bidirectional=True, batch_first=True),
+    "lstm_projected_two_layers_bidirectional": lambda: nn.LSTM(
+        3, 3, 2, proj_size=2, bidirectional=True, batch_first=True
+    ),
     "lstm_no_bias": lambda: nn.LSTM(3, 3, bias=False, batch_first=True),
 }
 

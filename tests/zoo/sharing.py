@@ -13,7 +13,9 @@ CASES, case = registry()
 def tied_embedding_and_readout():
     embed, head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
     head.weight = embed.weight
-    return Call(lambda m, i: m.head(torch.tanh(m.inner(m.embed(i)))), embed=embed, inner=nn.Linear(3, 3), head=head)
+    return Call(
+        lambda m, i: m.head(torch.tanh(m.inner(m.embed(i)))), embed=embed, inner=nn.Linear(3, 3), head=head
+    )
 
 
 @case(normal(4), fallback_ok=True)
@@ -74,7 +76,9 @@ def one_module_under_two_names():
 def one_parameter_in_layers_of_two_kinds():
     """A Linear weight viewed as the kernel of a 1x1 convolution."""
     return Call(
-        lambda m, x: F.conv2d(x.tanh(), m.inner.weight[:, :, None, None]).mean((2, 3)) * m.inner(x.mean((2, 3))),
+        lambda m, x: (
+            F.conv2d(x.tanh(), m.inner.weight[:, :, None, None]).mean((2, 3)) * m.inner(x.mean((2, 3)))
+        ),
         inner=nn.Linear(2, 3),
     )
 
@@ -82,13 +86,18 @@ def one_parameter_in_layers_of_two_kinds():
 @case(normal(4))
 def norm_called_twice():
     return Call(
-        lambda m, x: m.head(m.norm(torch.tanh(m.inner(m.norm(x))))), norm=nn.LayerNorm(4), inner=nn.Linear(4, 4), head=nn.Linear(4, 2)
+        lambda m, x: m.head(m.norm(torch.tanh(m.inner(m.norm(x))))),
+        norm=nn.LayerNorm(4),
+        inner=nn.Linear(4, 4),
+        head=nn.Linear(4, 2),
     )
 
 
 @case(several(normal(4), normal(4)))
 def siamese():
-    return Call(lambda m, a, b: m.net(a) * m.net(b), net=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)))
+    return Call(
+        lambda m, a, b: m.net(a) * m.net(b), net=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    )
 
 
 @case(several(normal(4), normal(4)), fallback_ok=True)
@@ -137,14 +146,19 @@ def dense_connections():
 @case(normal(4))
 def gated_product_of_two_paths():
     return Call(
-        lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x)), gate=nn.Linear(4, 5), up=nn.Linear(4, 5), down=nn.Linear(5, 2)
+        lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x)),
+        gate=nn.Linear(4, 5),
+        up=nn.Linear(4, 5),
+        down=nn.Linear(5, 2),
     )
 
 
 @case(normal(4))
 def stop_gradient_in_one_path():
     return Call(
-        lambda m, x: m.a(x).tanh() * m.b(x).detach() + m.b(m.a(x).detach()), a=nn.Linear(4, 4), b=nn.Linear(4, 4)
+        lambda m, x: m.a(x).tanh() * m.b(x).detach() + m.b(m.a(x).detach()),
+        a=nn.Linear(4, 4),
+        b=nn.Linear(4, 4),
     )
 
 
@@ -212,7 +226,13 @@ def called_but_without_effect():
 
 @case(normal(4))
 def submodule_without_parameters():
-    return nn.Sequential(nn.Identity(), nn.Linear(4, 4), nn.Sequential(), nn.Sequential(nn.Tanh(), nn.Identity()), nn.Linear(4, 2))
+    return nn.Sequential(
+        nn.Identity(),
+        nn.Linear(4, 4),
+        nn.Sequential(),
+        nn.Sequential(nn.Tanh(), nn.Identity()),
+        nn.Linear(4, 2),
+    )
 
 
 @case(normal(3, 4))

@@ -1,4 +1,4 @@
-"""Parametrised weights, wrapped models, structured outputs, outputs that are derivatives, whole small nets."""
+"""Parametrised weights, wrapped models, structured outputs, outputs that are derivatives, small nets."""
 
 import warnings
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ def weight_norm():
 
 @case(normal(2, 5), fallback_ok=True)
 def weight_norm_conv():
-    return nn.Sequential(parametrizations.weight_norm(nn.Conv1d(2, 3, 2), dim=1), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2))
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Conv1d(2, 3, 2), dim=1), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)
+    )
 
 
 @case(normal(4), fallback_ok=True)
@@ -157,7 +159,9 @@ def compiled_in_place():
 
 @case(normal(4), fallback_ok=True)
 def compiled_submodule():
-    return nn.Sequential(torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend="eager"), nn.Linear(4, 2))
+    return nn.Sequential(
+        torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend="eager"), nn.Linear(4, 2)
+    )
 
 
 @case(normal(4))
@@ -195,7 +199,11 @@ def returns_a_tuple():
 
 @case(normal(4))
 def returns_a_dict_with_logits():
-    return Call(lambda m, x: {"hidden": (h := torch.tanh(m.inner(x))), "logits": m.head(h)}, inner=nn.Linear(4, 3), head=nn.Linear(3, 2))
+    return Call(
+        lambda m, x: {"hidden": (h := torch.tanh(m.inner(x))), "logits": m.head(h)},
+        inner=nn.Linear(4, 3),
+        head=nn.Linear(3, 2),
+    )
 
 
 @case(normal(4))
@@ -281,7 +289,12 @@ class BasicBlock(nn.Module):
 
 @case(normal(3, 8, 8), n=2)
 def resnet18_narrow():
-    stem = [nn.Conv2d(3, 2, 3, 1, 1, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    stem = [
+        nn.Conv2d(3, 2, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     widths = [2, 2, 3, 3, 4]
     blocks = [
         BasicBlock(widths[i] if j == 0 else widths[i + 1], widths[i + 1], 2 if i > 0 and j == 0 else 1)

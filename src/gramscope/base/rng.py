@@ -28,7 +28,8 @@ def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
 def child_seed(seed: int, *labels: str | int) -> int:
     """A seed for one part of a computation, set by the parent's seed and the part's name.
 
-    Hashing, unlike ``seed + 1``, keeps the streams of neighbouring parents apart.
+    Hashing, unlike ``seed + 1``, keeps the streams of neighbouring parents apart; and a method that names
+    its own stream is independent of data that the caller drew from the same seed.
 
     >>> child_seed(0, "probes", 1) == child_seed(0, "probes", 1)
     True

@@ -1,6 +1,9 @@
 """``capture``: one forward pass, one batched backward pass, every weight site."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -58,6 +61,45 @@ def capture(
           2.bias (2): bias
     """
     _check_options(coupled, precision)
+    with _watched_forward(model, x, outputs, frozen, coupled, precision) as (f, recorder, parameters, every):
+        cotangents = _cotangents(f, directions)
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        backward = Backward(f, cotangents, names, coupled == "refuse")
+        sites = tuple(backward.sites(recorder.uses, tuple(parameters.values())))
+    return Snapshot(
+        sites=sites,
+        outputs=f.detach(),
+        directions=len(cotangents),
+        parameters={name: parameter.shape for name, parameter in parameters.items()},
+        frozen=tuple(name for name in every if name not in parameters),
+        fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
+        unreached=tuple(name for name in parameters if name not in {site.name for site in sites}),
+    )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a capture would hold: number of outputs, signal entries of one example and one direction, dtype."""
+
+    outputs: int
+    entries: int
+    dtype: torch.dtype
+
+
+def survey(
+    model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
+) -> Survey:
+    """The size of a capture of ``x``, from a forward pass alone."""
+    with _watched_forward(model, x, outputs, frozen, "refuse", precision) as (f, recorder, _, _):
+        sizes = {(use.edge.node, use.edge.output_nr): use.entries for use in recorder.uses}
+        return Survey(f.shape[1], math.ceil(sum(sizes.values()) / f.shape[0]), f.dtype)
+
+
+@contextmanager
+def _watched_forward(
+    model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision
+) -> Iterator[tuple[Tensor, Recorder, dict[str, nn.Parameter], dict[str, nn.Parameter]]]:
+    """Outputs (n, C) of a recorded forward pass, with all that a backward pass needs; puts everything back at the end."""
     model = unwrap(model)
     if precision == "float64":
         model = in_float64(model)
@@ -72,20 +114,7 @@ def capture(
         with recorder:
             f = evaluate(model, x, n, outputs)
         _check_outputs(f, parameters)
-        cotangents = _cotangents(f, directions)
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        backward = Backward(f, cotangents, names, coupled == "refuse")
-        sites = tuple(backward.sites(recorder.uses, tuple(parameters.values())))
-    every = named_parameters(model)
-    return Snapshot(
-        sites=sites,
-        outputs=f.detach(),
-        directions=len(cotangents),
-        parameters={name: parameter.shape for name, parameter in parameters.items()},
-        frozen=tuple(name for name in every if name not in parameters),
-        fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
-        unreached=tuple(name for name in parameters if name not in {site.name for site in sites}),
-    )
+        yield f, recorder, parameters, named_parameters(model)
 
 
 def _check_options(coupled: str, precision: str | None) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gramscope.capture.layout import Layout, Ragged, Regular
-from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
+from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Form:
         """(k, *u.shape) -> (k, M, ...): one row for each piece that may belong to another example."""
         raise NotImplementedError
 
-    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site | None:
+    def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site | None:
         """The site; None where this form cannot express the layout."""
         raise NotImplementedError
 
@@ -45,14 +45,14 @@ class Outer(Form):
     def as_rows(self, signals: Tensor) -> Tensor:
         return self.arrange(signals)
 
-    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site:
+    def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site:
         def inputs() -> Tensor:
             with torch.no_grad():
                 return layout.gather(self.inputs(), 0).flatten(1, 2)
 
         # (k, n, positions, T, g, o) -> (n, k, T, g, o), a view wherever memory allows
         signals = layout.gather(rows, 1).flatten(2, 3).transpose(0, 1)
-        return OuterSite(name, self.rule, index, inputs, signals, self.fan_in, self.axes, self.order)
+        return OuterSite(name, self.rule, frame, inputs, signals, self.fan_in, self.axes, self.order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +66,12 @@ class Lookup(Form):
     def as_rows(self, signals: Tensor) -> Tensor:
         return signals.flatten(1, -2)
 
-    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site:
+    def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site:
         ids = self.ids.reshape(-1)
         if self.ignored is not None:
             rows = rows * (ids != self.ignored)[None, :, None]
         signals = layout.gather(rows, 1).transpose(0, 1)
-        return LookupSite(name, self.rule, index, layout.gather(ids, 0), signals, self.table)
+        return LookupSite(name, self.rule, frame, layout.gather(ids, 0), signals, self.table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +98,11 @@ class Gain(Form):
     def as_rows(self, signals: Tensor) -> Tensor:
         return signals.reshape(len(signals), math.prod(self.output_shape[: self._leading]), -1)
 
-    def site(self, name: str, index: Tensor | None, rows: Tensor, layout: Layout) -> Site | None:
+    def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site | None:
         if self.factor is not None:
             rows = rows * self.factor().to(rows.dtype).reshape(rows.shape[1:])
         if isinstance(layout, Ragged):
-            return self._ragged_site(name, index, rows, layout)
+            return self._ragged_site(name, frame, rows, layout)
         axes = _example_axis(self.output_shape[: self._leading], layout)
         if axes is None or self._broadcast[axes[0]] != 1:
             return None  # examples cross axes, or the weight has a row for each example of the batch
@@ -111,13 +111,15 @@ class Gain(Form):
         signals = signals.unflatten(axis + 1, split).movedim(axis + 2, 1)  # (k, n, ...)
         sizes = (*self._broadcast[:axis], 1, 1, *self._broadcast[axis + 1 :])
         summed = [2 + place for place, size in enumerate(sizes) if size == 1]
-        return RowSite(name, self.rule, index, signals.sum(dim=summed).reshape(len(rows), layout.n, -1).transpose(0, 1))
+        if any(signals.shape[axis] > 1 for axis in summed):  # otherwise keep sharing memory with the weight's signals
+            signals = signals.sum(dim=summed)
+        return RowSite(name, self.rule, frame, signals.reshape(len(rows), layout.n, -1).transpose(0, 1))
 
-    def _ragged_site(self, name: str, index: Tensor | None, rows: Tensor, layout: Ragged) -> Site | None:
+    def _ragged_site(self, name: str, frame: Frame | None, rows: Tensor, layout: Ragged) -> Site | None:
         if math.prod(self._broadcast[: self._leading]) != 1:
             return None
         gradient = rows.new_zeros(len(rows), layout.n, rows.shape[2]).index_add_(1, layout.labels, rows)
-        return RowSite(name, self.rule, index, gradient.transpose(0, 1))
+        return RowSite(name, self.rule, frame, gradient.transpose(0, 1))
 
 
 @dataclass(frozen=True, eq=False)

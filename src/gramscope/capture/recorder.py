@@ -47,6 +47,7 @@ class Use:
     leaf: Tensor
     edge: GradientEdge
     form: Form
+    entries: int  # of the signal, for one direction
 
 
 class Recorder(TorchFunctionMode):
@@ -103,7 +104,7 @@ class Recorder(TorchFunctionMode):
         """Record that the weight ``value``, as ``leaf``, made ``output`` in the way of ``form``."""
         weight = self.weight(value)
         if weight is not None and output.requires_grad:
-            self.uses.append(Use(weight, leaf, get_gradient_edge(output), form))
+            self.uses.append(Use(weight, leaf, get_gradient_edge(output), form, output.numel()))
 
     def tap(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The rule for anything else: take the gradient at the weight itself."""

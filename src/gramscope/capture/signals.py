@@ -82,7 +82,7 @@ class Backward:
             axis, gradient = gathered
             return self._pulled_back(use.weight.slice(axis), gradient, use.form.rule)
         if use.weight.frame is not None:
-            site = use.form.site(self._name(use.weight), use.weight.index(), rows, layout)
+            site = use.form.site(self._name(use.weight), use.weight.placement(), rows, layout)
             return None if site is None else [site]
         site = use.form.site("", None, rows, layout)
         return None if site is None else self._pulled_back(use.weight, site.rows(), f"{site.rule}, derived weight")
@@ -135,7 +135,7 @@ class Backward:
         for (weight, _), pieces in zip(leaves, parts, strict=True):
             rows = torch.cat(pieces)
             if weight.frame is not None:
-                sites.append(RowSite(self._name(weight), "autograd", weight.index(), rows))
+                sites.append(RowSite(self._name(weight), "autograd", weight.placement(), rows))
             else:
                 sites += self._pulled_back(weight, rows, "autograd")
         return sites

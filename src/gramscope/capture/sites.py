@@ -13,17 +13,37 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
+Strided = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where the entries of a view lie in its parameter: both as strided views of one storage of ``span`` entries."""
+
+    view: Strided
+    parameter: Strided
+    span: int
+
+    def index(self) -> Int[Tensor, " p"]:
+        """For each entry of the view, the entry of the flattened parameter."""
+        memory = torch.arange(self.span)
+        where = torch.full((self.span,), -1)
+        own = torch.as_strided(memory, *self.parameter).reshape(-1)
+        where[own] = torch.arange(len(own))
+        return where[torch.as_strided(memory, *self.view).reshape(-1)]
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """One use of a weight.
 
-    ``name`` is the parameter's, ``rule`` says how it met its input, ``index`` maps the entries of the weight
-    as it was used to entries of the parameter (None: the same).
+    ``name`` is the parameter's, ``rule`` says how it met its input, ``frame`` tells which entries of the parameter the
+    weight was, as it was used (None: all, in their own order).
     """
 
     name: str
     rule: str
-    index: Int[Tensor, " p"] | None
+    frame: Frame | None
 
     @property
     def exact_rule(self) -> bool:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
+
+from gramscope.capture.sites import Frame, Strided
 
 
 # Operations that change the type or the memory of a tensor but not its entries.
@@ -23,7 +25,7 @@ class Weight:
 
     tensor: Tensor
     roots: tuple[Tensor, ...]
-    frame: tuple[tuple[int, ...], tuple[int, ...], int] | None
+    frame: Strided | None
     repeated: frozenset[int] = frozenset()
 
     @property
@@ -58,19 +60,13 @@ class Weight:
             return Weight(tensor, roots, _frame(tensor))
         return Weight(tensor, roots, None)
 
-    def index(self) -> Int[Tensor, " p"] | None:
-        """Entry of the root's flattened tensor for each entry of this weight; None if they are the same."""
+    def placement(self) -> Frame | None:
+        """Which entries of the root this weight is; None for all of them in their own order."""
         root = self.roots[0]
+        assert self.frame is not None
         if self.frame == _frame(root):
             return None
-        assert self.frame is not None
-        span = root.untyped_storage().nbytes() // root.element_size()
-        where = torch.full((span,), -1, dtype=torch.long)
-        own = torch.as_strided(torch.arange(span), root.shape, root.stride(), root.storage_offset()).reshape(-1)
-        where[own] = torch.arange(root.numel())
-        size, stride, offset = self.frame
-        seen = torch.as_strided(torch.arange(span), size, stride, offset).reshape(-1)
-        return where[seen].to(root.device)
+        return Frame(self.frame, _frame(root), root.untyped_storage().nbytes() // root.element_size())
 
     def pull_back(self, rows: Float[Tensor, "n k p"], chunk: int) -> dict[int, Float[Tensor, "n k q"]]:
         """Gradients with respect to each root, from gradients with respect to this weight."""
@@ -81,7 +77,7 @@ class Weight:
             gradients = _batched_vjp(self.tensor, self.roots, cotangents)
             for root, gradient in zip(self.roots, gradients, strict=True):
                 zero = root.new_zeros(len(some), root.numel())
-                parts[id(root)].append(zero if gradient is None else gradient.flatten(1))
+                parts[id(root)].append(zero if gradient is None else gradient.reshape(len(some), -1))
         return {key: torch.cat(pieces).unflatten(0, rows.shape[:2]) for key, pieces in parts.items()}
 
 
@@ -101,7 +97,7 @@ def _batched_vjp(output: Tensor, inputs: tuple[Tensor, ...], cotangents: Tensor)
         return tuple(stacked)
 
 
-def _frame(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+def _frame(tensor: Tensor) -> Strided:
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
 
 

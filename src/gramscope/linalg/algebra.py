@@ -1,6 +1,7 @@
 """What sums, multiples, products and transposes of operators are."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from jaxtyping import Float
 from torch import Tensor
@@ -25,8 +26,7 @@ def require_same_kind(operators: tuple[LinearOperator, ...], purpose: str) -> No
     for other in operators[1:]:
         if other.dtype != first.dtype or other.device != first.device:
             raise TypeError(
-                f"the parts of a {purpose} must share one dtype and device, got {first.dtype} on {first.device} "
-                f"({first!r}) and {other.dtype} on {other.device} ({other!r}). "
+                f"the parts of a {purpose} must share one dtype and device, got {first!r} and {other!r}. "
                 "Build them alike; nothing is cast silently."
             )
 
@@ -149,7 +149,7 @@ class Composition(LinearOperator):
     def __init__(self, *factors: LinearOperator) -> None:
         require_same_kind(factors, "Composition")
         flat = tuple(_flattened(factors, Composition))
-        for left, right in zip(flat, flat[1:], strict=False):
+        for left, right in pairwise(flat):
             _require_composable(left, right)
         symmetric = _reads_same_transposed(flat) and flat[0].rows.matches(flat[-1].cols)
         super().__init__(

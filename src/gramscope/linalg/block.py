@@ -85,17 +85,23 @@ class BlockDiagonal(LinearOperator):
         self.blocks = operators
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        parts = x.split([block.cols.size for block in self.blocks])
+        parts = torch.split_with_sizes(x, [block.cols.size for block in self.blocks])
         return torch.cat([block._matmat(part) for block, part in zip(self.blocks, parts, strict=True)])
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        parts = x.split([block.rows.size for block in self.blocks])
+        parts = torch.split_with_sizes(x, [block.rows.size for block in self.blocks])
         return torch.cat(
             [block._adjoint_matmat(part) for block, part in zip(self.blocks, parts, strict=True)]
         )
 
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
-        return torch.block_diag(*(operator.dense(block=block) for operator in self.blocks))
+        matrix = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        row = col = 0
+        for operator in self.blocks:
+            rows, cols = operator.shape
+            matrix[row : row + rows, col : col + cols] = operator.dense(block=block)
+            row, col = row + rows, col + cols
+        return matrix
 
 
 Grid = tuple[tuple[LinearOperator, ...], ...]
@@ -139,7 +145,7 @@ def _require_grid_fits(blocks: Grid, row_axes: list[Axes], col_axes: list[Axes])
             if not (block.rows.matches(row_axes[i]) and block.cols.matches(col_axes[j])):
                 raise ValueError(
                     f"block ({i}, {j}) must have rows {row_axes[i]!r} and cols {col_axes[j]!r} like its "
-                    f"neighbours, got rows {block.rows!r} and cols {block.cols!r}. Transpose (.T) or rename it."
+                    f"neighbours, got rows {block.rows!r} and cols {block.cols!r}. Transpose or rename it."
                 )
 
 
@@ -157,7 +163,7 @@ def _joined(axes: list[Axes], named: Axes | None, name: str) -> Axes:
 
 
 def _apply_grid(grid: Grid, x: Tensor) -> Tensor:
-    parts = x.split([block.cols.size for block in grid[0]])
+    parts = torch.split_with_sizes(x, [block.cols.size for block in grid[0]])
     lines = []
     for line in grid:
         products = (block._matmat(part) for block, part in zip(line, parts, strict=True))

@@ -142,7 +142,7 @@ def _preconditioned(
     slope = inner(residual, steepest)
     if bool(((slope <= 0) & (norms(residual) > 0)).any()):
         raise ValueError(
-            f"the preconditioner must be positive definite, got rᵀ M r = {float(slope.min()):.3g} for a residual r. "
+            f"the preconditioner M must be positive definite, got rᵀ M r = {float(slope.min()):.3g}. "
             "Use one that approximates the inverse of the operator, e.g. Diagonal(1 / diagonal)."
         )
     return steepest

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import gaussian, generator
+from gramscope.base.rng import child_seed, gaussian, generator
 from gramscope.linalg.contraction import contract
 from gramscope.linalg.lanczos import RitzPairs, default_tolerance
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
@@ -85,7 +85,7 @@ def eigenvalues_top(
     width = min(n, block * (2 if end == "both" else 1))
     limit = _width_limit(width, max_basis)
     tol = default_tolerance(op.dtype) if tol is None else tol
-    fresh = gaussian(n, width, rng=generator(seed), dtype=op.dtype, device=op.device)
+    fresh = gaussian(n, width, rng=generator(child_seed(seed, "eigenvalues_top")), dtype=op.dtype, device=op.device)
     space = _Subspace(fresh[:, :0], fresh[:, :0], torch.zeros((0, 0), dtype=torch.float64, device=op.device))
     iterations, products = 0, 0
     while True:
@@ -148,7 +148,7 @@ def _width_limit(width: int, max_basis: int | None) -> int:
         return 6 * width
     if max_basis < 3 * width:
         raise ValueError(
-            f"max_basis must be at least {3 * width} to restart with 2 blocks and add a third, got {max_basis}. "
+            f"max_basis must be at least {3 * width}, to keep 2 blocks and add a third, got {max_basis}. "
             "Ask for fewer pairs, less oversample, or allow more memory."
         )
     return max_basis

@@ -203,7 +203,7 @@ class Function(LinearOperator):
         if tuple(y.shape) != shape or y.dtype != self.dtype or y.device != self.device:
             raise ValueError(
                 f"the callable {name} must return shape {shape}, {self.dtype} on {self.device}, got shape "
-                f"{tuple(y.shape)}, {y.dtype} on {y.device}. It is handed one vector a column: keep them apart."
+                f"{tuple(y.shape)}, {y.dtype} on {y.device}. Each column it is handed is one vector."
             )
         return y
 

@@ -100,12 +100,13 @@ def _require_shapes(left: Tensor, right: Tensor, inner: LinearOperator) -> None:
     require_matrix(right, "right")
     if (left.shape[0], right.shape[0]) != inner.shape or left.shape[1] != right.shape[1]:
         raise ValueError(
-            f"left must be ({inner.rows.size}, rank) and right ({inner.cols.size}, rank) to match the operator's rows "
+            f"left must be ({inner.rows.size}, rank) and right ({inner.cols.size}, rank) to match rows "
             f"{inner.rows!r} and cols {inner.cols!r}, got {tuple(left.shape)} and {tuple(right.shape)}. "
             "A rectangular operator needs both; repeat a row of V for every output it serves."
         )
     if len({(x.dtype, x.device) for x in (left, right)} | {(inner.dtype, inner.device)}) > 1:
         raise TypeError(
-            f"left, right and the operator must share one dtype and device, got {left.dtype} on {left.device}, "
-            f"{right.dtype} on {right.device}, {inner.dtype} on {inner.device}. Convert them alike."
+            "left, right and the operator must share one dtype and device, got "
+            f"{left.dtype} on {left.device}, {right.dtype} on {right.device}, "
+            f"{inner.dtype} on {inner.device}. Convert them alike."
         )

@@ -55,7 +55,8 @@ class Kronecker(LinearOperator):
         return _apply_along_axes(tuple(factor.adjoint() for factor in self.factors), x)
 
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
-        return reduce(torch.kron, (factor.dense(block=block) for factor in self.factors))
+        # torch.kron takes views of its arguments and fails on a transposed one.
+        return reduce(torch.kron, (factor.dense(block=block).contiguous() for factor in self.factors))
 
 
 def _apply_along_axes(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import gaussian, generator
+from gramscope.base.rng import child_seed, gaussian, generator
 from gramscope.linalg.contraction import contract
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
 from gramscope.linalg.orthogonal import project_out
@@ -120,7 +120,8 @@ def lanczos(
     """
     require_symmetric(op, "Lanczos")
     if start is None:
-        start = gaussian(op.cols.size, 1, rng=generator(seed), dtype=op.dtype, device=op.device)[:, 0]
+        rng = generator(child_seed(seed, "lanczos"))
+        start = gaussian(op.cols.size, 1, rng=rng, dtype=op.dtype, device=op.device)[:, 0]
     known = tridiagonalise(op, steps, start=start)
     values, small = torch.linalg.eigh(known.matrix())
     values, small = values.flip(0), small.flip(1)
@@ -156,5 +157,6 @@ def _require_start(op: LinearOperator, start: Tensor, steps: int) -> None:
     size = float(torch.linalg.vector_norm(start))
     if not 0 < size < float("inf"):
         raise ValueError(
-            f"start must be a finite vector that is not zero, got one of norm {size}. Leave it out for a random one."
+            f"start must be a finite vector that is not zero, got one of norm {size}. "
+            "Leave it out of lanczos(...) for a random one."
         )

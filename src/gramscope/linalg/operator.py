@@ -1,4 +1,7 @@
-"""The linear operator: a matrix known by its products."""
+"""The linear operator: a matrix known by its products.
+
+Its arithmetic makes the classes of ``algebra``, which derive from it; hence those imports inside methods.
+"""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Union, overload
@@ -12,7 +15,7 @@ from gramscope.base.axes import Axes
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
-Scalar = Union[int, float, Tensor]
+Scalar = int | float | Tensor
 
 
 class LinearOperator(ABC):
@@ -71,14 +74,16 @@ class LinearOperator(ABC):
         return (self.rows.size, self.cols.size)
 
     @property
-    def T(self) -> "LinearOperator":  # noqa: N802 (the name of the transpose everywhere)
+    def T(self) -> "LinearOperator":
         return self.adjoint()
 
     def adjoint(self) -> "LinearOperator":
         """``Aᵀ``; a symmetric operator is its own."""
         if self.symmetric:
             return self
-        return _algebra().Adjoint(self)
+        from gramscope.linalg.algebra import Adjoint
+
+        return Adjoint(self)
 
     def matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
         """``A x`` for ``k >= 0`` columns at once."""
@@ -127,8 +132,11 @@ class LinearOperator(ABC):
     def __matmul__(self, other: "LinearOperator") -> "LinearOperator": ...
     def __matmul__(self, other: Union[Tensor, "LinearOperator"]) -> Union[Tensor, "LinearOperator"]:
         if isinstance(other, LinearOperator):
-            return _algebra().Composition(self, other)
+            from gramscope.linalg.algebra import Composition
+
+            return Composition(self, other)
         if isinstance(other, Tensor):
+            self._check_operand(other, ndim=1 if other.ndim == 1 else 2)
             return self.matvec(other) if other.ndim == 1 else self.matmat(other)
         return NotImplemented
 
@@ -140,7 +148,9 @@ class LinearOperator(ABC):
     def __add__(self, other: "LinearOperator") -> "LinearOperator":
         if not isinstance(other, LinearOperator):
             return NotImplemented
-        return _algebra().Sum(self, other)
+        from gramscope.linalg.algebra import Sum
+
+        return Sum(self, other)
 
     def __radd__(self, other: object) -> "LinearOperator":
         # Python's sum() starts from the number 0; any other number plus an operator has no meaning.
@@ -149,18 +159,22 @@ class LinearOperator(ABC):
     def __sub__(self, other: "LinearOperator") -> "LinearOperator":
         if not isinstance(other, LinearOperator):
             return NotImplemented
-        return _algebra().Sum(self, -other)
+        return self + (-other)
 
     def __neg__(self) -> "LinearOperator":
-        return _algebra().Scaled(-1.0, self)
+        return self * -1.0
 
     def __mul__(self, scalar: Scalar) -> "LinearOperator":
-        return _algebra().Scaled(scalar, self) if _is_scalar(scalar) else NotImplemented
+        if not _is_scalar(scalar):
+            return NotImplemented
+        from gramscope.linalg.algebra import Scaled
+
+        return Scaled(scalar, self)
 
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Scalar) -> "LinearOperator":
-        return _algebra().Scaled(1.0 / scalar, self) if _is_scalar(scalar) else NotImplemented
+        return self * (1.0 / scalar) if _is_scalar(scalar) else NotImplemented
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -186,7 +200,8 @@ class LinearOperator(ABC):
             )
         if x.dtype != self.dtype or x.device != self.device:
             raise TypeError(
-                f"x must be {self.dtype} on {self.device} like {type(self).__name__}, got {x.dtype} on {x.device}. "
+                f"x must be {self.dtype} on {self.device} like {type(self).__name__}, "
+                f"got {x.dtype} on {x.device}. "
                 "Convert one of them yourself, e.g. x.to(dtype=A.dtype, device=A.device)."
             )
 
@@ -204,8 +219,8 @@ def require_symmetric(operator: LinearOperator, purpose: str) -> None:
     """Raise unless the operator is declared symmetric."""
     if not operator.symmetric:
         raise ValueError(
-            f"{purpose} needs a symmetric operator, got {operator!r}. If it is symmetric, declare it where it "
-            "is built (symmetric=True); if not, use A @ A.T, A.T @ A or 0.5 * (A + A.T)."
+            f"{purpose} needs a symmetric operator, got {operator!r}. If it is symmetric, declare it where "
+            "it is built (symmetric=True); if not, use A @ A.T, A.T @ A or 0.5 * (A + A.T)."
         )
 
 
@@ -220,10 +235,3 @@ def require_finite(products: Tensor, operator: LinearOperator) -> None:
 
 def _is_scalar(value: object) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.ndim == 0)
-
-
-def _algebra() -> Any:
-    # The algebra's classes derive from LinearOperator, so this module cannot import them when it loads.
-    from gramscope.linalg import algebra
-
-    return algebra

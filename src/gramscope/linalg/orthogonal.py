@@ -14,7 +14,8 @@ def inner(x: Float[Tensor, "n k"], y: Float[Tensor, "n k"]) -> Float64[Tensor, "
 
 def norms(x: Float[Tensor, "n k"]) -> Float64[Tensor, " k"]:
     """``‖x_j‖`` for each column j."""
-    return torch.linalg.vector_norm(x, dim=0, dtype=torch.float64)
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=0, dtype=torch.float64)
+    return lengths
 
 
 def gram(x: Float[Tensor, "n a"], y: Float[Tensor, "n b"]) -> Float64[Tensor, "a b"]:
@@ -52,4 +53,5 @@ def orthonormal_columns(
     kept = contract("n column, column kept -> n kept", left, rotation[:, sizes > tol])
     # Rounding errors in a direction of size tol were magnified by 1/tol: they may reach the known span again.
     room = max(0, n - against.shape[1])
-    return torch.linalg.qr(project_out(kept, against)).Q[:, :room]
+    fresh: Tensor = torch.linalg.qr(project_out(kept, against)).Q
+    return fresh[:, :room]

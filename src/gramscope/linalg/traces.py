@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import Distribution, generator, probes
+from gramscope.base.rng import Distribution, child_seed, generator, probes
 from gramscope.linalg.operator import LinearOperator, require_finite, require_square
 from gramscope.linalg.orthogonal import inner, norms, orthonormal_columns, project_out
 
@@ -66,7 +66,7 @@ def hutchinson(
     """
     require_square(op, "a trace")
     require_budget(products, 2, "hutchinson")
-    rng = generator(seed)
+    rng = generator(child_seed(seed, "hutchinson"))
     samples = []
     for start in range(0, products, block):
         z = draw_probes(op, min(block, products - start), distribution, rng)
@@ -94,7 +94,7 @@ def hutchpp(
     """
     require_square(op, "a trace")
     require_budget(products, 6, "hutchpp")
-    n, rng = op.cols.size, generator(seed)
+    n, rng = op.cols.size, generator(child_seed(seed, "hutchpp"))
     sketch = min(products // 3, n)
     image = _finite_product(op, draw_probes(op, sketch, distribution, rng))
     basis = orthonormal_columns(image, image[:, :0])
@@ -125,7 +125,7 @@ def hutchinson_diagonal(
     """
     require_square(op, "a diagonal")
     require_budget(products, 2, "hutchinson_diagonal")
-    rng = generator(seed)
+    rng = generator(child_seed(seed, "hutchinson_diagonal"))
     mean = torch.zeros(op.cols.size, dtype=torch.float64, device=op.device)
     spread = torch.zeros_like(mean)
     for start in range(0, products, block):

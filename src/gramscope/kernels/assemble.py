@@ -1,0 +1,244 @@
+"""From the sites of two snapshots to the pieces of their kernel."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
+from gramscope.kernels.cost import Shape, cheapest
+from gramscope.kernels.pieces import (
+    ConstantSignalPiece, HadamardPiece, HalfPiece, Piece, Positions, PositionTracePiece, RowPiece, SameId, TiedPiece,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """How to assemble: traced over outputs or not, in which dtype, and how many bytes of rows to hold at once."""
+
+    trace: bool
+    dtype: torch.dtype
+    chunk: int
+
+    def pieces(self, left: Snapshot, right: Snapshot, fuse: bool) -> Iterator[tuple[str, Piece]]:
+        """Pieces of every parameter, with its name; a bias is fused into its weight's piece if ``fuse``."""
+        mine = left.by_parameter()
+        theirs = mine if right is left else right.by_parameter()
+        fused = _fusible_biases(mine, theirs) if fuse else {}
+        for name in left.parameters:
+            if name in fused.values() or not mine[name] or not theirs[name]:
+                continue
+            for piece in self._parameter(mine[name], theirs[name], 1.0 if name in fused else 0.0):
+                yield name, piece
+
+    def _parameter(self, left: Sequence[Site], right: Sequence[Site], offset: float) -> Iterator[Piece]:
+        parts_left = _merge(left)
+        parts_right = parts_left if right is left else _merge(right)
+        if _independent([*parts_left, *parts_right]):
+            for key in parts_left.keys() & parts_right.keys():
+                yield from self._part(parts_left[key], parts_right[key], offset)
+        elif (tied := _tied(parts_left, parts_right)) is not None:
+            yield from self._tied_parts(*tied)
+        else:
+            yield from self._summed_rows(left, right)
+
+    def _part(self, left: Site, right: Site, offset: float) -> Iterator[Piece]:
+        if isinstance(left, OuterSite) and isinstance(right, OuterSite):
+            yield from self._outer(left, right, offset)
+        elif isinstance(left, LookupSite) and isinstance(right, LookupSite):
+            signals = left.signals.to(self.dtype)
+            others = signals if right is left else right.signals.to(self.dtype)
+            inner = SameId(left.ids, right.ids, self.dtype)
+            yield PositionTracePiece(inner, signals, others) if self.trace else HalfPiece(inner, signals, others)
+        else:
+            rows = left.rows().to(self.dtype)
+            yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace)
+
+    # Outer products --------------------------------------------------------------------------------
+
+    def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
+        shape = Shape(
+            n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
+            i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
+        )  # fmt: skip
+        if offset == 0 and cheapest(shape) == "rows":
+            yield from self._outer_rows(left, right)
+            return
+        inputs = left.inputs.to(self.dtype)
+        others = inputs if right is left else right.inputs.to(self.dtype)
+        for group in range(left.groups):
+            s = left.signals[:, :, :, group].to(self.dtype)
+            t = s if right is left else right.signals[:, :, :, group].to(self.dtype)
+            v, w = inputs[:, :, group], others[:, :, group]
+            if shape.T == 1:
+                yield _one_position(v[:, 0], w[:, 0], s[:, :, 0], t[:, :, 0], offset, self.trace)
+            elif self.trace:
+                yield PositionTracePiece(Positions(v, w, offset), s, t)
+            else:
+                yield HalfPiece(Positions(v, w, offset), s, t)
+
+    def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
+        """Gradient rows, some output channels at a time."""
+        same = right is left
+        sides = [self._prepared(left)] if same else [self._prepared(left), self._prepared(right)]
+        bytes_each = (left.examples + right.examples) * left.directions * left.groups * left.fan_in * self.dtype.itemsize
+        step = max(1, min(left.fan_out, self.chunk // max(1, bytes_each)))
+        for start in range(0, left.fan_out, step):
+            rows = [_channel_rows(signals[..., start : start + step, :], inputs) for signals, inputs in sides]
+            yield RowPiece(rows[0], rows[-1], self.trace)
+
+    def _prepared(self, site: OuterSite) -> tuple[Float[Tensor, "n k g o T"], Float[Tensor, "n g T i"]]:
+        return site.signals.to(self.dtype).permute(0, 1, 3, 4, 2), site.inputs.to(self.dtype).transpose(1, 2)
+
+    # Several kinds of use of one parameter ---------------------------------------------------------
+
+    def _tied_parts(self, outer: tuple[OuterSite, ...], lookup: tuple[LookupSite, ...]) -> Iterator[Piece]:
+        yield from self._part(outer[0], outer[-1], 0.0)
+        yield from self._part(lookup[0], lookup[-1], 0.0)
+        for linear, table, flip in ((outer[0], lookup[-1], False), (outer[-1], lookup[0], True)):
+            inputs, signals = linear.inputs[:, :, 0].to(self.dtype), linear.signals[:, :, :, 0].to(self.dtype)
+            yield TiedPiece(inputs, signals, table.ids, table.signals.to(self.dtype), self.trace, flip)
+
+    def _summed_rows(self, left: Sequence[Site], right: Sequence[Site]) -> Iterator[Piece]:
+        rows = summed_rows(left).to(self.dtype)
+        yield RowPiece(rows, rows if right is left else summed_rows(right).to(self.dtype), self.trace)
+
+
+def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
+    """The gradient of a parameter over all its uses, in the parameter's own entries."""
+    size = max(_extent(site) for site in sites)
+    first = sites[0]
+    total: Tensor | None = None
+    for site in sites:
+        rows = site.rows()
+        if site.frame is not None:
+            index = site.frame.index().to(rows.device)
+            rows = rows.new_zeros(first.examples, first.directions, size).index_copy_(2, index, rows)
+        total = rows if total is None else total + rows
+    assert total is not None
+    return total
+
+
+def _extent(site: Site) -> int:
+    return site.entries if site.frame is None else int(torch.Size(site.frame.parameter[0]).numel())
+
+
+def _one_position(
+    v: Float[Tensor, "n i"], w: Float[Tensor, "m i"], s: Float[Tensor, "n k o"], t: Float[Tensor, "m k o"],
+    offset: float, trace: bool,
+) -> Piece:  # fmt: skip
+    inner = v @ w.T
+    if offset:
+        inner += offset
+    if not trace and _constant(s, t):
+        gram = s[0] @ s[0].T
+        if int(torch.count_nonzero(gram)) <= 2 * len(gram):
+            return ConstantSignalPiece(inner, gram)
+    return HadamardPiece(inner, s, t, trace)
+
+
+def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m k o"]) -> bool:
+    """All examples have the same signals; the last is looked at first, because it mostly settles the question."""
+    first = s[:1]
+    if not torch.equal(first[0], s[-1]) or not torch.equal(first[0], t[-1]):
+        return False
+    return bool((s == first).all()) and (t is s or bool((t == first).all()))
+
+
+def _channel_rows(signals: Float[Tensor, "n k g o T"], inputs: Float[Tensor, "n g T i"]) -> Float[Tensor, "n k p"]:
+    n, k, g, o, T = signals.shape
+    by_group = signals.transpose(1, 2).reshape(n * g, k * o, T)
+    rows = torch.bmm(by_group, inputs.reshape(n * g, T, -1))
+    return rows.reshape(n, g, k, -1).transpose(1, 2).reshape(n, k, -1)
+
+
+def _merge(sites: Sequence[Site]) -> dict[object, Site]:
+    """Uses of the same kind and frame become one site with all their positions; cross terms follow by themselves."""
+    grouped: dict[object, list[Site]] = {}
+    for site in sites:
+        kind: tuple[object, ...] = (type(site), site.frame)
+        if isinstance(site, OuterSite):
+            kind += (site.axes, site.order, site.groups, site.fan_in)
+        grouped.setdefault(kind, []).append(site)
+    return {key: _joined(uses) for key, uses in grouped.items()}
+
+
+def _joined(uses: Sequence[Site]) -> Site:
+    first = uses[0]
+    if len(uses) == 1:
+        return first
+    if isinstance(first, OuterSite):
+        outers = [use for use in uses if isinstance(use, OuterSite)]
+        inputs = torch.cat([use.inputs for use in outers], dim=1)
+        signals = torch.cat([use.signals for use in outers], dim=2)
+        return OuterSite(first.name, first.rule, first.frame, lambda: inputs, signals, first.fan_in, first.axes, first.order)
+    if isinstance(first, LookupSite):
+        lookups = [use for use in uses if isinstance(use, LookupSite)]
+        ids = torch.cat([use.ids for use in lookups], dim=1)
+        signals = torch.cat([use.signals for use in lookups], dim=2)
+        return LookupSite(first.name, first.rule, first.frame, ids, signals, first.table)
+    total = first.rows().clone()
+    for use in uses[1:]:
+        total += use.rows()
+    return RowSite(first.name, first.rule, first.frame, total)
+
+
+def _independent(keys: Sequence[object]) -> bool:
+    """No two parts of the parameter overlap: one part, or views of disjoint entries (q, k, v of one projection)."""
+    unique = list(dict.fromkeys(keys))
+    if len(unique) == 1:
+        return True
+    frames = [key[1] for key in unique]  # type: ignore[index]
+    if any(frame is None for frame in frames):
+        return False
+    covered = [torch.zeros(int(torch.Size(f.parameter[0]).numel()), dtype=torch.bool) for f in frames]
+    for cover, frame in zip(covered, frames, strict=True):
+        cover[frame.index()] = True
+    return not any(bool((a & b).any()) for a, b in combinations(covered, 2))
+
+
+def _tied(
+    left: dict[object, Site], right: dict[object, Site]
+) -> tuple[tuple[OuterSite, ...], tuple[LookupSite, ...]] | None:
+    """Exactly one linear and one lookup part over the same whole table, on both sides."""
+    outer, lookup = [], []
+    for parts in (left, right):
+        if len(parts) != 2:
+            return None
+        for site in parts.values():
+            if isinstance(site, OuterSite) and site.frame is None and site.order == (0, 1) and site.groups == 1:
+                outer.append(site)
+            elif isinstance(site, LookupSite) and site.frame is None:
+                lookup.append(site)
+    return (tuple(outer), tuple(lookup)) if len(outer) == len(lookup) == 2 else None
+
+
+def _fusible_biases(
+    left: dict[str, tuple[Site, ...]], right: dict[str, tuple[Site, ...]]
+) -> dict[str, str]:
+    """weight name -> bias name, where both see the very same signals at one position: ``K = (Q + 1) ∘ (S Sᵀ)``."""
+    memory = {}
+    for name, sites in left.items():
+        if len(sites) == 1 and isinstance(sites[0], RowSite) and sites[0].rule == "bias" and len(right[name]) == 1:
+            memory[sites[0].gradient.data_ptr(), sites[0].gradient.shape] = name
+    fused = {}
+    for name, sites in left.items():
+        site = sites[0] if len(sites) == 1 and len(right[name]) == 1 else None
+        if isinstance(site, OuterSite) and site.positions == 1 and site.groups == 1:
+            key = site.signals.data_ptr(), torch.Size((site.examples, site.directions, site.fan_out))
+            if key in memory and _same_signals(right[name][0], right[memory[key]][0]):
+                fused[name] = memory.pop(key)
+    return fused
+
+
+def _same_signals(outer: Site, bias: Site) -> bool:
+    return (
+        isinstance(outer, OuterSite)
+        and isinstance(bias, RowSite)
+        and outer.positions == 1
+        and outer.signals.data_ptr() == bias.gradient.data_ptr()
+        and outer.signals.numel() == bias.gradient.numel()
+    )

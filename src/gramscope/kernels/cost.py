@@ -1,0 +1,56 @@
+"""What each way of contracting a weight site costs, and which is cheapest.
+
+For one pair of examples with k directions, T positions, g groups, fan-in i and fan-out o (multiply-adds):
+
+===========  =======================================  ==========================================
+method       full kernel                              trace over outputs
+===========  =======================================  ==========================================
+rows         k²·g·o·i                                 k·g·o·i
+positions    T²·g·i + k²·T²·g·o                       T²·g·i + k·T²·g·o
+half         T²·g·i + k·T²·g·o + k²·T·g·o             (as positions)
+===========  =======================================  ==========================================
+
+``rows`` forms each example's gradient first, which costs k·T·g·o·i once an example; it wins where positions are many.
+``half`` contracts the input Gram matrix with one side's signals before it meets the other side.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Method = Literal["rows", "positions", "half"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one contraction: n and m examples, k directions, T positions, g groups, fan-in i, fan-out o."""
+
+    n: int
+    m: int
+    k: int
+    T: int
+    g: int
+    i: int
+    o: int
+    symmetric: bool
+    trace: bool
+
+
+def flops(shape: Shape, method: Method) -> int:
+    """Floating-point operations of the matrix products, two for each multiply-add; the pairs halved if symmetric."""
+    pairs = shape.n * (shape.n + 1) // 2 if shape.symmetric else shape.n * shape.m
+    k, T, g, i, o = shape.k, shape.T, shape.g, shape.i, shape.o
+    outputs = k if shape.trace else k * k
+    examples = shape.n if shape.symmetric else shape.n + shape.m
+    if method == "rows":
+        return 2 * (pairs * outputs * g * o * i + examples * k * T * g * o * i)
+    if method == "positions":
+        return 2 * pairs * T * T * g * (i + outputs * o)
+    return 2 * pairs * (T * T * g * i + k * T * T * g * o + outputs * T * g * o)
+
+
+def cheapest(shape: Shape) -> Method:
+    """The method with the fewest operations; ties go to the simplest."""
+    if shape.T == 1:
+        return "rows" if flops(shape, "rows") < flops(shape, "positions") else "positions"
+    rival: Method = "positions" if shape.trace else "half"
+    return "rows" if flops(shape, "rows") <= flops(shape, rival) else rival

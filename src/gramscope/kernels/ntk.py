@@ -1,0 +1,196 @@
+"""The empirical neural tangent kernel, site by site, without a Jacobian."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.capture import Snapshot, capture
+from gramscope.capture.capture import Coupled, Precision
+from gramscope.capture.network import Outputs, slice_examples
+from gramscope.capture.surroundings import exact_arithmetic
+from gramscope.kernels.assemble import Assembly
+from gramscope.kernels.memory import Block, Plan, make_plan
+from gramscope.kernels.pieces import ConstantSignalPiece, HadamardPiece, HalfPiece, Piece, TiedPiece, strips
+
+Reduce = Literal["none", "trace"]
+# Rows of the kernel matrix computed in one go: a strip should stay in the CPU's cache, or fill the GPU.
+STRIP_ROWS = {"cpu": 320, "cuda": 2560}
+STRIP_EXAMPLES = 16  # for pieces that loop over examples
+LIGHT = (HadamardPiece, ConstantSignalPiece)
+
+
+@overload
+def ntk(model: nn.Module, x: Any, x2: Any = None, reduce: Reduce = "none", by_site: Literal[False] = False, **options: Any) -> Tensor: ...
+@overload
+def ntk(model: nn.Module, x: Any, x2: Any = None, reduce: Reduce = "none", *, by_site: Literal[True], **options: Any) -> dict[str, Tensor]: ...
+
+
+def ntk(
+    model: nn.Module,
+    x: Any,
+    x2: Any = None,
+    reduce: Reduce = "none",
+    by_site: bool = False,
+    outputs: Outputs = None,
+    memory: int | None = None,
+    precision: Precision = None,
+    frozen: bool = False,
+    coupled: Coupled = "refuse",
+) -> Tensor | dict[str, Tensor]:
+    """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``.
+
+    Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the cheapest
+    of three orders (see ``gramscope.kernels.cost``); one backward pass for each output, whatever the number of examples.
+
+    Args:
+        model: any module.
+        x, x2: examples of the rows and of the columns (the same if x2 is None); a tensor, a tuple or a dict.
+        reduce: "none" gives (n, C, m, C); "trace" sums over equal outputs and gives (n, m).
+        by_site: a dict parameter name -> kernel of that parameter alone; they sum to the total.
+        outputs: columns of the flattened output, or a function of (model, x) that returns (n, ...).
+        memory: bytes to stay within; half of what is free if None. Results do not depend on it but for rounding.
+        precision, frozen, coupled: see ``gramscope.capture``.
+
+    References: Jacot et al. 2018 (arXiv:1806.07572); the site form is theory 1 of the docs, ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model = torch.nn.Linear(3, 2, bias=False)
+        >>> x = torch.eye(3)
+        >>> gs.ntk(model, x, reduce="trace")
+        tensor([[2., 0., 0.],
+                [0., 2., 0.],
+                [0., 0., 2.]])
+    """
+    if reduce not in ("none", "trace"):
+        raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
+    options: dict[str, Any] = {"outputs": outputs, "frozen": frozen, "precision": precision}
+    plan = make_plan(model, x, x2, trace=reduce == "trace", blocked=coupled == "refuse", memory=memory, **options)
+    take = partial(capture, model, coupled=coupled, **options)
+    job = _Job(take, plan, trace=reduce == "trace", by_site=by_site)
+    with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
+        kernels = job.run(x, x2)
+    return kernels if by_site else kernels[""]
+
+
+@dataclass
+class _Job:
+    """Captures blocks of examples and adds up their kernels."""
+
+    take: partial[Snapshot]
+    plan: Plan
+    trace: bool
+    by_site: bool
+
+    def run(self, x: Any, x2: Any) -> dict[str, Tensor]:
+        symmetric = x2 is None
+        kernels: dict[str, Tensor] = {}
+        for place, mine in enumerate(self.plan.rows):
+            left = self._capture(x, self.plan.n, mine)
+            kernels = kernels or self._allocate(left)
+            others = self.plan.rows[place:] if symmetric else self.plan.columns
+            for theirs in others:
+                if self.trace and theirs.outputs != mine.outputs:
+                    continue
+                same = symmetric and theirs is mine
+                right = left if same else self._capture(x if symmetric else x2, self.plan.m, theirs)
+                self._add(left, right, mine, theirs, kernels)
+        if symmetric:
+            for kernel in kernels.values():
+                _mirror(kernel.view(self.plan.n * self._width, self.plan.m * self._width))
+        return kernels
+
+    @property
+    def _width(self) -> int:
+        return 1 if self.trace else self.plan.outputs
+
+    def _capture(self, x: Any, n: int, block: Block) -> Snapshot:
+        part = x if block.examples == (0, n) else slice_examples(x, n, slice(*block.examples))
+        if block.outputs == (0, self.plan.outputs):
+            return self.take(part)
+        size = block.examples[1] - block.examples[0]
+        some = torch.eye(self.plan.outputs)[slice(*block.outputs), None, :].expand(-1, size, -1)
+        return self.take(part, directions=some)
+
+    def _allocate(self, snapshot: Snapshot) -> dict[str, Tensor]:
+        n, m, width = self.plan.n, self.plan.m, snapshot.outputs.shape[1]
+        self.plan = self.plan.with_outputs(width)
+        shape = (n, m) if self.trace else (n, width, m, width)
+        names = snapshot.parameters if self.by_site else [""]
+        like = snapshot.outputs
+        return {name: torch.zeros(shape, dtype=_kernel_dtype(like.dtype), device=like.device) for name in names}
+
+    def _add(self, left: Snapshot, right: Snapshot, mine: Block, theirs: Block, kernels: dict[str, Tensor]) -> None:
+        """Add the kernel of two blocks to its place; only the upper half of a symmetric one."""
+        width = self._width
+        dtype = next(iter(kernels.values())).dtype
+        assembly = Assembly(self.trace, dtype, self.plan.chunk)
+        tiles = {name: _Tile.of(kernel, mine, theirs, width) for name, kernel in kernels.items()}
+        light: list[tuple[Tensor, Piece]] = []
+        for name, piece in assembly.pieces(left, right, fuse=not self.by_site):
+            target = tiles[name if self.by_site else ""].matrix
+            if isinstance(piece, LIGHT):
+                light.append((target, piece))
+            else:
+                self._add_strips([(target, piece)], left.examples, right.examples, right is left)
+        self._add_strips(light, left.examples, right.examples, right is left)
+        for tile in tiles.values():
+            tile.put_back()
+
+    def _add_strips(self, work: Sequence[tuple[Tensor, Piece]], n: int, m: int, upper: bool) -> None:
+        for target, size in {(id(t), _strip(p, t, n)): (t, _strip(p, t, n)) for t, p in work}.values():
+            mine = [p for t, p in work if t is target and _strip(p, t, n) == size]
+            c, d = len(target) // n, target.shape[1] // m
+            for start, stop in strips(n, size):
+                columns = (start if upper else 0, m)
+                for piece in mine:
+                    piece.add(target[start * c : stop * c, columns[0] * d :], (start, stop), columns)
+
+
+@dataclass
+class _Tile:
+    """The part of a kernel that two blocks fill, as a matrix; a copy where it is no contiguous range of rows."""
+
+    part: Tensor
+    matrix: Tensor
+
+    @classmethod
+    def of(cls, kernel: Tensor, mine: Block, theirs: Block, width: int) -> "_Tile":
+        (r0, r1), (c0, c1) = mine.examples, theirs.examples
+        if kernel.dim() == 2:
+            part = kernel[r0:r1, c0:c1]
+            return cls(part, part)
+        if mine.outputs == theirs.outputs == (0, width):
+            matrix = kernel.view(len(kernel) * width, -1)[r0 * width : r1 * width, c0 * width : c1 * width]
+            return cls(matrix, matrix)
+        part = kernel[r0:r1, slice(*mine.outputs), c0:c1, slice(*theirs.outputs)]
+        return cls(part, part.new_zeros(part.shape[0] * part.shape[1], part.shape[2] * part.shape[3]))
+
+    def put_back(self) -> None:
+        if self.matrix is not self.part:
+            self.part.add_(self.matrix.view(self.part.shape))
+
+
+def _strip(piece: Piece, target: Tensor, n: int) -> int:
+    """Examples in one strip of rows."""
+    if isinstance(piece, HalfPiece | TiedPiece):
+        return STRIP_EXAMPLES
+    return max(1, STRIP_ROWS.get(target.device.type, 2560) * n // len(target))
+
+
+def _mirror(matrix: Tensor, size: int = 512) -> None:
+    """Copy the upper triangle of a symmetric matrix onto the lower one."""
+    for start, stop in strips(len(matrix), size):
+        corner = matrix[start:stop, start:stop]
+        corner.copy_(corner.triu() + corner.triu(1).T)
+        matrix[stop:, start:stop] = matrix[start:stop, stop:].T
+
+
+def _kernel_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half-precision networks are contracted in float32."""
+    return torch.promote_types(dtype, torch.float32)

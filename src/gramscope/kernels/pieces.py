@@ -1,0 +1,174 @@
+"""Pieces of a kernel: each adds its share to any block of examples of the kernel matrix.
+
+The kernel is a matrix of blocks: row block μ, column block ν, each (c, c) with c the number of outputs that stay open
+(k for a full kernel, 1 for a trace). A piece holds what it needs in the layout its matrix products want.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Range = tuple[int, int]
+
+
+class Piece(Protocol):
+    """Adds ``K[rows, cols]`` to ``out``, a (possibly strided) view with (r1-r0)·c rows."""
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None: ...
+
+
+class RowPiece:
+    """``K = J Jᵀ`` for gradient rows J."""
+
+    def __init__(self, left: Float[Tensor, "n k p"], right: Float[Tensor, "m k p"], trace: bool) -> None:
+        self.block = 1 if trace else left.shape[1]
+        self.left = left.reshape(len(left) * self.block, -1)
+        self.right = self.left if right is left else right.reshape(len(right) * self.block, -1)
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        c = self.block
+        out.addmm_(self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * c : cols[1] * c].T)
+
+
+class HadamardPiece:
+    """``K = Q ∘ (S Sᵀ)``: one position an example, Q the Gram matrix of the inputs."""
+
+    def __init__(
+        self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m k o"], trace: bool
+    ) -> None:
+        self.block = 1 if trace else left.shape[1]
+        self.left = left.reshape(len(left) * self.block, -1)
+        self.right = self.left if right is left else right.reshape(len(right) * self.block, -1)
+        # Q with each column repeated c times, so that the product below runs along whole rows of memory.
+        self.inner = inner.repeat_interleave(self.block, dim=1)
+        self.buffer = left.new_empty(0)
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        c = self.block
+        left, right = self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * c : cols[1] * c]
+        size = len(left) * len(right)
+        if self.buffer.numel() < size:
+            self.buffer = left.new_empty(size)
+        outer = torch.mm(left, right.T, out=self.buffer[:size].view(len(left), len(right)))
+        inner = self.inner[rows[0] : rows[1], None, cols[0] * c : cols[1] * c]
+        out.unflatten(0, (-1, c)).addcmul_(inner, outer.unflatten(0, (-1, c)))
+
+
+class ConstantSignalPiece:
+    """``K = Q ⊗ G``: signals that are the same for all examples (a last layer), with few non-zero entries in G."""
+
+    def __init__(self, inner: Float[Tensor, "n m"], gram: Float[Tensor, "c c"]) -> None:
+        self.inner, self.gram = inner, gram
+        self.entries = [(int(a), int(b), float(gram[a, b])) for a, b in gram.nonzero()]
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        c = len(self.gram)
+        inner = self.inner[rows[0] : rows[1], cols[0] : cols[1]]
+        for a, b, value in self.entries:
+            out[a::c, b::c].add_(inner, alpha=value)
+
+
+class Positions:
+    """Which positions of two examples see alike inputs: the Gram matrix of site inputs, block by block."""
+
+    def __init__(self, left: Float[Tensor, "n T i"], right: Float[Tensor, "m T i"], offset: float = 0.0) -> None:
+        self.left, self.right, self.offset = left.contiguous(), right.contiguous(), offset
+
+    def block(self, rows: Range, cols: Range) -> Float[Tensor, "mS nT"]:
+        """(columns · positions, rows · positions)."""
+        right = self.right[cols[0] : cols[1]].flatten(0, 1)
+        gram = right @ self.left[rows[0] : rows[1]].flatten(0, 1).T
+        return gram.add_(self.offset) if self.offset else gram
+
+
+class SameId:
+    """The same for an embedding: one where both positions looked up the same row."""
+
+    def __init__(self, left: Int[Tensor, "n T"], right: Int[Tensor, "m T"], dtype: torch.dtype) -> None:
+        self.left, self.right, self.dtype = left, right, dtype
+
+    def block(self, rows: Range, cols: Range) -> Float[Tensor, "mS nT"]:
+        right, left = self.right[cols[0] : cols[1]].flatten(), self.left[rows[0] : rows[1]].flatten()
+        return (right[:, None] == left[None, :]).to(self.dtype)
+
+
+class HalfPiece:
+    """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``: Q meets one side's signals first."""
+
+    def __init__(
+        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m k S o"]
+    ) -> None:
+        self.inner = inner
+        self.left = left.contiguous()
+        self.right = self.left if right is left else right.contiguous()
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        k, T = self.left.shape[1:3]
+        m = cols[1] - cols[0]
+        gram = self.inner.block(rows, cols)
+        right = self.right[cols[0] : cols[1]].flatten(2)  # (m, k, S·o)
+        for place in range(rows[1] - rows[0]):
+            mine = gram[:, place * T : (place + 1) * T]  # (m·S, T)
+            carried = torch.matmul(mine, self.left[rows[0] + place])  # (k, m·S, o)
+            carried = carried.reshape(k, m, -1).transpose(0, 1)  # (m, k, S·o)
+            share = torch.bmm(carried, right.transpose(1, 2))  # (m, k, k)
+            out[place * k : (place + 1) * k].unflatten(1, (m, k)).add_(share.transpose(0, 1))
+
+
+class PositionTracePiece:
+    """``K_μν = Σ_pq Q_{μp,νq} Σ_c s_{μcp} · s_{νcq}``."""
+
+    def __init__(
+        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m k S o"]
+    ) -> None:
+        self.inner = inner
+        self.left = left.transpose(1, 2).flatten(2).contiguous()  # (n, T, k·o)
+        self.right = self.left if right is left else right.transpose(1, 2).flatten(2).contiguous()
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        left = self.left[rows[0] : rows[1]].flatten(0, 1)
+        right = self.right[cols[0] : cols[1]].flatten(0, 1)
+        both = torch.mm(right, left.T).mul_(self.inner.block(rows, cols))
+        sums = both.unflatten(0, (cols[1] - cols[0], -1)).unflatten(2, (rows[1] - rows[0], -1)).sum((1, 3))
+        out.add_(sums.T)
+
+
+class TiedPiece:
+    """The cross term of a table used both as an embedding and as a linear layer (tied input and output weights).
+
+    ``K_{μc,νd} = Σ_pq s_{μcp}[id_νq] (v_μp · t_νdq)``: linear signals s and inputs v on one side, ids and lookup
+    signals t on the other. ``flip`` puts the linear side on the columns.
+    """
+
+    def __init__(
+        self, inputs: Float[Tensor, "n T i"], signals: Float[Tensor, "n k T table"], ids: Int[Tensor, "m S"],
+        looked_up: Float[Tensor, "m k S i"], trace: bool, flip: bool,
+    ) -> None:  # fmt: skip
+        self.inputs, self.signals, self.ids, self.looked_up = inputs, signals, ids, looked_up
+        self.trace, self.flip = trace, flip
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        linear, table = (cols, rows) if self.flip else (rows, cols)
+        k = 1 if self.trace else self.signals.shape[1]
+        v, s = self.inputs[linear[0] : linear[1]], self.signals[linear[0] : linear[1]]
+        for place in range(table[1] - table[0]):
+            ids, t = self.ids[table[0] + place], self.looked_up[table[0] + place]
+            at_ids = s.index_select(3, ids)  # (n, k, T, S)
+            aligned = torch.einsum("nTi,kSi->nTkS", v, t)
+            if self.trace:
+                share = torch.einsum("nkTS,nTkS->n", at_ids, aligned)[:, None]
+            else:
+                share = torch.einsum("nkTS,nTjS->nkj", at_ids, aligned).flatten(0, 1)
+            if self.flip:
+                out[place * k : (place + 1) * k].add_(share.T)
+            else:
+                out[:, place * k : (place + 1) * k].add_(share)
+
+
+def strips(n: int, size: int) -> Iterator[Range]:
+    """Ranges of at most ``size`` that cover 0..n."""
+    for start in range(0, n, size):
+        yield start, min(n, start + size)
