@@ -92,6 +92,7 @@ class Row:
     name: str
     skipped: str | None = None
     seconds: float | None = None
+    best: float | None = None
     runs: list[float] = field(default_factory=list)
     ratio: float | None = None
     peak_bytes: int | None = None
@@ -139,6 +140,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help=f"all, none, or some of: {', '.join(peers.PEERS)}",
     )
     parser.add_argument("--quick", action="store_true", help="small batches, two repeats: does it run?")
+    parser.add_argument("--profile", action="store_true", help="print where gramscope's time goes, by operator")
     parser.add_argument("--json", metavar="OUT", help="write every row there")
     options = parser.parse_args(argv)
     if options.quick:
@@ -160,6 +162,9 @@ def run_group(
     contest.time(ready, options.repeat)
     contest.finish()
     print(contest.table(), flush=True)
+    for name, entry in ready:
+        if options.profile and name == peers.OURS:
+            print(timing.top_costs(entry.run, device), flush=True)
     facts = {"floor_flop": contest.floor.total if contest.floor else None, "rate": contest.rate.best}
     return contest.rows, facts
 
@@ -249,6 +254,7 @@ class Contest:
         timed = [row for row in self.rows if row.runs]
         for row in timed:
             row.seconds = statistics.median(row.runs)
+            row.best = min(row.runs)
             row.ratio = row.seconds / statistics.median(timed[0].runs)
             if row.flop:
                 row.of_rate = row.flop / row.seconds / self.rate.best
@@ -284,9 +290,9 @@ class Contest:
                 f"{self.floor.signals / 1e9:.1f}, layer kernels {self.floor.grams / 1e9:.1f} by {', '.join(methods)})"
             )
         lines.append(f"  matmul rate {self.rate.best / 1e9:.0f} GFLOP/s" + self._floor_seconds())
-        columns = ("", "seconds", "ratio", "peak MB", "GFLOP", "GFLOP/s", "of rate", "x floor", "error", "difference")
+        columns = ("", "seconds", "best", "ratio", "peak MB", "GFLOP", "GFLOP/s", "of rate", "x floor", "error", "difference")
         width = max(len(row.name) for row in self.rows)
-        form = f"  {{:<{width}}}" + " {:>9}" * 8 + " {:>10}"
+        form = f"  {{:<{width}}}" + " {:>9}" * 9 + " {:>10}"
         lines.append(form.format(*columns))
         for row in self.rows:
             lines.append(f"  {row.name:<{width}}   {row.skipped}" if row.skipped else form.format(*cells(row)))
@@ -304,6 +310,7 @@ def cells(row: Row) -> list[str]:
     return [
         row.name,
         show(row.seconds, ".4f"),
+        show(row.best, ".4f"),
         show(row.ratio, ".2f"),
         show(row.peak_bytes and row.peak_bytes / 1e6, ".0f"),
         show(flop and flop / 1e9, ".1f"),

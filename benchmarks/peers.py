@@ -68,9 +68,19 @@ class FlopCounter(TorchDispatchMode):
                 return parts
         out = func(*args, **kwargs)
         formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
+        if func is torch.ops.aten.convolution_backward.default:
+            # torch's formula counts a grouped weight gradient once too often per group, and vmap
+            # turns per-example gradients into groups.
+            self.total += 2.0 * _backward_macs(*args)
+        elif formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
         return out
+
+
+def _backward_macs(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    transposed, mask = rest[4], rest[7]
+    positions = x.numel() if transposed else grad.numel()
+    return positions * weight[0].numel() * (mask[0] + mask[1])
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,9 @@ def nngeometry(problem: Problem) -> Iterator[Contestant]:
     if problem.reduce == "trace":
         raise Unavailable("computes the full kernel only")
     gram = _load("nngeometry.gram")
+    convolutional = any(isinstance(m, nn.Conv2d) for m in problem.model.modules())
+    if convolutional and (len(problem.x) > 16 or problem.parameters > 1e6):
+        raise Unavailable("not run: two example gradients per layer and pair of outputs, minutes at this size")
     model = copy.deepcopy(problem.model)  # if it fails, its hooks stay on the model
     layers = _load("nngeometry.layercollection").LayerCollection.from_model(model)
     data = torch.utils.data.TensorDataset(problem.x.clone())

@@ -48,6 +48,22 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     return _sampled_peak(call) - before
 
 
+def top_costs(call: Callable[[], object], device: torch.device, rows: int = 12) -> str:
+    """torch.profiler's table of the operators with the most time of their own, by input shape."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    call()
+    with profile(activities=activities, record_shapes=True) as profiler:
+        call()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+    averages = profiler.key_averages(group_by_input_shape=True)
+    return str(averages.table(sort_by=order, row_limit=rows, max_name_column_width=40, max_shapes_column_width=70))
+
+
 def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

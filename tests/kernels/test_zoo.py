@@ -7,6 +7,7 @@ float32, 1e-5: the reference takes the float32 weights cast up, so only the arit
 autograd stays below 3e-6 on every case (test_reference.py measures it).
 """
 
+import re
 from functools import cache
 
 import pytest
@@ -181,16 +182,50 @@ def pick(x, rows):
 # --- memory
 
 
-@pytest.mark.parametrize("budget", [2_000, 16_000])
 @pytest.mark.parametrize("name", REPRESENTATIVE)
-def test_small_memory_budgets_change_nothing(name, budget):
+def test_small_memory_budgets_change_nothing(name):
+    """The smallest budget accepted forces the smallest blocks; three times as much, uneven ones."""
     case, model, x, x2 = built(name)
-    got = gs.ntk(model, x, memory=budget, by_site=True, outputs=case.outputs)
-    assert_sites_close(got, exact_sites(name), tolerance(case, torch.float64))
-    cross = gs.ntk(model, x, x2, memory=budget, outputs=case.outputs)
-    assert_kernel_close(cross, exact(name, cross=True), tolerance(case, torch.float64))
-    trace = gs.ntk(model, x, memory=budget, reduce="trace", outputs=case.outputs)
-    assert_kernel_close(trace, traced(exact(name)), tolerance(case, torch.float64))
+    want, cross = exact_sites(name), exact_sites(name, cross=True)
+    for second, kernels in ((None, want), (x2, cross)):
+        for options in ({"by_site": True}, {}, {"reduce": "trace"}):
+            for factor in (1, 3):
+                budget = factor * smallest_budget(model, x, second, outputs=case.outputs, **options)
+                got = gs.ntk(model, x, second, memory=budget, outputs=case.outputs, **options)
+                if "by_site" in options:
+                    assert_sites_close(got, kernels, tolerance(case, torch.float64))
+                else:
+                    total = sum(kernels.values())
+                    total = traced(total) if "reduce" in options else total
+                    assert_kernel_close(
+                        got, total, tolerance(case, torch.float64), name=f"kernel in {budget} bytes"
+                    )
+
+
+def smallest_budget(model, x, x2, **options):
+    """The bytes that the refusal of one byte asks for."""
+    with pytest.raises(ValueError, match=r"at least [\d,]+ bytes") as caught:
+        gs.ntk(model, x, x2, memory=1, **options)
+    return int(re.search(r"at least ([\d,]+) bytes", str(caught.value))[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("name", ["mlp_relu", "conv_deep", "gpt_tied", "lstm"])
+def test_any_budget_gives_the_same(name):
+    """From one example and output at a time to all at once, more examples than anywhere else."""
+    case, model, _, _ = built(name)
+    x = case.x(7) if name in ("gpt_tied",) else case.x(7).double()
+    want = reference_ntk(model, x)
+    for budget in (30_000, 100_000, 300_000, 1_000_000, 10_000_000):
+        if budget > 2 * smallest_budget(model, x, None):
+            assert_kernel_close(
+                gs.ntk(model, x, memory=budget), want, 1e-12, name=f"kernel in {budget} bytes"
+            )
+        assert_kernel_close(
+            gs.ntk(model, x, memory=budget, reduce="trace"),
+            traced(want),
+            1e-12,
+            name=f"trace in {budget} bytes",
+        )
 
 
 # --- outputs
@@ -257,13 +292,18 @@ def test_float64_asked_of_a_float32_model(name):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_float32_asked_of_a_float64_model(precision):
+@pytest.mark.parametrize("precision", [None, "float32", "tf32"])
+def test_a_float64_model_is_never_rounded(precision):
     _, model, x, _ = built("mlp_tanh")
+    assert_kernel_close(gs.ntk(model, x, precision=precision), exact("mlp_tanh"), 1e-12)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_float32_by_name(precision):
+    _, model, x, _ = built("mlp_tanh", torch.float32)
     got = gs.ntk(model, x, precision=precision)
     assert got.dtype == torch.float32
-    assert_kernel_close(got, exact("mlp_tanh"), 1e-5)  # there is no tf32 on a CPU
-    assert all(p.dtype == torch.float64 for p in model.parameters())
+    assert_kernel_close(got, exact("mlp_tanh", torch.float32), 1e-5)  # there is no tf32 on a CPU
 
 
 # --- frozen, unused and unreached parameters
@@ -322,7 +362,7 @@ def test_coupled_examples_exactly(name):
     _, model, x, x2 = built(name)
     assert_sites_close(gs.ntk(model, x, by_site=True, coupled="exact"), exact_sites(name), 1e-12)
     assert_kernel_close(gs.ntk(model, x, reduce="trace", coupled="exact"), traced(exact(name)), 1e-12)
-    assert_kernel_close(gs.ntk(model, x, memory=2_000, coupled="exact"), exact(name), 1e-12)
+    assert_kernel_close(gs.ntk(model, x, memory=20_000, coupled="exact"), exact(name), 1e-12)
     if name != "contrastive_similarities":  # its number of outputs is the number of examples
         assert_kernel_close(gs.ntk(model, x, x2, coupled="exact"), exact(name, cross=True), 1e-12)
 

@@ -28,6 +28,14 @@ def matrix(rows: int, cols: int, dtype: torch.dtype, device: str = "cpu", seed: 
     return gaussian(rows, cols, rng=generator(seed), dtype=dtype, device=device)
 
 
+def with_spectrum(values: Tensor, seed: int = 100) -> Dense:
+    """A symmetric matrix with these eigenvalues and random eigenvectors."""
+    n = len(values)
+    basis = torch.linalg.qr(matrix(n, n, torch.float64, seed=seed)).Q
+    whole = (basis * values.double()) @ basis.mT
+    return Dense(((whole + whole.mT) / 2).to(values.dtype), symmetric=True)
+
+
 def _dense(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
     a = matrix(6, 4, dtype, device)
     return Dense(a, Axes(example=3, output=2), Axes(parameter=4)), a
@@ -124,7 +132,9 @@ def _hadamard_thick(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Te
 
 
 def _function(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    op = Function(lambda x: x.cumsum(0), lambda y: y.flip(0).cumsum(0).flip(0), 5, 5, dtype=dtype, device=device)
+    op = Function(
+        lambda x: x.cumsum(0), lambda y: y.flip(0).cumsum(0).flip(0), 5, 5, dtype=dtype, device=device
+    )
     return op, torch.ones((5, 5), dtype=dtype, device=device).tril()
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from linalg.operator_cases import matrix
 
 from gramscope.base.axes import Axes
 from gramscope.linalg import (
@@ -19,6 +18,7 @@ from gramscope.linalg import (
     Sum,
     Zero,
 )
+from linalg.operator_cases import matrix
 
 F64 = torch.float64
 A = Dense(matrix(3, 3, F64))
@@ -120,7 +120,9 @@ def test_errors_name_the_axes() -> None:
         left @ A
     with pytest.raises(ValueError, match="terms of a Sum must have the same axes"):
         left + left.T
-    with pytest.raises(ValueError, match=r"match the columns Axes\(example=3, time=2\) of Dense, got \(3, 2\)") as shape:
+    with pytest.raises(
+        ValueError, match=r"match the columns Axes\(example=3, time=2\) of Dense, got \(3, 2\)"
+    ) as shape:
         left @ matrix(3, 2, F64)
     assert "A.cols.flatten(x)" in str(shape.value)
     with pytest.raises(TypeError, match=r"float64 on cpu like Dense, got torch.float32"):

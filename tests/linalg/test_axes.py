@@ -78,7 +78,7 @@ def test_flatten_undoes_unflatten(sizes: list[int]) -> None:
 
 
 def test_bad_sizes_and_shapes_are_named() -> None:
-    with pytest.raises(TypeError, match="int as its size, got 2.0"):
+    with pytest.raises(TypeError, match=r"2\.0"):
         Axes(a=2.0)
     with pytest.raises(TypeError, match="int as its size, got True"):
         Axes(a=True)

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conformance import assert_close, assert_operator_conforms
-from linalg.operator_cases import matrix
 from torch import Tensor
 
+from conformance import assert_close, assert_operator_conforms
 from gramscope.base.axes import Axes
 from gramscope.linalg import Dense, Identity, LinearOperator
+from linalg.operator_cases import matrix
 
 A = matrix(4, 3, torch.float64)
 SQUARE = matrix(4, 4, torch.float64, seed=1)
@@ -71,7 +71,7 @@ class _ReturnsItsArgument(Identity):
 
 class _FailsOnNoColumns(Dense):
     def _matmat(self, x: Tensor) -> Tensor:
-        assert x.shape[1] > 0
+        assert x.shape[1] > 0, "no columns"
         return super()._matmat(x)
 
 
@@ -119,7 +119,7 @@ BROKEN: dict[str, tuple[Callable[[], LinearOperator], str]] = {
     "overwrites its argument": (lambda: _Overwrites(A), "neither change its argument|and dense @ x"),
     "returns its argument": (lambda: _ReturnsItsArgument(3, dtype=torch.float64), "return a view of it"),
     "forgets a column": (lambda: _ForgetsOneColumn(A), "matmat of 3 columns"),
-    "fails on no columns": (lambda: _FailsOnNoColumns(A), ""),
+    "fails on no columns": (lambda: _FailsOnNoColumns(A), "no columns"),
     "casts silently": (lambda: _Casts(A), "another dtype must be refused"),
     "accepts any size": (lambda: _AcceptsAnySize(A), "must be refused|must raise"),
     "wrong axes of the adjoint": (lambda: _WrongAxes(A, Axes(a=4), Axes(b=3)), "swap rows and cols"),

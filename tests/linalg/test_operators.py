@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from conformance import assert_operator_conforms
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linalg.operator_cases import CASES, matrix
 
 import gramscope.linalg as linalg
+from conformance import assert_operator_conforms
 from gramscope.base.axes import Axes
 from gramscope.linalg import (
     Block,
@@ -22,6 +21,7 @@ from gramscope.linalg import (
     LowRank,
     Zero,
 )
+from linalg.operator_cases import CASES, matrix
 
 DTYPES = [torch.float64, torch.float32]
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
@@ -60,7 +60,10 @@ def test_kronecker_of_any_factors(sizes: list[tuple[int, int]]) -> None:
 @FEW
 @given(heights=st.lists(SIZES, min_size=1, max_size=3), widths=st.lists(SIZES, min_size=1, max_size=3))
 def test_block_of_any_grid(heights: list[int], widths: list[int]) -> None:
-    grid = [[matrix(h, w, torch.float64, seed=10 * i + j) for j, w in enumerate(widths)] for i, h in enumerate(heights)]
+    grid = [
+        [matrix(h, w, torch.float64, seed=10 * i + j) for j, w in enumerate(widths)]
+        for i, h in enumerate(heights)
+    ]
     assert_operator_conforms(Block(grid), torch.cat([torch.cat(line, dim=1) for line in grid]))
     assert_operator_conforms(BlockDiagonal(*grid[0]), torch.block_diag(*grid[0]))
 

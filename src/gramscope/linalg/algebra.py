@@ -92,6 +92,9 @@ class Scaled(LinearOperator):
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self.scalar * self.operator._adjoint_matmat(x)
 
+    def adjoint(self) -> LinearOperator:
+        return self if self.symmetric else Scaled(self.scalar, self.operator.adjoint())
+
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
         return self.scalar * self.operator.dense(block=block)
 

@@ -85,7 +85,9 @@ def eigenvalues_top(
     width = min(n, block * (2 if end == "both" else 1))
     limit = _width_limit(width, max_basis)
     tol = default_tolerance(op.dtype) if tol is None else tol
-    fresh = gaussian(n, width, rng=generator(child_seed(seed, "eigenvalues_top")), dtype=op.dtype, device=op.device)
+    fresh = gaussian(
+        n, width, rng=generator(child_seed(seed, "eigenvalues_top")), dtype=op.dtype, device=op.device
+    )
     space = _Subspace(fresh[:, :0], fresh[:, :0], torch.zeros((0, 0), dtype=torch.float64, device=op.device))
     iterations, products = 0, 0
     while True:

@@ -22,8 +22,9 @@ def xtrace(
     O(n m²) together: with ``A Ω = Q R``, ``P_i = Q (I − s_i s_iᵀ) Qᵀ`` and ``s_i ∝ R⁻ᵀ e_i``. On the sphere
     the residual ``(I − P_i) ω_i`` is scaled to the length √(n − rank P_i), which lowers the variance. The
     standard error is that of the mean of the t_i as if they were independent; as they share their
-    products it runs low, at 0.6 to 1.2 of the true spread on the spectra in our tests. Epperly, Tropp & Webber, "XTrace: making the most of every
-    sample in stochastic trace estimation", SIAM J. Matrix Anal. Appl. 45 (2024), sections 2.1 and 2.3.
+    products it runs low, at 0.6 to 1.2 of the true spread on the spectra in our tests. Epperly, Tropp &
+    Webber, "XTrace: making the most of every sample in stochastic trace estimation", SIAM J. Matrix Anal.
+    Appl. 45 (2024), sections 2.1 and 2.3.
 
     >>> from gramscope.linalg import LowRank
     >>> estimate = xtrace(LowRank(torch.ones(8, 1, dtype=torch.float64)), products=8)

@@ -1,0 +1,185 @@
+"""A kernel with what people do with it: spectrum, alignment, regression, shares of the layers, pictures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.kernels.ntk import Reduce, ntk
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A tangent kernel: ``total`` (n, C, m, C) or, traced over outputs, (n, m); ``sites`` the same for each parameter."""
+
+    total: Tensor = field(repr=False)
+    sites: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def matrix(self) -> Float[Tensor, "rows cols"]:
+        """The kernel as a matrix; rows run over examples, then outputs."""
+        return _matrix(self.total)
+
+    @property
+    def examples(self) -> int:
+        return self.total.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """Outputs that are still open: 1 for a kernel traced over them."""
+        return 1 if self.total.dim() == 2 else self.total.shape[1]
+
+    def spectrum(self) -> Float[Tensor, " rows"]:
+        """Eigenvalues in float64, largest first."""
+        return torch.linalg.eigvalsh(self._square().double()).flip(0)
+
+    def effective_rank(self) -> float:
+        """``tr(K)² / tr(K²)``: how many directions the kernel spreads over, between 1 and its size."""
+        matrix = self._square().double()
+        return float(matrix.trace() ** 2 / matrix.pow(2).sum())
+
+    def alignment(self, other: "Kernel | Tensor") -> float:
+        """``⟨K, L⟩ / (|K| |L|)`` with another kernel of the same shape."""
+        a = self.matrix.double()
+        b = _matrix(other.total if isinstance(other, Kernel) else other).double()
+        if a.shape != b.shape:
+            raise InputError(f"the other kernel must have shape {tuple(a.shape)} as a matrix, got {tuple(b.shape)}.")
+        return float((a * b).sum() / (a.norm() * b.norm()))
+
+    def target_alignment(self, targets: Tensor) -> float:
+        """Alignment with the kernel of the targets, ``y yᵀ``; labels (n,) count as one-hot, centred over the examples."""
+        y = _target_matrix(targets, self.examples)
+        y = y - y.mean(0)
+        if self.total.dim() == 2:
+            return self.alignment(y @ y.T)
+        if y.shape[1] != self.outputs:
+            raise InputError(f"targets must have {self.outputs} columns, one for each output, got {y.shape[1]}.")
+        return self.alignment(torch.outer(y.flatten(), y.flatten()))
+
+    def predict(self, cross: "Kernel | Tensor", targets: Float[Tensor, "n C"], ridge: float = 0.0) -> Float[Tensor, "m C"]:
+        """Kernel regression ``K_* (K + ridge·1)^-1 y``.
+
+        ``cross`` is the kernel between new examples (rows) and these (columns). For the linearised network after training,
+        pass ``y - f₀`` as targets and add the initial outputs of the new examples.
+        """
+        new = _matrix(cross.total if isinstance(cross, Kernel) else cross).double()
+        matrix = self._square().double()
+        y = targets.double().reshape(self.examples, -1)
+        stacked = y if self.total.dim() == 2 else y.reshape(-1, 1)
+        if stacked.shape[0] != matrix.shape[0] or new.shape[1] != matrix.shape[0]:
+            raise InputError(
+                f"targets and cross kernel must match the kernel's {matrix.shape[0]} rows, got {stacked.shape[0]} targets "
+                f"and a cross kernel of shape {tuple(new.shape)} (new examples in rows)."
+            )
+        shifted = matrix + ridge * torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
+        if ridge > 0:
+            weights = torch.linalg.solve(shifted, stacked)
+        else:
+            weights = torch.linalg.pinv(shifted, hermitian=True) @ stacked
+        return (new @ weights).reshape(-1, y.shape[1])
+
+    def share(self, residual: Float[Tensor, "n C"]) -> dict[str, float]:
+        """Share of each parameter in the first-order decrease of the loss, ``eᵀ K_site e / eᵀ K e``.
+
+        ``residual`` is ∂loss/∂f, one entry for each example and output (prediction minus target for the squared error).
+        """
+        if self.total.dim() == 2:
+            raise InputError('shares need the full kernel, but this one is traced over outputs. Use reduce="none".')
+        if not self.sites:
+            raise InputError("shares need the kernel by site, but this one was made without. Use by_site=True.")
+        e = residual.double().reshape(-1).to(self.total.device)
+        if len(e) != len(self.matrix):
+            raise InputError(f"residual must have {len(self.matrix)} entries (examples x outputs), got {len(e)}.")
+        each = {name: float(e @ (_matrix(site).double() @ e)) for name, site in self.sites.items()}
+        total = sum(each.values())
+        if total <= 0:
+            raise InputError("the residual must not vanish: with no error to reduce, there are no shares.")
+        return {name: value / total for name, value in each.items()}
+
+    def plot(self, order: Int[Tensor, " n"] | None = None) -> Any:
+        """The kernel between examples (traced over outputs) as a picture; ``order`` sorts them, by class say."""
+        pyplot = _pyplot()
+        image = self.total if self.total.dim() == 2 else torch.einsum("ncmc->nm", self.total)
+        if order is not None:
+            image = image[order][:, order]
+        figure, axes = pyplot.subplots(figsize=(5, 4.2), layout="constrained")
+        shown = axes.imshow(image.cpu(), cmap="viridis", interpolation="nearest")
+        axes.set(title="Tangent kernel", xlabel="example", ylabel="example")
+        figure.colorbar(shown, ax=axes, shrink=0.85)
+        return figure
+
+    def plot_spectrum(self) -> Any:
+        """Eigenvalues on logarithmic axes."""
+        pyplot = _pyplot()
+        values = self.spectrum().cpu()
+        kept = values[values > 0]
+        figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
+        axes.loglog(range(1, len(kept) + 1), kept, marker=".", linewidth=1)
+        axes.set(title=f"Spectrum (effective rank {self.effective_rank():.1f})", xlabel="rank", ylabel="eigenvalue")
+        return figure
+
+    def plot_shares(self, residual: Float[Tensor, "n C"]) -> Any:
+        """Which parameter does the learning, as bars."""
+        pyplot = _pyplot()
+        shares = self.share(residual)
+        figure, axes = pyplot.subplots(figsize=(6, 0.6 + 0.28 * len(shares)), layout="constrained")
+        axes.barh(list(shares), [100 * value for value in shares.values()])
+        axes.invert_yaxis()
+        axes.set(title="Share in the next decrease of the loss", xlabel="%")
+        return figure
+
+    def __str__(self) -> str:
+        shape = " x ".join(map(str, self.total.shape))
+        return f"Kernel {shape}, {len(self.sites)} sites"
+
+    def _square(self) -> Float[Tensor, "rows rows"]:
+        matrix = self.matrix
+        if matrix.shape[0] != matrix.shape[1]:
+            raise InputError(f"this needs a kernel of examples with themselves, got shape {tuple(matrix.shape)}.")
+        return matrix
+
+
+def kernel(model: nn.Module, x: Any, x2: Any = None, reduce: Reduce = "none", by_site: bool = True, **options: Any) -> Kernel:
+    """The tangent kernel as a :class:`Kernel`; arguments as for :func:`gramscope.ntk`.
+
+    With ``by_site=False`` only the total is kept, at a memory of one kernel instead of one for each parameter.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> k = gs.kernel(torch.nn.Linear(3, 1, bias=False), torch.eye(3))
+        >>> k.effective_rank()
+        3.0
+        >>> k.share(torch.ones(3, 1))
+        {'weight': 1.0}
+    """
+    if not by_site:
+        return Kernel(ntk(model, x, x2, reduce, **options))
+    sites = ntk(model, x, x2, reduce, by_site=True, **options)
+    total = torch.zeros_like(next(iter(sites.values())))
+    for site in sites.values():
+        total += site
+    return Kernel(total, sites)
+
+
+def _matrix(tensor: Tensor) -> Float[Tensor, "rows cols"]:
+    return tensor.flatten(2).flatten(0, 1) if tensor.dim() == 4 else tensor
+
+
+def _target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
+    if targets.shape[0] != n:
+        raise InputError(f"targets must have one row for each of the {n} examples, got {targets.shape[0]}.")
+    if not targets.is_floating_point():
+        return torch.nn.functional.one_hot(targets.long().reshape(n)).double()
+    return targets.double().reshape(n, -1)
+
+
+def _pyplot() -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'gramscope[plot]'") from error
+    return pyplot

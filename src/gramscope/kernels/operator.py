@@ -1,0 +1,94 @@
+"""The tangent kernel as an operator: products without the matrix."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.capture.capture import Precision
+from gramscope.capture.network import Outputs
+from gramscope.kernels.linearization import Linearization
+from gramscope.linalg import LinearOperator
+
+Metric = Mapping[str, Tensor | float] | Tensor | None
+
+
+class JacobianOperator(LinearOperator):
+    """``J = ∂f/∂θ``, from parameters to (example, output)."""
+
+    def __init__(self, linearization: Linearization) -> None:
+        self.linearization = linearization
+        super().__init__(
+            linearization.rows, linearization.cols, dtype=linearization.dtype, device=linearization.device
+        )
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        return self.linearization.jvp(x)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return self.linearization.vjp(x)
+
+
+class NTKOperator(LinearOperator):
+    """``K = J D J₂ᵀ``; D a diagonal metric on the parameters (learning rates, a preconditioner), one if None."""
+
+    def __init__(self, left: JacobianOperator, right: JacobianOperator, metric: Float[Tensor, " p"] | None) -> None:
+        self.jacobian, self.jacobian2, self.metric = left, right, metric
+        super().__init__(left.rows, right.rows, dtype=left.dtype, device=left.device, symmetric=right is left)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        return self.jacobian.matmat(self._weighted(self.jacobian2.adjoint().matmat(x)))
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return self.jacobian2.matmat(self._weighted(self.jacobian.adjoint().matmat(x)))
+
+    def _weighted(self, v: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        return v if self.metric is None else self.metric[:, None] * v
+
+
+def ntk_operator(
+    model: nn.Module,
+    x: Any,
+    x2: Any = None,
+    *,
+    outputs: Outputs = None,
+    metric: Metric = None,
+    frozen: bool = False,
+    precision: Precision = None,
+) -> NTKOperator:
+    """The kernel ``J D Jᵀ`` on vectors over (example, output), flattened; no matrix is formed.
+
+    One product costs one backward pass and one pass of the same size through its own graph. ``metric`` is the diagonal D: a
+    number or tensor for each parameter name (others get zero), or one flat tensor over all parameters. The Jacobian itself is
+    ``.jacobian``, its transpose ``.jacobian.T``. The parameters are copied: later training does not change the operator.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model = torch.nn.Linear(3, 2, bias=False)
+        >>> K = gs.ntk_operator(model, torch.eye(3))
+        >>> K
+        NTKOperator(rows=Axes(example=3, output=2), cols=Axes(example=3, output=2), float32, cpu, symmetric)
+        >>> (K @ torch.ones(6)).tolist()
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    left = JacobianOperator(Linearization(model, x, outputs, frozen, precision))
+    right = left if x2 is None else JacobianOperator(Linearization(model, x2, outputs, frozen, precision))
+    return NTKOperator(left, right, _flat_metric(left.linearization, metric))
+
+
+def _flat_metric(linearization: Linearization, metric: Metric) -> Float[Tensor, " p"] | None:
+    if metric is None:
+        return None
+    if isinstance(metric, Tensor):
+        if metric.shape != (linearization.cols.size,):
+            raise InputError(
+                f"metric must have one entry for each of the {linearization.cols.size} parameters, got shape "
+                f"{tuple(metric.shape)}. Pass a dict by parameter name for numbers per layer."
+            )
+        return metric.to(dtype=linearization.dtype, device=linearization.device)
+    try:
+        return linearization.flat(metric)
+    except KeyError as error:
+        raise InputError(f"metric: {error.args[0]}") from error
