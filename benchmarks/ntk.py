@@ -116,9 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[Row] = []
     floors: dict[str, Any] = {}
     for case in chosen:
-        for group in cases[case]:
-            if options.n or options.quick:
-                group = replace(group, n=options.n or group.quick_n)
+        for group in sized(cases[case], options):
             with tf32(group.precision == "tf32"):
                 measured, facts = run_group(group, device, options)
             rows += measured
@@ -126,6 +124,13 @@ def main(argv: list[str] | None = None) -> int:
             if options.json:
                 write_json(Path(options.json), device, floors, rows)
     return 0
+
+
+def sized(groups: list[Group], options: argparse.Namespace) -> list[Group]:
+    """The groups at the sizes asked for, each once."""
+    if options.n or options.quick:
+        groups = [replace(group, n=options.n or group.quick_n) for group in groups]
+    return list({group.title: group for group in groups}.values())
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -140,9 +145,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help=f"all, none, or some of: {', '.join(peers.PEERS)}",
     )
     parser.add_argument("--quick", action="store_true", help="small batches, two repeats: does it run?")
+    parser.add_argument("--busy", action="store_true", help="one thread and CPU time, for a machine in use by others")
     parser.add_argument("--profile", action="store_true", help="print where gramscope's time goes, by operator")
     parser.add_argument("--json", metavar="OUT", help="write every row there")
     options = parser.parse_args(argv)
+    if options.busy:
+        timing.use_cpu_time()
+        # XLA reads this when jax is first imported, which is later.
+        os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     if options.quick:
         options.repeat = min(options.repeat, 2)
     if "all" in options.peers:
@@ -165,7 +175,7 @@ def run_group(
     for name, entry in ready:
         if options.profile and name == peers.OURS:
             print(timing.top_costs(entry.run, device), flush=True)
-    facts = {"floor_flop": contest.floor.total if contest.floor else None, "rate": contest.rate.best}
+    facts = {"floor_flop": contest.floor.total if contest.floor else None, "rates": contest.rate.samples}
     return contest.rows, facts
 
 
@@ -289,7 +299,7 @@ class Contest:
                 f"  floor {self.floor.total / 1e9:.1f} GFLOP (forward {self.floor.forward / 1e9:.1f}, signals "
                 f"{self.floor.signals / 1e9:.1f}, layer kernels {self.floor.grams / 1e9:.1f} by {', '.join(methods)})"
             )
-        lines.append(f"  matmul rate {self.rate.best / 1e9:.0f} GFLOP/s" + self._floor_seconds())
+        lines.append(f"  {self.rate}" + self._floor_seconds())
         columns = ("", "seconds", "best", "ratio", "peak MB", "GFLOP", "GFLOP/s", "of rate", "x floor", "error", "difference")
         width = max(len(row.name) for row in self.rows)
         form = f"  {{:<{width}}}" + " {:>9}" * 9 + " {:>10}"
@@ -345,7 +355,8 @@ def header(device: torch.device) -> str:
         place = torch.cuda.get_device_name(device)
     else:
         place = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return f"torch {torch.__version__}, Python {platform.python_version()}, {place}"
+    clock = ", CPU time" if timing.cpu_time_in_use() else ""
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {place}{clock}"
 
 
 def write_json(path: Path, device: torch.device, groups: dict[str, Any], rows: list[Row]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -15,8 +16,22 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 
+_clock: Callable[[], float] = time.perf_counter
+
+
+def use_cpu_time() -> None:
+    """Count the seconds this process computes, on one thread: what others do beside it does not count."""
+    global _clock
+    torch.set_num_threads(1)
+    _clock = time.process_time
+
+
+def cpu_time_in_use() -> bool:
+    return _clock is time.process_time
+
+
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Wall time of one call; on CUDA from the first to the last kernel of it."""
+    """Time of one call; on CUDA from the first to the last kernel of it."""
     if device.type == "cuda":
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize(device)
@@ -25,9 +40,9 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
         stop.record()
         torch.cuda.synchronize(device)
         return start.elapsed_time(stop) / 1e3
-    begin = time.perf_counter()
+    begin = _clock()
     call()
-    return time.perf_counter() - begin
+    return _clock() - begin
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
@@ -74,7 +89,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 class MatmulRate:
-    """The best float32 matmul rate seen so far in this process, in FLOP/s.
+    """The best float32 matmul rate seen so far, in FLOP/s.
 
     Call ``sample`` between contestants: on a shared machine a rate measured once, before or
     after, would compare two different machines.
@@ -83,17 +98,23 @@ class MatmulRate:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.size = 8192 if device.type == "cuda" else 3072
-        self.best = 0.0
-        self.last = 0.0
+        self.samples: list[float] = []
         self._left = torch.randn(self.size, self.size, device=device)
         self._right = torch.randn(self.size, self.size, device=device)
         self._out = torch.empty_like(self._left)
         self._multiply()
 
-    def sample(self) -> float:
-        self.last = 2.0 * self.size**3 / seconds(self._multiply, self.device)
-        self.best = max(self.best, self.last)
-        return self.last
+    def sample(self) -> None:
+        self.samples.append(2.0 * self.size**3 / seconds(self._multiply, self.device))
+
+    @property
+    def best(self) -> float:
+        return max(self.samples)
+
+    def __str__(self) -> str:
+        middle = statistics.median(self.samples)
+        busy = "; the machine was busy" if middle < 0.8 * self.best else ""
+        return f"matmul rate {self.best / 1e9:.0f} GFLOP/s (median {middle / 1e9:.0f}{busy})"
 
     def _multiply(self) -> None:
         torch.mm(self._left, self._right, out=self._out)

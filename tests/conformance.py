@@ -34,9 +34,7 @@ def assert_operator_conforms(
     _assert_refusals(op)
     if op.symmetric:
         assert_close(matrix, matrix.mT, _size(matrix), tol, "A, declared symmetric, and its transpose")
-        assert op.adjoint() is op or type(op).__name__ == "Adjoint", (
-            "a symmetric operator must be its own adjoint"
-        )
+        assert op.adjoint() is op or type(op).__name__ == "Adjoint", "a symmetric operator must be its own adjoint"
 
 
 def assert_close(got: Tensor, wanted: Tensor, scale: float, tol: float, what: str) -> None:
@@ -65,9 +63,7 @@ def _assert_facts(op: LinearOperator) -> None:
     assert isinstance(op, LinearOperator)
     assert isinstance(op.rows, Axes), "rows must be Axes"
     assert isinstance(op.cols, Axes), "cols must be Axes"
-    assert op.shape == (op.rows.size, op.cols.size), (
-        f"shape {op.shape} must be the sizes of {op.rows}, {op.cols}"
-    )
+    assert op.shape == (op.rows.size, op.cols.size), f"shape {op.shape} must be the sizes of {op.rows}, {op.cols}"
     assert op.dtype in TOLERANCE, f"dtype must be float32 or float64, got {op.dtype}"
     assert not (op.device.type == "cuda" and op.device.index is None), "a CUDA device must carry its index"
     assert isinstance(op.symmetric, bool), "symmetric must be a bool"
@@ -80,15 +76,11 @@ def _assert_products(op: LinearOperator, matrix: Tensor, tol: float, seed: int) 
         kept = x.clone()
         product = op.matmat(x)
         _assert_kind(product, op, (op.rows.size, k), f"matmat of {k} columns")
-        assert_close(
-            product, matrix @ x, _size(matrix) * _size(x), tol, f"matmat of {k} columns and dense @ x"
-        )
+        assert_close(product, matrix @ x, _size(matrix) * _size(x), tol, f"matmat of {k} columns and dense @ x")
         product += 1.0
         assert torch.equal(x, kept), "matmat must neither change its argument nor return a view of it"
         again = op.matmat(x)
-        assert_close(
-            again, matrix @ x, _size(matrix) * _size(x), tol, "matmat, called again after its result changed,"
-        )
+        assert_close(again, matrix @ x, _size(matrix) * _size(x), tol, "matmat, called again after its result changed,")
     x = _vectors(op.cols, 3, op, seed)
     scale = _size(matrix) * _size(x)
     _assert_kind(op.matvec(x[:, 0]), op, (op.rows.size,), "matvec")
@@ -96,9 +88,7 @@ def _assert_products(op: LinearOperator, matrix: Tensor, tol: float, seed: int) 
     assert_close(op @ x, op.matmat(x), scale, tol, "A @ X and matmat")
     assert_close(op @ x[:, 0], op.matvec(x[:, 0]), scale, tol, "A @ x and matvec")
     strided = _vectors(op.cols, 6, op, seed)[:, ::2]
-    assert_close(
-        op @ strided, op @ strided.contiguous(), _size(matrix) * _size(strided), tol, "strided and packed X"
-    )
+    assert_close(op @ strided, op @ strided.contiguous(), _size(matrix) * _size(strided), tol, "strided and packed X")
 
 
 def _assert_adjoint(op: LinearOperator, matrix: Tensor, tol: float, seed: int) -> None:

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gramscope.capture.capture import capture as capture
     from gramscope import kernels as kernels
     from gramscope import linalg as linalg
+    from gramscope.capture.capture import capture as capture
 
 __version__ = "0.1.0"
 

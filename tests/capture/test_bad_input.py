@@ -1,5 +1,6 @@
 """What cannot be measured is refused: what must hold, what was got, what to do; and nothing is changed."""
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -7,6 +8,14 @@ from torch import nn
 import gramscope as gs
 from references.fingerprint import assert_same_fingerprint, fingerprint
 from zoo.case import Call
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_it():
+    # The runtime type checker of the test suite would answer first; users run without it.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def mlp():
@@ -25,9 +34,7 @@ def assert_refused(call, *patterns):
     except (ValueError, TypeError) as error:
         message = str(error)
         if not any(kind.__module__.split(".")[0] == "gramscope" for kind in type(error).__mro__):
-            raise AssertionError(
-                f"must be an error of gramscope's own, got {type(error)}: {message}"
-            ) from error
+            raise AssertionError(f"must be an error of gramscope's own, got {type(error)}: {message}") from error
         for pattern in patterns:
             if not any(word in message.lower() for word in pattern.lower().split("|")):
                 raise AssertionError(f"the message must mention {pattern!r}, got: {message}") from error
@@ -37,9 +44,7 @@ def assert_refused(call, *patterns):
             ) from error
         return
     except Exception as error:
-        raise AssertionError(
-            f"must be a ValueError or TypeError, got {type(error).__name__}: {error}"
-        ) from error
+        raise AssertionError(f"must be a ValueError or TypeError, got {type(error).__name__}: {error}") from error
     raise AssertionError(f"must be refused, but returned {type(result).__name__}")
 
 
@@ -150,9 +155,7 @@ def with_weight(value):
         (lambda: with_weight(lambda w: w.where(w > 0, torch.nan)), ["2.weight", "nan|finite"]),
         (lambda: with_weight(lambda w: w.where(w > 0, torch.inf)), ["2.weight", "inf|finite"]),
         (
-            lambda: Call(
-                lambda m, x: (x.to(m.z.dtype) @ m.z).real, z=nn.Parameter(torch.randn(4, 2) * (1 + 1j))
-            ),
+            lambda: Call(lambda m, x: (x.to(m.z.dtype) @ m.z).real, z=nn.Parameter(torch.randn(4, 2) * (1 + 1j))),
             ["complex", "z"],
         ),
         (

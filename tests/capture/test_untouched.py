@@ -3,6 +3,7 @@
 import contextlib
 import random
 
+import jaxtyping
 import numpy
 import pytest
 import torch
@@ -13,6 +14,15 @@ from cases import CASES, COUPLED
 from references.fingerprint import assert_same_fingerprint, fingerprint
 from references.jacobian import assert_kernel_close, reference_ntk
 from zoo.case import Call
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_it():
+    # The runtime type checker of the test suite draws from Python's random stream; users run without it.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
 
 # Each of these has a state that a careless forward or backward pass would move.
 DELICATE = [

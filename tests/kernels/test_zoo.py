@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gramscope as gs
-from cases import CASES, COUPLED
+from cases import CASES, COUPLED, cast
 from references.jacobian import assert_kernel_close, assert_sites_close, reference_ntk
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -145,9 +145,7 @@ def test_cross_kernel(name):
 def test_second_inputs_equal_to_the_first_change_nothing(name):
     case, model, x, _ = built(name)
     _, _, same, _ = built(name)
-    assert_kernel_close(
-        gs.ntk(model, x, same, outputs=case.outputs), exact(name), tolerance(case, torch.float64)
-    )
+    assert_kernel_close(gs.ntk(model, x, same, outputs=case.outputs), exact(name), tolerance(case, torch.float64))
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
@@ -184,22 +182,28 @@ def pick(x, rows):
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
 def test_small_memory_budgets_change_nothing(name):
-    """The smallest budget accepted forces the smallest blocks; three times as much, uneven ones."""
+    """Four times the smallest budget accepted forces small blocks."""
     case, model, x, x2 = built(name)
-    want, cross = exact_sites(name), exact_sites(name, cross=True)
-    for second, kernels in ((None, want), (x2, cross)):
-        for options in ({"by_site": True}, {}, {"reduce": "trace"}):
-            for factor in (1, 3):
-                budget = factor * smallest_budget(model, x, second, outputs=case.outputs, **options)
-                got = gs.ntk(model, x, second, memory=budget, outputs=case.outputs, **options)
-                if "by_site" in options:
-                    assert_sites_close(got, kernels, tolerance(case, torch.float64))
-                else:
-                    total = sum(kernels.values())
-                    total = traced(total) if "reduce" in options else total
-                    assert_kernel_close(
-                        got, total, tolerance(case, torch.float64), name=f"kernel in {budget} bytes"
-                    )
+    choice = {"outputs": case.outputs}
+    little = 4 * smallest_budget(model, x, None, by_site=True, **choice)
+    got = gs.ntk(model, x, memory=little, by_site=True, **choice)
+    assert_sites_close(got, exact_sites(name), tolerance(case, torch.float64))
+    little = 4 * smallest_budget(model, x, x2, **choice)
+    got = gs.ntk(model, x, x2, memory=little, **choice)
+    assert_kernel_close(got, exact(name, cross=True), tolerance(case, torch.float64))
+    little = 4 * smallest_budget(model, x, None, reduce="trace", **choice)
+    got = gs.ntk(model, x, memory=little, reduce="trace", **choice)
+    assert_kernel_close(got, traced(exact(name)), tolerance(case, torch.float64))
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp_relu", "conv2d_same_even_kernel", "embedding_repeated_ids", "frozen_middle_layer_and_bias"]
+)
+def test_the_smallest_memory_budget_suffices(name):
+    _, model, x, x2 = built(name)
+    for second, want in ((None, exact(name)), (x2, exact(name, cross=True))):
+        got = gs.ntk(model, x, second, memory=smallest_budget(model, x, second))
+        assert_kernel_close(got, want, 1e-12)
 
 
 def smallest_budget(model, x, x2, **options):
@@ -209,17 +213,15 @@ def smallest_budget(model, x, x2, **options):
     return int(re.search(r"at least ([\d,]+) bytes", str(caught.value))[1].replace(",", ""))
 
 
-@pytest.mark.parametrize("name", ["mlp_relu", "conv_deep", "gpt_tied", "lstm"])
+@pytest.mark.parametrize("name", ["mlp_relu", "conv_deep", "embedding", "gru"])
 def test_any_budget_gives_the_same(name):
     """From one example and output at a time to all at once, more examples than anywhere else."""
     case, model, _, _ = built(name)
-    x = case.x(7) if name in ("gpt_tied",) else case.x(7).double()
+    x = cast(case.x(5), torch.float64)
     want = reference_ntk(model, x)
-    for budget in (30_000, 100_000, 300_000, 1_000_000, 10_000_000):
+    for budget in (30_000, 100_000, 1_000_000):
         if budget > 2 * smallest_budget(model, x, None):
-            assert_kernel_close(
-                gs.ntk(model, x, memory=budget), want, 1e-12, name=f"kernel in {budget} bytes"
-            )
+            assert_kernel_close(gs.ntk(model, x, memory=budget), want, 1e-12, name=f"kernel in {budget} bytes")
         assert_kernel_close(
             gs.ntk(model, x, memory=budget, reduce="trace"),
             traced(want),
@@ -231,9 +233,7 @@ def test_any_budget_gives_the_same(name):
 # --- outputs
 
 
-@pytest.mark.parametrize(
-    "outputs", [0, 2, -1, [2, 0], (1,), slice(1, None), slice(None, None, 2), slice(-2, None)]
-)
+@pytest.mark.parametrize("outputs", [0, 2, -1, [2, 0], (1,), slice(1, None), slice(None, None, 2), slice(-2, None)])
 @pytest.mark.parametrize(
     "name", ["mlp_tanh", "gpt_tied", "mha_self", "lstm", "experts_by_scatter_add", "unet_with_skip"]
 )
@@ -242,9 +242,7 @@ def test_chosen_outputs(name, outputs):
     width = exact(name).shape[1]
     if (outputs == 2 and width < 3) or (outputs == [2, 0] and width < 3):
         pytest.skip("this case has two outputs")
-    columns = (
-        torch.arange(width)[outputs].reshape(-1) if not isinstance(outputs, tuple) else torch.tensor(outputs)
-    )
+    columns = torch.arange(width)[outputs].reshape(-1) if not isinstance(outputs, tuple) else torch.tensor(outputs)
     want = exact(name)[:, columns][:, :, :, columns]
     assert_kernel_close(gs.ntk(model, x, outputs=outputs), want, 1e-12)
     assert_kernel_close(gs.ntk(model, x, outputs=outputs, reduce="trace"), traced(want), 1e-12)
@@ -281,9 +279,7 @@ def test_outputs_by_a_function_of_several_inputs():
 # --- precision
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp_tanh", "conv2d_same_even_kernel", "lstm", "encoder_layer", "fourier_filter"]
-)
+@pytest.mark.parametrize("name", ["mlp_tanh", "conv2d_same_even_kernel", "lstm", "encoder_layer", "fourier_filter"])
 def test_float64_asked_of_a_float32_model(name):
     _, model, x, _ = built(name, torch.float32)
     got = gs.ntk(model, x, precision="float64")

@@ -132,9 +132,7 @@ def _hadamard_thick(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Te
 
 
 def _function(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    op = Function(
-        lambda x: x.cumsum(0), lambda y: y.flip(0).cumsum(0).flip(0), 5, 5, dtype=dtype, device=device
-    )
+    op = Function(lambda x: x.cumsum(0), lambda y: y.flip(0).cumsum(0).flip(0), 5, 5, dtype=dtype, device=device)
     return op, torch.ones((5, 5), dtype=dtype, device=device).tril()
 
 

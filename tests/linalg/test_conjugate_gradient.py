@@ -86,9 +86,7 @@ def test_preconditioner_saves_steps() -> None:
 
 
 def test_says_that_it_did_not_converge() -> None:
-    solution = conjugate_gradient(
-        with_spectrum(torch.logspace(-6, 0, 60, dtype=F64)), matrix(60, 1, F64), max_iter=5
-    )
+    solution = conjugate_gradient(with_spectrum(torch.logspace(-6, 0, 60, dtype=F64)), matrix(60, 1, F64), max_iter=5)
     assert not solution.all_converged
     assert solution.iterations.tolist() == [5]
     assert float(solution.residuals) > 1e-10

@@ -29,9 +29,7 @@ def assert_pairs_are_true(op: LinearOperator, pairs: RitzPairs, tol: float) -> N
     scale = float(pairs.values.abs().max()) + 1e-300
     assert float((true - pairs.residuals).abs().max()) <= tol * scale, (true, pairs.residuals)
     overlap = pairs.vectors.double().mT @ pairs.vectors.double()
-    assert float((overlap - torch.eye(len(overlap), dtype=F64)).abs().max()) <= tol, (
-        "vectors are not orthonormal"
-    )
+    assert float((overlap - torch.eye(len(overlap), dtype=F64)).abs().max()) <= tol, "vectors are not orthonormal"
     assert pairs.vectors.dtype == op.dtype
     assert pairs.values.dtype == F64
 
@@ -63,9 +61,7 @@ class TestLanczos:
         assert_pairs_are_true(op, pairs, 1e-12)
         assert pairs.converged[:2].all()
         assert not pairs.all_converged
-        torch.testing.assert_close(
-            pairs.values[:2], torch.tensor([5.0, 3.0], dtype=F64), rtol=1e-12, atol=1e-12
-        )
+        torch.testing.assert_close(pairs.values[:2], torch.tensor([5.0, 3.0], dtype=F64), rtol=1e-12, atol=1e-12)
 
     def test_orthogonal_after_convergence(self) -> None:
         """The bare recurrence would grow ghost copies of the top eigenvalue here."""
@@ -84,9 +80,7 @@ class TestLanczos:
     def test_zero_and_one_dimensional_operators(self) -> None:
         assert lanczos(Zero(4, 4, dtype=F64), 3).values.tolist() == [0.0]
         assert lanczos(Zero(4, 4, dtype=F64), 3).all_converged
-        torch.testing.assert_close(
-            lanczos(3 * Identity(1, dtype=F64), 9).values, torch.tensor([3.0], dtype=F64)
-        )
+        torch.testing.assert_close(lanczos(3 * Identity(1, dtype=F64), 9).values, torch.tensor([3.0], dtype=F64))
 
     def test_float32_on_a_float32_operator(self) -> None:
         op = with_spectrum(torch.linspace(0, 1, 30) ** 4)
@@ -116,9 +110,7 @@ class TestEigenvaluesTop:
         exact = torch.linalg.eigvalsh(op.matrix.double()).flip(0)
         pairs = eigenvalues_top(op, 4, end=end)
         tol = 1e-9 if dtype == F64 else 1e-4
-        wanted = {"largest": exact[:4], "smallest": exact[-4:], "both": torch.cat([exact[:4], exact[-4:]])}[
-            end
-        ]
+        wanted = {"largest": exact[:4], "smallest": exact[-4:], "both": torch.cat([exact[:4], exact[-4:]])}[end]
         torch.testing.assert_close(pairs.values, wanted, rtol=tol, atol=tol)
         assert pairs.all_converged
         assert_pairs_are_true(op, pairs, 1e-11 if dtype == F64 else 1e-5)
@@ -144,9 +136,7 @@ class TestEigenvaluesTop:
         assert pairs.iterations > 10
         assert width <= 7
         assert_pairs_are_true(op, pairs, 1e-11)
-        torch.testing.assert_close(
-            pairs.values, torch.linalg.eigvalsh(op.matrix).flip(0)[:3], rtol=1e-10, atol=0
-        )
+        torch.testing.assert_close(pairs.values, torch.linalg.eigvalsh(op.matrix).flip(0)[:3], rtol=1e-10, atol=0)
 
     def test_reports_what_did_not_converge(self) -> None:
         op = with_spectrum(torch.linspace(0.99, 1, 300, dtype=F64))
@@ -191,9 +181,7 @@ class TestEigenvaluesTop:
             with_spectrum(torch.arange(1, 31, dtype=F64), seed=101),
         )
         pairs = eigenvalues_top(Kronecker(a, b), 3, end="largest")
-        torch.testing.assert_close(
-            pairs.values, torch.tensor([900.0, 870.0, 870.0], dtype=F64), rtol=1e-9, atol=0
-        )
+        torch.testing.assert_close(pairs.values, torch.tensor([900.0, 870.0, 870.0], dtype=F64), rtol=1e-9, atol=0)
 
     def test_seed_and_streams(self) -> None:
         op = with_spectrum(torch.linspace(0, 1, 40, dtype=F64))
@@ -211,6 +199,8 @@ class TestEigenvaluesTop:
             eigenvalues_top(Identity(5, dtype=F64), 6)
         with pytest.raises(ValueError, match="between 1 and 2"):
             eigenvalues_top(Identity(5, dtype=F64), 3, end="both")
+        with pytest.raises(ValueError, match="oversample must be at least 0"):
+            eigenvalues_top(Identity(50, dtype=F64), 3, oversample=-1)
         with pytest.raises(ValueError, match="max_basis must be at least"):
             eigenvalues_top(Identity(50, dtype=F64), 3, max_basis=10)
         with pytest.raises(ValueError, match="finite"):

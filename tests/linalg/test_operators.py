@@ -60,10 +60,7 @@ def test_kronecker_of_any_factors(sizes: list[tuple[int, int]]) -> None:
 @FEW
 @given(heights=st.lists(SIZES, min_size=1, max_size=3), widths=st.lists(SIZES, min_size=1, max_size=3))
 def test_block_of_any_grid(heights: list[int], widths: list[int]) -> None:
-    grid = [
-        [matrix(h, w, torch.float64, seed=10 * i + j) for j, w in enumerate(widths)]
-        for i, h in enumerate(heights)
-    ]
+    grid = [[matrix(h, w, torch.float64, seed=10 * i + j) for j, w in enumerate(widths)] for i, h in enumerate(heights)]
     assert_operator_conforms(Block(grid), torch.cat([torch.cat(line, dim=1) for line in grid]))
     assert_operator_conforms(BlockDiagonal(*grid[0]), torch.block_diag(*grid[0]))
 

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
-def reference_jacobian(
-    model: nn.Module, x: Any, outputs: Any = None, frozen: bool = False
-) -> dict[str, Tensor]:
+def reference_jacobian(model: nn.Module, x: Any, outputs: Any = None, frozen: bool = False) -> dict[str, Tensor]:
     """df_{mu c}/dtheta for each parameter: name -> (n, C, *parameter shape), in float64.
 
     The model is copied and the whole batch runs once, so coupled examples are right too. Parameters with
@@ -27,9 +25,7 @@ def reference_jacobian(
             for p in model.parameters():  # TorchScript models have no requires_grad_ of their own
                 p.requires_grad_(True)
         # torch.compile puts "_orig_mod." into the names of a compiled submodule.
-        parameters = {
-            name.replace("_orig_mod.", ""): p for name, p in model.named_parameters() if p.requires_grad
-        }
+        parameters = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters() if p.requires_grad}
         f = flat_outputs(model, x, outputs)
         rows = {name: [] for name in parameters}
         for value in f.flatten():
@@ -39,9 +35,7 @@ def reference_jacobian(
             for name, p in parameters.items():
                 gradient = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
                 rows[name].append(gradient.detach().clone())
-    return {
-        name: torch.stack(grads).reshape(*f.shape, *parameters[name].shape) for name, grads in rows.items()
-    }
+    return {name: torch.stack(grads).reshape(*f.shape, *parameters[name].shape) for name, grads in rows.items()}
 
 
 def reference_ntk(
@@ -58,8 +52,7 @@ def reference_ntk(
     right = left if x2 is None else reference_jacobian(model, x2, outputs, frozen)
     pattern = {"none": "acp,bdp->acbd", "trace": "acp,bcp->ab"}[reduce]
     sites = {
-        name: torch.einsum(pattern, *(j[name].reshape(*j[name].shape[:2], -1) for j in (left, right)))
-        for name in left
+        name: torch.einsum(pattern, *(j[name].reshape(*j[name].shape[:2], -1) for j in (left, right))) for name in left
     }
     return sites if by_site else sum(sites.values())
 
@@ -79,9 +72,7 @@ def flat_outputs(model: nn.Module, x: Any, outputs: Any = None) -> Tensor:
     if outputs is None:
         return f
     return (
-        f[:, [outputs]]
-        if isinstance(outputs, int)
-        else f[:, outputs if isinstance(outputs, slice) else list(outputs)]
+        f[:, [outputs]] if isinstance(outputs, int) else f[:, outputs if isinstance(outputs, slice) else list(outputs)]
     )
 
 
@@ -127,9 +118,7 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 def doubled(x: Any) -> Any:
     """x in float64, every tensor a copy."""
-    return tree_map_only(
-        Tensor, lambda t: t.detach().clone().double() if t.is_floating_point() else t.clone(), x
-    )
+    return tree_map_only(Tensor, lambda t: t.detach().clone().double() if t.is_floating_point() else t.clone(), x)
 
 
 def relative_error(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:

@@ -47,16 +47,12 @@ def mha_inside_a_network():
 @case(normal(3, 4), n=3, n2=3)
 def mha_sequence_first():
     """Tokens on axis 0 inside, and as many tokens as examples: the axes cannot be told by length."""
-    return Call(
-        lambda m, x: m.attend(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1), attend=nn.MultiheadAttention(4, 2)
-    )
+    return Call(lambda m, x: m.attend(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1), attend=nn.MultiheadAttention(4, 2))
 
 
 @case(normal(3, 4))
 def mha_no_bias():
-    return Call(
-        lambda m, x: m.attend(x, x, x)[0], attend=nn.MultiheadAttention(4, 1, bias=False, batch_first=True)
-    )
+    return Call(lambda m, x: m.attend(x, x, x)[0], attend=nn.MultiheadAttention(4, 1, bias=False, batch_first=True))
 
 
 @case(several(normal(2, 4), normal(3, 4)))
@@ -75,9 +71,9 @@ def mha_cross_unequal_widths():
 @case(several(normal(3, 4), normal(3, 4), normal(3, 4)), n=3)
 def mha_three_inputs_sequence_first():
     return Call(
-        lambda m, q, k, v: m.attend(
-            q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), need_weights=False
-        )[0].transpose(0, 1),
+        lambda m, q, k, v: m.attend(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), need_weights=False)[
+            0
+        ].transpose(0, 1),
         attend=nn.MultiheadAttention(4, 2),
     )
 
@@ -142,9 +138,7 @@ def encoder_layer_norm_first_gelu():
 
 @case(normal(3, 4), n=3)
 def encoder_layer_sequence_first():
-    return Call(
-        lambda m, x: m.layer(x.transpose(0, 1))[0], layer=nn.TransformerEncoderLayer(4, 2, 5, norm_first=True)
-    )
+    return Call(lambda m, x: m.layer(x.transpose(0, 1))[0], layer=nn.TransformerEncoderLayer(4, 2, 5, norm_first=True))
 
 
 @case(several(normal(2, 4), padding_mask(2)))
@@ -188,9 +182,7 @@ class Attention(nn.Module):
     def forward(self, x, bias=None):
         n, t, d = x.shape
         q, k, v = self.qkv(x).view(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, is_causal=self.is_causal and bias is None
-        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=self.is_causal and bias is None)
         return self.out(mixed.transpose(1, 2).reshape(n, t, d))
 
 
@@ -259,9 +251,7 @@ def vit_block():
 @case(normal(2, 3), fallback_ok=("token",))
 def class_token():
     return Call(
-        lambda m, x: m.head(torch.tanh(m.mix(torch.cat([m.token.expand(len(x), -1, -1), m.embed(x)], 1))))[
-            :, 0
-        ],
+        lambda m, x: m.head(torch.tanh(m.mix(torch.cat([m.token.expand(len(x), -1, -1), m.embed(x)], 1))))[:, 0],
         token=weight(1, 1, 3),
         embed=nn.Linear(3, 3),
         mix=nn.Conv1d(3, 2, 3),
@@ -280,9 +270,7 @@ def class_token_by_repeat():
 
 @case(normal(3, 4), n=3, n2=3)
 def learned_positions_as_many_as_examples():
-    return Call(
-        lambda m, x: m.head(torch.tanh(x + m.position)).mean(1), position=weight(3, 4), head=nn.Linear(4, 2)
-    )
+    return Call(lambda m, x: m.head(torch.tanh(x + m.position)).mean(1), position=weight(3, 4), head=nn.Linear(4, 2))
 
 
 @case(normal(2, 4), fallback_ok=("position",))
@@ -309,9 +297,7 @@ def relative_position_bias():
 def learned_queries_pass_a_linear_first():
     """The projection of the queries sees (Q, d): no example axis, and Q = n2."""
     return Call(
-        lambda m, x: F.scaled_dot_product_attention(
-            m.project(m.queries).expand(len(x), -1, -1), m.key(x), m.value(x)
-        ),
+        lambda m, x: F.scaled_dot_product_attention(m.project(m.queries).expand(len(x), -1, -1), m.key(x), m.value(x)),
         queries=weight(2, 4),
         project=nn.Linear(4, 4),
         key=nn.Linear(4, 4),

@@ -151,9 +151,7 @@ def batch_padded_inside():
 
 @case(normal(4), fallback_ok=True)
 def vmap_inside():
-    return Call(
-        lambda m, x: torch.vmap(lambda row: torch.tanh(m.W @ row) + m.b)(x), W=weight(3, 4), b=weight(3)
-    )
+    return Call(lambda m, x: torch.vmap(lambda row: torch.tanh(m.W @ row) + m.b)(x), W=weight(3, 4), b=weight(3))
 
 
 # --- routed examples

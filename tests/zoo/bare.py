@@ -77,18 +77,14 @@ def bmm_of_a_matrix_per_token():
 
 @case(normal(4), fallback_ok=True)
 def functional_linear():
-    return Call(
-        lambda m, x: F.linear(F.linear(x, m.W, m.b).tanh(), m.V), W=weight(5, 4), b=weight(5), V=weight(2, 5)
-    )
+    return Call(lambda m, x: F.linear(F.linear(x, m.W, m.b).tanh(), m.V), W=weight(5, 4), b=weight(5), V=weight(2, 5))
 
 
 @case(normal(4), fallback_ok=True)
 def functional_linear_on_views():
     """A slice, a transpose and a reshape of one parameter each."""
     return Call(
-        lambda m, x: F.linear(
-            F.linear(F.linear(x, m.W[1:4], m.b[1:4]).tanh(), m.V.t()).tanh(), m.U.view(2, 4)
-        ),
+        lambda m, x: F.linear(F.linear(F.linear(x, m.W[1:4], m.b[1:4]).tanh(), m.V.t()).tanh(), m.U.view(2, 4)),
         W=weight(5, 4),
         b=weight(5),
         V=weight(3, 4),
@@ -139,9 +135,7 @@ def hypernetwork_of_as_many_rows_as_examples():
 
 @case(normal(4), fallback_ok=True)
 def hypernetwork_per_example():
-    return Call(
-        lambda m, x: torch.einsum("nci,ni->nc", m.make(x).tanh().view(-1, 2, 4), x), make=nn.Linear(4, 8)
-    )
+    return Call(lambda m, x: torch.einsum("nci,ni->nc", m.make(x).tanh().view(-1, 2, 4), x), make=nn.Linear(4, 8))
 
 
 # --- elementwise
@@ -171,9 +165,7 @@ def elementwise_parameter_as_long_as_the_batch():
 @case(normal(4), fallback_ok=True)
 def elementwise_odd_operations():
     return Call(
-        lambda m, x: (
-            (x / (m.a**2 + 1)) ** 2 + torch.maximum(x, m.b) - torch.atan2(x, m.a) + torch.lerp(x, m.b, 0.3)
-        ),
+        lambda m, x: (x / (m.a**2 + 1)) ** 2 + torch.maximum(x, m.b) - torch.atan2(x, m.a) + torch.lerp(x, m.b, 0.3),
         a=weight(4),
         b=weight(4),
     )
@@ -225,9 +217,7 @@ def custom_autograd_function():
 
 @case(normal(6), fallback_ok=True)
 def fourier_filter():
-    return Call(
-        lambda m, x: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(m.w), n=6).tanh()[:, :3], w=weight(6)
-    )
+    return Call(lambda m, x: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(m.w), n=6).tanh()[:, :3], w=weight(6))
 
 
 @case(normal(4), fallback_ok=True)

@@ -52,9 +52,7 @@ def registry() -> tuple[dict[str, Case], Callable[..., Any]]:
     """An empty registry and the decorator that adds the decorated model builder to it."""
     cases: dict[str, Case] = {}
 
-    def case(
-        x: Callable[[int], Any], **options: Any
-    ) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+    def case(x: Callable[[int], Any], **options: Any) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
         def add(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
             name = build.__name__
             if name in cases:

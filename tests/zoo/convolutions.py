@@ -143,6 +143,4 @@ def upsample():
 
 @case(normal(1, 2, 2))
 def pixel_shuffle():
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 2, padding=1), nn.PixelShuffle(2), nn.Tanh(), nn.Conv2d(1, 1, 4, stride=2)
-    )
+    return nn.Sequential(nn.Conv2d(1, 4, 2, padding=1), nn.PixelShuffle(2), nn.Tanh(), nn.Conv2d(1, 1, 4, stride=2))

@@ -21,9 +21,7 @@ def batch_norm2d_train():
 @case(normal(4), n=4, n2=3)
 def batch_norm_without_running_statistics():
     """Batch statistics even in eval mode."""
-    return nn.Sequential(
-        nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Tanh(), nn.Linear(5, 2)
-    )
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Tanh(), nn.Linear(5, 2))
 
 
 @case(normal(4), n=4, n2=3)

@@ -38,9 +38,7 @@ def linear_one_output():
 
 @case(normal(4))
 def linear_output_without_channel_axis():
-    return Call(
-        lambda m, x: m.net(x).squeeze(1), net=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
-    )
+    return Call(lambda m, x: m.net(x).squeeze(1), net=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)))
 
 
 @case(normal(4), n=1, n2=1)

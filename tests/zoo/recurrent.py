@@ -59,9 +59,7 @@ def lstm_initial_state():
 
 @case(several(normal(2, 3), normal(2, 2)))
 def rnn_initial_state_of_two_layers():
-    return Call(
-        lambda m, x, h: m.rnn(x, h.transpose(0, 1).contiguous())[0], rnn=nn.RNN(3, 2, 2, batch_first=True)
-    )
+    return Call(lambda m, x, h: m.rnn(x, h.transpose(0, 1).contiguous())[0], rnn=nn.RNN(3, 2, 2, batch_first=True))
 
 
 @case(normal(3, 3), fallback_ok=("start",))

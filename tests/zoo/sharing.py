@@ -13,9 +13,7 @@ CASES, case = registry()
 def tied_embedding_and_readout():
     embed, head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
     head.weight = embed.weight
-    return Call(
-        lambda m, i: m.head(torch.tanh(m.inner(m.embed(i)))), embed=embed, inner=nn.Linear(3, 3), head=head
-    )
+    return Call(lambda m, i: m.head(torch.tanh(m.inner(m.embed(i)))), embed=embed, inner=nn.Linear(3, 3), head=head)
 
 
 @case(normal(4), fallback_ok=True)
@@ -54,9 +52,7 @@ def conv_at_two_resolutions():
 @case(normal(4), fallback_ok=("inner.bias", "inner.weight"))
 def linear_and_elementwise():
     """The bias is also a gain, and a row of the weight also a shift."""
-    return Call(
-        lambda m, x: torch.tanh(m.inner(x)) * m.inner.bias + m.inner.weight[0, :3], inner=nn.Linear(4, 3)
-    )
+    return Call(lambda m, x: torch.tanh(m.inner(x)) * m.inner.bias + m.inner.weight[0, :3], inner=nn.Linear(4, 3))
 
 
 @case(normal(4))
@@ -76,9 +72,7 @@ def one_module_under_two_names():
 def one_parameter_in_layers_of_two_kinds():
     """A Linear weight viewed as the kernel of a 1x1 convolution."""
     return Call(
-        lambda m, x: (
-            F.conv2d(x.tanh(), m.inner.weight[:, :, None, None]).mean((2, 3)) * m.inner(x.mean((2, 3)))
-        ),
+        lambda m, x: F.conv2d(x.tanh(), m.inner.weight[:, :, None, None]).mean((2, 3)) * m.inner(x.mean((2, 3))),
         inner=nn.Linear(2, 3),
     )
 
@@ -95,9 +89,7 @@ def norm_called_twice():
 
 @case(several(normal(4), normal(4)))
 def siamese():
-    return Call(
-        lambda m, a, b: m.net(a) * m.net(b), net=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-    )
+    return Call(lambda m, a, b: m.net(a) * m.net(b), net=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)))
 
 
 @case(several(normal(4), normal(4)), fallback_ok=True)

@@ -159,9 +159,7 @@ def compiled_in_place():
 
 @case(normal(4), fallback_ok=True)
 def compiled_submodule():
-    return nn.Sequential(
-        torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend="eager"), nn.Linear(4, 2)
-    )
+    return nn.Sequential(torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend="eager"), nn.Linear(4, 2))
 
 
 @case(normal(4))

@@ -39,9 +39,7 @@ class Axes(Mapping[str, int]):
                     f"{type(size).__name__}. Convert it, e.g. int(size)."
                 )
             if size < 0:
-                raise ValueError(
-                    f"axis {name!r} must have a size >= 0, got {size}. Check how it was computed."
-                )
+                raise ValueError(f"axis {name!r} must have a size >= 0, got {size}. Check how it was computed.")
         if ANONYMOUS in sizes and len(sizes) > 1:
             raise ValueError(
                 f"the name {ANONYMOUS!r} stands for 'no names known' and must be alone, got {list(sizes)}. "
@@ -153,9 +151,7 @@ class Axes(Mapping[str, int]):
         """The same sizes with some names changed, ``old="new"``."""
         unknown = [old for old in names if old not in self]
         if unknown:
-            raise ValueError(
-                f"only existing axes can be renamed, got {unknown} for {self!r}. Use one of {self.names}."
-            )
+            raise ValueError(f"only existing axes can be renamed, got {unknown} for {self!r}. Use one of {self.names}.")
         new_names = [names.get(name, name) for name in self]
         if len(set(new_names)) < len(new_names):
             raise ValueError(f"axis names must stay distinct, got {new_names}. Choose another new name.")

@@ -40,16 +40,12 @@ def child_seed(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) % 2**63
 
 
-def gaussian(
-    n: int, k: int, *, rng: torch.Generator, dtype: torch.dtype, device: torch.device | str
-) -> Tensor:
+def gaussian(n: int, k: int, *, rng: torch.Generator, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """``k`` columns of ``n`` independent standard normal entries, shape ``(n, k)``."""
     return _columns(n, [_normal(n, rng) for _ in range(k)], rng, dtype, device)
 
 
-def rademacher(
-    n: int, k: int, *, rng: torch.Generator, dtype: torch.dtype, device: torch.device | str
-) -> Tensor:
+def rademacher(n: int, k: int, *, rng: torch.Generator, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """``k`` columns of ``n`` independent signs ±1, shape ``(n, k)``."""
     return _columns(n, [_signs(n, rng) for _ in range(k)], rng, dtype, device)
 

@@ -14,9 +14,16 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
 from gramscope.capture.network import (
-    Outputs, check_model, count_examples, evaluate, in_float64, named_parameters, prepare_input, unwrap,
+    Outputs,
+    check_model,
+    count_examples,
+    evaluate,
+    in_float64,
+    named_parameters,
+    prepare_input,
+    unwrap,
 )  # fmt: skip
-from gramscope.capture.recorder import Recorder
+from gramscope.capture.recorder import Recorder, tensors_in
 from gramscope.capture.signals import Backward
 from gramscope.capture.sites import Snapshot
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
@@ -64,8 +71,7 @@ def capture(
     with _watched_forward(model, x, outputs, frozen, coupled, precision) as (f, recorder, parameters, every):
         cotangents = _cotangents(f, directions)
         names = {id(parameter): name for name, parameter in parameters.items()}
-        backward = Backward(f, cotangents, names, coupled == "refuse")
-        sites = tuple(backward.sites(recorder.uses, tuple(parameters.values())))
+        sites = tuple(Backward(f, cotangents, names, recorder).sites(tuple(parameters.values())))
     return Snapshot(
         sites=sites,
         outputs=f.detach(),
@@ -109,12 +115,20 @@ def _watched_forward(
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
             parameter.requires_grad_()
-        recorder = Recorder(parameters, n, refuse_coupled=coupled == "refuse")
+        recorder = Recorder(parameters, n, refuse_coupled=coupled == "refuse", tf32=precision == "tf32")
+        recorder.hint = _unequal_lengths(x)
         recorder.mark_data(x)
         with recorder:
             f = evaluate(model, x, n, outputs)
         _check_outputs(f, parameters)
         yield f, recorder, parameters, named_parameters(model)
+
+
+def _unequal_lengths(x: Any) -> str:
+    lengths = list(dict.fromkeys(len(t) for t in tensors_in(x) if t.dim()))
+    if len(lengths) < 2:
+        return ""
+    return f" The tensors of x have unequal lengths {lengths} on axis 0, where the examples should be."
 
 
 def _check_options(coupled: str, precision: str | None) -> None:

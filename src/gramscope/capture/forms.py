@@ -96,7 +96,8 @@ class Gain(Form):
         return len(self.output_shape) - len(trailing)
 
     def as_rows(self, signals: Tensor) -> Tensor:
-        return signals.reshape(len(signals), math.prod(self.output_shape[: self._leading]), -1)
+        lead = self._leading
+        return signals.reshape(len(signals), math.prod(self.output_shape[:lead]), math.prod(self.output_shape[lead:]))
 
     def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site | None:
         if self.factor is not None:
@@ -142,7 +143,7 @@ class Tap(Form):
         if axes is None or axes[0] not in self.copies or axes[1] != (1, self.shape[axes[0]], 1):
             return None
         signals = rows.reshape(len(rows), *self.shape).movedim(axes[0] + 1, 1)
-        return axes[0], signals.flatten(2).transpose(0, 1)
+        return axes[0], signals.reshape(*signals.shape[:2], -1).transpose(0, 1)
 
 
 def elementwise_factor(func: Callable[..., Any], args: Any, kwargs: Any, place: int, shape: torch.Size) -> Tensor:
@@ -167,4 +168,3 @@ def _example_axis(shape: tuple[int, ...], layout: Layout) -> tuple[int, tuple[in
             return axis, (outer, layout.n, inner)
         before *= size
     return None
-

@@ -66,4 +66,4 @@ class _Alias(torch.autograd.Function):
 
 def settle(tensor: Tensor) -> Tensor:
     """``tensor`` with a gradient edge that later in-place operations cannot bypass."""
-    return _Alias.apply(tensor) if tensor._is_view() else tensor  # type: ignore[no-any-return,no-untyped-call]
+    return _Alias.apply(tensor) if tensor._is_view() else tensor  # type: ignore[no-untyped-call]

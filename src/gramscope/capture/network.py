@@ -3,17 +3,18 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.recorder import map_tensors, tensors_in
 
-Outputs = int | slice | Sequence[int] | Tensor | Callable[[nn.Module, Any], Tensor] | None
+Outputs = int | slice | Sequence[int] | Tensor | str | Callable[[nn.Module, Any], Tensor] | None
 PREFIXES = ("_orig_mod.",)
 
 
@@ -27,9 +28,9 @@ def unwrap(model: nn.Module) -> nn.Module:
     wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while True:
         if isinstance(model, wrappers):
-            model = model.module
+            model = cast(nn.Module, model.module)
         elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
+            model = cast(nn.Module, model._orig_mod)
         else:
             return model
 
@@ -46,9 +47,20 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def in_float64(model: nn.Module) -> nn.Module:
     """A float64 copy; the user's model is not touched."""
+    # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew anyway.
+    results = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
     try:
-        return copy.deepcopy(model).double()
-    except RuntimeError as error:
+        with torch.no_grad():  # TorchScript copies with gradients on are no leaves, and lose their flags
+            copied = copy.deepcopy(model, results).double()
+        for parameter, original in zip(copied.parameters(), model.parameters(), strict=True):
+            parameter.requires_grad_(original.requires_grad)
+        return copied
+    except (RuntimeError, TypeError) as error:
         raise UnsupportedError(
             f"precision='float64' needs a copy of the model, which cannot be copied: {error}. Build the model in "
             "float64 yourself (model.double()) and leave precision out."
@@ -59,10 +71,11 @@ def prepare_input(x: Any, dtype: torch.dtype | None = None) -> Any:
     """x as fresh tensor objects that share no autograd history with the user's, floats cast to ``dtype`` if given."""
 
     def fresh(tensor: Tensor) -> Tensor:
-        tensor = tensor.clone() if tensor.is_inference() else tensor.detach()
+        tensor = tensor.detach().clone()  # a model may overwrite its input
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
-    return map_tensors(fresh, x)
+    with torch.inference_mode(False), torch.no_grad():
+        return map_tensors(fresh, x)
 
 
 def count_examples(x: Any) -> int:
@@ -92,6 +105,10 @@ def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Paramete
     """The parameters to be measured; raises where they, or x, cannot be."""
     named = named_parameters(model)
     for name, parameter in named.items():
+        if is_lazy(parameter):
+            raise InputError(
+                f"parameter {name!r} must have a shape, but it is lazy and not yet initialised. Call model(x) once first."
+            )
         check_plain(parameter, f"parameter {name!r}")
     chosen = {name: p for name, p in named.items() if (frozen or p.requires_grad) and p.is_floating_point()}
     if not chosen:
@@ -118,12 +135,12 @@ def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor
     """The chosen outputs as (n, C), with every failure explained."""
     try:
         raw = outputs(model, x) if callable(outputs) else call(model, x)
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         explained = _explain(error, model, x)
         if explained is None:
             raise
         raise explained from error
-    tensor = _choose(raw)
+    tensor = _named(raw, outputs) if isinstance(outputs, str) else _choose(raw)
     if tensor.dim() == 0 or tensor.shape[0] != n:
         raise InputError(
             f"the model's output must have one row for each of the {n} examples of x, got shape {tuple(tensor.shape)}. "
@@ -132,13 +149,22 @@ def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor
     table = tensor.reshape(n, -1)
     if table.shape[1] == 0:
         raise InputError(f"the model's output must have at least one entry, got shape {tuple(tensor.shape)}.")
-    return table if callable(outputs) or outputs is None else _select(table, outputs)
+    return table if callable(outputs) or outputs is None or isinstance(outputs, str) else _select(table, outputs)
+
+
+def _named(raw: Any, name: str) -> Tensor:
+    """One entry of an output that is a mapping or an object with fields."""
+    found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        names = list(raw) if isinstance(raw, Mapping) else type(raw).__name__
+        raise InputError(f"outputs={name!r} must name a floating tensor of the model's output, which has {names}.")
+    return found
 
 
 def _choose(raw: Any) -> Tensor:
     """The output tensor by rule: itself; "logits" of a mapping; else the first floating tensor."""
     if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
-        return raw["logits"]  # type: ignore[no-any-return]
+        return raw["logits"]
     if dataclasses.is_dataclass(raw) and not isinstance(raw, type | Mapping):
         fields = {f.name: getattr(raw, f.name) for f in dataclasses.fields(raw)}
         return _choose(fields)
@@ -160,6 +186,10 @@ def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
         places = list(range(width))[outputs]
     else:
         listed = [outputs] if isinstance(outputs, int) else outputs
+        if not isinstance(listed, Sequence | Tensor) or not all(float(place).is_integer() for place in listed):
+            raise InputError(
+                f"outputs must be an int, a slice, a sequence of ints, a name or a function of (model, x), got {outputs!r}."
+            )
         places = [int(place) for place in listed]
     wrong = [place for place in places if not -width <= place < width]
     if wrong or not places:
@@ -171,18 +201,27 @@ def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
 def _explain(error: Exception, model: nn.Module, x: Any) -> InputError | None:
     """An error that says what is wrong with x, where the reason can be seen; None otherwise."""
     message = str(error)
-    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    for tensor in tensors_in(x):
-        if "dtype" in message or "type" in message.lower():
-            if tensor.is_floating_point() and floats and tensor.dtype not in floats:
-                want = next(iter(floats))
-                return InputError(
-                    f"x must have the model's dtype {want}, got {tensor.dtype}. Call x.to({want}), or pass "
-                    "precision='float64' to run a float64 copy of the model."
-                )
-        if any(word in message for word in ("shape", "size", "dimension", "Expected", "expected", "elements")):
-            shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(x))
+    if isinstance(error, TypeError):
+        if "argument" not in message:
+            return None
+        kind = "tuple of positional arguments" if isinstance(x, tuple | list) else type(x).__name__
+        return InputError(f"x must hold the arguments that the model takes, got a {kind}. The model said: {message}")
+    floats = sorted({str(p.dtype) for p in model.parameters() if p.is_floating_point()})
+    if any(word in message for word in ("dtype", "type", "Float", "Double")):
+        if len(floats) > 1:
             return InputError(
-                f"x must have a shape that the model takes, examples first, got {shapes}. The model said: {message}"
+                f"the model's parameters must share one dtype, got {' and '.join(floats)}. Cast the model first, e.g. "
+                f"model.float(). The model said: {message}"
             )
+        for tensor in tensors_in(x):
+            if floats and str(tensor.dtype) != floats[0]:
+                return InputError(
+                    f"x must have the model's dtype {floats[0]}, got {tensor.dtype}. Call x.to({floats[0]}), or pass "
+                    f"precision='float64' to run a float64 copy of the model. The model said: {message}"
+                )
+    if any(word in message for word in ("shape", "size", "dimension", "Expected", "expected", "elements")):
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(x))
+        return InputError(
+            f"x must have a shape that the model takes, examples first, got {shapes}. The model said: {message}"
+        )
     return None

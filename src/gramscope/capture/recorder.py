@@ -48,14 +48,29 @@ class Use:
     edge: GradientEdge
     form: Form
     entries: int  # of the signal, for one direction
+    guards: tuple[tuple[Tensor, int], ...]  # data that entered, with its version then
+
+    def inputs_intact(self) -> bool:
+        """Nothing overwrote the inputs after this use; autograd itself would refuse a weight gradient otherwise."""
+        return all(tensor._version == version for tensor, version in self.guards)
+
+
+class Demand:
+    """What backward passes of our own must give: signals always, weight gradients only to the fallback."""
+
+    weight_gradients = False
 
 
 class Recorder(TorchFunctionMode):
     """Records the uses of ``parameters`` while it is active."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], examples: int, refuse_coupled: bool) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], examples: int, refuse_coupled: bool, tf32: bool) -> None:
         super().__init__()
         self.examples = examples
+        self.tf32 = tf32
+        self.hint = ""  # what else may be wrong, for error messages
+        self.demand = Demand()
+        self._guards: tuple[tuple[Tensor, int], ...] = ()
         self.refuse_coupled = refuse_coupled
         self.uses: list[Use] = []
         self._facts: dict[int, tuple[Any, Weight | None]] = {}
@@ -101,10 +116,10 @@ class Recorder(TorchFunctionMode):
         return settle(output)
 
     def note(self, value: Any, leaf: Any, output: Tensor, form: Form) -> None:
-        """Record that the weight ``value``, as ``leaf``, made ``output`` in the way of ``form``."""
-        weight = self.weight(value)
+        """Record that the weight ``value`` (or its tensor), as ``leaf``, made ``output`` in the way of ``form``."""
+        weight = value if isinstance(value, Weight) else self.weight(value)
         if weight is not None and output.requires_grad:
-            self.uses.append(Use(weight, leaf, get_gradient_edge(output), form, output.numel()))
+            self.uses.append(Use(weight, leaf, get_gradient_edge(output), form, output.numel(), self._guards))
 
     def tap(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The rule for anything else: take the gradient at the weight itself."""
@@ -137,7 +152,11 @@ class Recorder(TorchFunctionMode):
     # The mode itself -------------------------------------------------------------------------------
 
     def __torch_function__(
-        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types_: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         weights = self.weights_in((args, kwargs)) if torch.is_grad_enabled() else []
@@ -165,6 +184,12 @@ class Recorder(TorchFunctionMode):
 
     def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         known = RULES.get(func)
+        written = args[:1] if _writes(func) else ()
+        self._guards = tuple(
+            (t.detach(), t._version)
+            for t in tensors_in((args, kwargs))
+            if self._fact(t) is None and not any(t is w for w in written)
+        )
         if known is not None:
             return known(self, func, *args, **kwargs)
         if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON_ROOMS:
@@ -209,7 +234,11 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
 def _writes(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name == "__setitem__" or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
+    return (
+        in_place
+        or name == "__setitem__"
+        or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
+    )
 
 
 _OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -10,8 +10,8 @@ from torch import Tensor
 from gramscope.base.errors import CoupledExamplesError
 from gramscope.capture.forms import Gain, Lookup, Outer, Tap
 from gramscope.capture.graph import Graph
-from gramscope.capture.layout import Layout, Regular, example_weights, find_layout
-from gramscope.capture.recorder import Use
+from gramscope.capture.layout import TF32_TOLERANCE, TOLERANCE, Layout, Regular, example_weights, find_layout
+from gramscope.capture.recorder import Recorder, Use
 from gramscope.capture.sites import RowSite, Site
 from gramscope.capture.weights import Weight
 
@@ -23,19 +23,18 @@ class Backward:
     """Signals of the outputs ``f`` (n, C) along the cotangents (k, n, C)."""
 
     def __init__(
-        self, f: Float[Tensor, "n C"], cotangents: Float[Tensor, "k n C"], names: Mapping[int, str], refuse_coupled: bool
+        self, f: Float[Tensor, "n C"], cotangents: Float[Tensor, "k n C"], names: Mapping[int, str], recorder: Recorder
     ) -> None:
-        self.f, self.cotangents, self.names = f, cotangents, names
-        self.refuse_coupled = refuse_coupled
+        self.f, self.cotangents, self.names, self.recorder = f, cotangents, names, recorder
         self.graph = Graph(f)
         self.weights = example_weights(f.shape[0], f.dtype, f.device)
         generator = torch.Generator().manual_seed(0)
         self.mixture = torch.randn(len(cotangents), generator=generator).to(f)
 
-    def sites(self, uses: Sequence[Use], parameters: Sequence[Tensor]) -> list[Site]:
+    def sites(self, parameters: Sequence[Tensor]) -> list[Site]:
         """Sites of all uses; parameters that the graph still reaches were used in ways the recorder cannot see."""
-        reached = [use for use in uses if self.graph.reaches(use.leaf)]
-        structured = [use for use in reached if self.graph.only_through(use.leaf, use.edge)]
+        reached = [use for use in self.recorder.uses if self.graph.reaches(use.leaf)]
+        structured = [use for use in reached if use.inputs_intact() and self.graph.only_through(use.leaf, use.edge)]
         hidden = [use for use in reached if not any(use is other for other in structured)]
         found: list[Site] = []
         if structured:
@@ -91,16 +90,17 @@ class Backward:
         n = self.f.shape[0]
         if not checked:
             return Regular(1, 1, rows.shape[1])
-        flat = rows.flatten(2)
+        flat = torch.view_as_real(rows).flatten(2) if rows.is_complex() else rows.flatten(2)
         plain = torch.einsum("k,kMo->Mo", self.mixture.to(flat.dtype), flat[:-1])
-        layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype))
+        tolerance = TF32_TOLERANCE if self.recorder.tf32 else TOLERANCE.get(self.f.dtype, 1e-3)
+        layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype), tolerance)
         # Entries of a tap, or of a weight as large as its result, need not be rows of examples at all.
         certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and rows.shape[1] % n == 0)
-        if layout is None and self.refuse_coupled and certain:
+        if layout is None and self.recorder.refuse_coupled and certain:
             raise CoupledExamplesError(
                 f"each example's output must depend on that example alone, but the signals at {self._name(use.weight)!r} "
                 f"({use.form.rule}) mix the {n} examples. Put layers that mix a batch into eval mode, or pass "
-                'coupled="exact" for the kernel of the coupled outputs.'
+                'coupled="exact" for the kernel of the coupled outputs.' + self.recorder.hint
             )
         return layout
 
@@ -119,6 +119,7 @@ class Backward:
         """One row of the Jacobian for each example and direction, by plain autograd: exact for anything."""
         if not leaves:
             return []
+        self.recorder.demand.weight_gradients = True
         n, k = self.f.shape[0], len(self.cotangents)
         entries = sum(leaf.numel() for _, leaf in leaves)
         at_once = max(1, FALLBACK_ENTRIES // max(1, k * (entries + self.f.numel())))
@@ -141,12 +142,12 @@ class Backward:
         return sites
 
 
-def batched_gradients(f: Tensor, inputs: Sequence[Any], cotangents: Float[Tensor, "k n C"]) -> tuple[Tensor | None, ...]:
+def batched_gradients(
+    f: Tensor, inputs: Sequence[Any], cotangents: Float[Tensor, "k n C"]
+) -> tuple[Tensor | None, ...]:
     """Gradients of f along each cotangent with respect to tensors or gradient edges, (k, ...) each; None if unused."""
     try:
-        return torch.autograd.grad(
-            f, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True
-        )
+        return torch.autograd.grad(f, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True)
     except RuntimeError:
         # An operation without a batching rule: one direction at a time gives the same numbers.
         each = [torch.autograd.grad(f, inputs, one, retain_graph=True, allow_unused=True) for one in cotangents]

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
 Strided = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
 
 

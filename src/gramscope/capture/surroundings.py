@@ -1,8 +1,10 @@
 """Everything around a measured forward pass that must be as it was afterwards, and the switches it runs under."""
 
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 
 
 @contextmanager
@@ -37,21 +40,23 @@ def _restorer_of_random_streams() -> Any:
 
 def _restorer_of_state(model: nn.Module) -> Any:
     """Buffers, and tables that torch renormalises in the forward pass (embeddings with max_norm)."""
-    held: list[tuple[dict[str, Any], str, Tensor, Tensor, int]] = []
+    held: list[tuple[dict[str, Any], str, Tensor, Tensor, Callable[[], bool]]] = []
     for module in model.modules():
-        volatile = [(module._buffers, name, tensor) for name, tensor in module._buffers.items()]
+        owners: list[dict[str, Any]] = [module._buffers]
         if getattr(module, "max_norm", None) is not None:
-            volatile += [(module._parameters, name, tensor) for name, tensor in module._parameters.items()]
-        for owner, name, tensor in volatile:
-            if tensor is not None and not tensor.is_meta:
-                held.append((owner, name, tensor, tensor.detach().clone(), tensor._version))
+            owners.append(module._parameters)
+        for owner in owners:
+            for name, tensor in owner.items():
+                if tensor is not None and not tensor.is_meta and not is_lazy(tensor):
+                    value = tensor.detach().clone()
+                    held.append((owner, name, tensor, value, partial(_changed, tensor, value, tensor._version, module)))
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
 
     def restore() -> None:
         with torch.no_grad(), torch.inference_mode(False):
-            for owner, name, tensor, value, version in held:
+            for owner, name, tensor, value, changed in held:
                 owner[name] = tensor
-                if tensor._version != version:
+                if changed():
                     tensor.copy_(value)
         for parameter, flag in flags:
             if parameter.requires_grad != flag:
@@ -60,15 +65,34 @@ def _restorer_of_state(model: nn.Module) -> Any:
     return restore
 
 
+def _changed(tensor: Tensor, value: Tensor, version: int, module: nn.Module) -> bool:
+    """Batch norm writes its statistics without counting it as a change, so in training the values are compared."""
+    return tensor._version != version or (module.training and not torch.equal(tensor, value))
+
+
 @contextmanager
 def exact_arithmetic(tf32: bool = False) -> Iterator[None]:
-    """Float32 means float32: TF32 only where it was asked for."""
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    try:
+    """Float32 means float32: TF32 (and bfloat16 on the CPU) only where it was asked for."""
+    with ExitStack() as stack:
+        _switch_matmul("high" if tf32 else "highest", stack)
+        if torch.cuda.is_available() and torch.backends.cudnn.allow_tf32 != tf32:
+            stack.callback(setattr, torch.backends.cudnn, "allow_tf32", not tf32)
+            torch.backends.cudnn.allow_tf32 = tf32
         yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def _switch_matmul(wanted: str, stack: ExitStack) -> None:
+    """torch keeps two interfaces to one setting and refuses to read what the other has written."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        matmul: Any = torch.backends.cuda.matmul
+        stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
+        matmul.fp32_precision = "tf32" if wanted == "high" else "ieee"
+        return
+    if before != wanted:
+        stack.callback(torch.set_float32_matmul_precision, before)
+        torch.set_float32_matmul_precision(wanted)
 
 
 @contextmanager
@@ -83,7 +107,8 @@ def plain_execution() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if "torch._dynamo" in sys.modules:  # nothing is compiled before that, and importing it takes seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_without_checkpoints())
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)
@@ -103,7 +128,7 @@ def _without_checkpoints() -> Iterator[None]:
     reentrant, name = checkpointing.CheckpointFunction, "_checkpoint_without_reentrant_generator"
     generator = getattr(checkpointing, name, None)
     had_own = "apply" in reentrant.__dict__
-    reentrant.apply = run_directly  # type: ignore[method-assign,assignment]
+    reentrant.apply = run_directly  # type: ignore[method-assign]
     if generator is not None:
         setattr(checkpointing, name, do_nothing)
     try:

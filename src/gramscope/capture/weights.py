@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gramscope.capture.sites import Frame, Strided
 
-
 # Operations that change the type or the memory of a tensor but not its entries.
 KEEPS_ENTRIES = {"to", "type", "float", "double", "half", "bfloat16", "contiguous", "clone", "alias"}
 
@@ -31,8 +30,11 @@ class Weight:
     @property
     def copies(self) -> frozenset[int]:
         """Axes along which every slice is the same function of the roots."""
-        expanded = (a for a, (size, step) in enumerate(zip(self.tensor.shape, self.tensor.stride(), strict=True))
-                    if step == 0 and size > 1)
+        expanded = (
+            a
+            for a, (size, step) in enumerate(zip(self.tensor.shape, self.tensor.stride(), strict=True))
+            if step == 0 and size > 1
+        )
         return self.repeated | frozenset(expanded)
 
     def slice(self, axis: int) -> "Weight":
@@ -87,9 +89,7 @@ def _batched_vjp(output: Tensor, inputs: tuple[Tensor, ...], cotangents: Tensor)
             output, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True
         )
     except RuntimeError:  # an operation without a batching rule: one at a time
-        each = [
-            torch.autograd.grad(output, inputs, one, retain_graph=True, allow_unused=True) for one in cotangents
-        ]
+        each = [torch.autograd.grad(output, inputs, one, retain_graph=True, allow_unused=True) for one in cotangents]
         stacked: list[Tensor | None] = []
         for column in zip(*each, strict=True):
             present = [gradient for gradient in column if gradient is not None]

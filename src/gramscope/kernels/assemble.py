@@ -11,7 +11,15 @@ from torch import Tensor
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.kernels.cost import Shape, cheapest
 from gramscope.kernels.pieces import (
-    ConstantSignalPiece, HadamardPiece, HalfPiece, Piece, Positions, PositionTracePiece, RowPiece, SameId, TiedPiece,
+    ConstantSignalPiece,
+    HadamardPiece,
+    HalfPiece,
+    Piece,
+    Positions,
+    PositionTracePiece,
+    RowPiece,
+    SameId,
+    TiedPiece,
 )  # fmt: skip
 
 
@@ -52,7 +60,7 @@ class Assembly:
             signals = left.signals.to(self.dtype)
             others = signals if right is left else right.signals.to(self.dtype)
             inner = SameId(left.ids, right.ids, self.dtype)
-            yield PositionTracePiece(inner, signals, others) if self.trace else HalfPiece(inner, signals, others)
+            yield (PositionTracePiece(inner, signals, others) if self.trace else HalfPiece(inner, signals, others))
         else:
             rows = left.rows().to(self.dtype)
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace)
@@ -84,7 +92,9 @@ class Assembly:
         """Gradient rows, some output channels at a time."""
         same = right is left
         sides = [self._prepared(left)] if same else [self._prepared(left), self._prepared(right)]
-        bytes_each = (left.examples + right.examples) * left.directions * left.groups * left.fan_in * self.dtype.itemsize
+        bytes_each = (
+            (left.examples + right.examples) * left.directions * left.groups * left.fan_in * self.dtype.itemsize
+        )
         step = max(1, min(left.fan_out, self.chunk // max(1, bytes_each)))
         for start in range(0, left.fan_out, step):
             rows = [_channel_rows(signals[..., start : start + step, :], inputs) for signals, inputs in sides]
@@ -127,7 +137,7 @@ def _extent(site: Site) -> int:
 
 
 def _one_position(
-    v: Float[Tensor, "n i"], w: Float[Tensor, "m i"], s: Float[Tensor, "n k o"], t: Float[Tensor, "m k o"],
+    v: Float[Tensor, "n i"], w: Float[Tensor, "m i"], s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"],
     offset: float, trace: bool,
 ) -> Piece:  # fmt: skip
     inner = v @ w.T
@@ -140,7 +150,7 @@ def _one_position(
     return HadamardPiece(inner, s, t, trace)
 
 
-def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m k o"]) -> bool:
+def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"]) -> bool:
     """All examples have the same signals; the last is looked at first, because it mostly settles the question."""
     first = s[:1]
     if not torch.equal(first[0], s[-1]) or not torch.equal(first[0], t[-1]):
@@ -174,7 +184,16 @@ def _joined(uses: Sequence[Site]) -> Site:
         outers = [use for use in uses if isinstance(use, OuterSite)]
         inputs = torch.cat([use.inputs for use in outers], dim=1)
         signals = torch.cat([use.signals for use in outers], dim=2)
-        return OuterSite(first.name, first.rule, first.frame, lambda: inputs, signals, first.fan_in, first.axes, first.order)
+        return OuterSite(
+            first.name,
+            first.rule,
+            first.frame,
+            lambda: inputs,
+            signals,
+            first.fan_in,
+            first.axes,
+            first.order,
+        )
     if isinstance(first, LookupSite):
         lookups = [use for use in uses if isinstance(use, LookupSite)]
         ids = torch.cat([use.ids for use in lookups], dim=1)
@@ -216,9 +235,7 @@ def _tied(
     return (tuple(outer), tuple(lookup)) if len(outer) == len(lookup) == 2 else None
 
 
-def _fusible_biases(
-    left: dict[str, tuple[Site, ...]], right: dict[str, tuple[Site, ...]]
-) -> dict[str, str]:
+def _fusible_biases(left: dict[str, tuple[Site, ...]], right: dict[str, tuple[Site, ...]]) -> dict[str, str]:
     """weight name -> bias name, where both see the very same signals at one position: ``K = (Q + 1) ∘ (S Sᵀ)``."""
     memory = {}
     for name, sites in left.items():

@@ -60,7 +60,9 @@ class Kernel:
             raise InputError(f"targets must have {self.outputs} columns, one for each output, got {y.shape[1]}.")
         return self.alignment(torch.outer(y.flatten(), y.flatten()))
 
-    def predict(self, cross: "Kernel | Tensor", targets: Float[Tensor, "n C"], ridge: float = 0.0) -> Float[Tensor, "m C"]:
+    def predict(
+        self, cross: "Kernel | Tensor", targets: Float[Tensor, "n C"], ridge: float = 0.0
+    ) -> Float[Tensor, "m C"]:
         """Kernel regression ``K_* (K + ridge·1)^-1 y``.
 
         ``cross`` is the kernel between new examples (rows) and these (columns). For the linearised network after training,
@@ -143,7 +145,9 @@ class Kernel:
         return matrix
 
 
-def kernel(model: nn.Module, x: Any, x2: Any = None, reduce: Reduce = "none", by_site: bool = True, **options: Any) -> Kernel:
+def kernel(
+    model: nn.Module, x: Any, x2: Any = None, reduce: Reduce = "none", by_site: bool = True, **options: Any
+) -> Kernel:
     """The tangent kernel as a :class:`Kernel`; arguments as for :func:`gramscope.ntk`.
 
     With ``by_site=False`` only the total is kept, at a memory of one kernel instead of one for each parameter.

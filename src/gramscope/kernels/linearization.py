@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.capture.capture import Precision
-from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, in_float64, prepare_input, unwrap
+from gramscope.capture.network import (
+    Outputs,
+    check_model,
+    count_examples,
+    evaluate,
+    in_float64,
+    prepare_input,
+    unwrap,
+)
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
 
@@ -32,7 +40,12 @@ class Linearization:
     """``f(θ + v) ≈ f + J v`` at copies of the parameters, so that later training does not disturb it."""
 
     def __init__(
-        self, model: nn.Module, x: Any, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
+        self,
+        model: nn.Module,
+        x: Any,
+        outputs: Outputs = None,
+        frozen: bool = False,
+        precision: Precision = None,
     ) -> None:
         model = unwrap(model)
         if precision == "float64":
@@ -97,7 +110,12 @@ class Linearization:
 
     def _gradients(self, output: Tensor, cotangent: Tensor, create_graph: bool) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(
-            output, tuple(self.parameters.values()), cotangent, create_graph=create_graph, retain_graph=True, allow_unused=True
+            output,
+            tuple(self.parameters.values()),
+            cotangent,
+            create_graph=create_graph,
+            retain_graph=True,
+            allow_unused=True,
         )
 
 

@@ -18,16 +18,32 @@ from gramscope.kernels.memory import Block, Plan, make_plan
 from gramscope.kernels.pieces import ConstantSignalPiece, HadamardPiece, HalfPiece, Piece, TiedPiece, strips
 
 Reduce = Literal["none", "trace"]
-# Rows of the kernel matrix computed in one go: a strip should stay in the CPU's cache, or fill the GPU.
-STRIP_ROWS = {"cpu": 320, "cuda": 2560}
+# Fewest and most rows of the kernel matrix computed in one go. Narrow strips waste less of a symmetric kernel's other
+# half and stay in the CPU's cache; wide ones fill the GPU.
+STRIP_ROWS = {"cpu": (32, 320), "cuda": (640, 2560)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
 LIGHT = (HadamardPiece, ConstantSignalPiece)
 
 
 @overload
-def ntk(model: nn.Module, x: Any, x2: Any = None, reduce: Reduce = "none", by_site: Literal[False] = False, **options: Any) -> Tensor: ...
+def ntk(
+    model: nn.Module,
+    x: Any,
+    x2: Any = None,
+    reduce: Reduce = "none",
+    by_site: Literal[False] = False,
+    **options: Any,
+) -> Tensor: ...
 @overload
-def ntk(model: nn.Module, x: Any, x2: Any = None, reduce: Reduce = "none", *, by_site: Literal[True], **options: Any) -> dict[str, Tensor]: ...
+def ntk(
+    model: nn.Module,
+    x: Any,
+    x2: Any = None,
+    reduce: Reduce = "none",
+    *,
+    by_site: Literal[True],
+    **options: Any,
+) -> dict[str, Tensor]: ...
 
 
 def ntk(
@@ -89,10 +105,10 @@ class _Job:
 
     def run(self, x: Any, x2: Any) -> dict[str, Tensor]:
         symmetric = x2 is None
-        kernels: dict[str, Tensor] = {}
+        first = self._capture(x, self.plan.n, self.plan.rows[0])
+        kernels = self._allocate(first)
         for place, mine in enumerate(self.plan.rows):
-            left = self._capture(x, self.plan.n, mine)
-            kernels = kernels or self._allocate(left)
+            left = self._capture(x, self.plan.n, mine) if place else first
             others = self.plan.rows[place:] if symmetric else self.plan.columns
             for theirs in others:
                 if self.trace and theirs.outputs != mine.outputs:
@@ -178,9 +194,13 @@ class _Tile:
 
 def _strip(piece: Piece, target: Tensor, n: int) -> int:
     """Examples in one strip of rows."""
-    if isinstance(piece, HalfPiece | TiedPiece):
+    if isinstance(piece, HalfPiece):
+        return piece.strip
+    if isinstance(piece, TiedPiece):
         return STRIP_EXAMPLES
-    return max(1, STRIP_ROWS.get(target.device.type, 2560) * n // len(target))
+    smallest, largest = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
+    rows = min(largest, max(smallest, len(target) // 16))
+    return max(1, rows * n // len(target))
 
 
 def _mirror(matrix: Tensor, size: int = 512) -> None:

@@ -20,9 +20,7 @@ class JacobianOperator(LinearOperator):
 
     def __init__(self, linearization: Linearization) -> None:
         self.linearization = linearization
-        super().__init__(
-            linearization.rows, linearization.cols, dtype=linearization.dtype, device=linearization.device
-        )
+        super().__init__(linearization.rows, linearization.cols, dtype=linearization.dtype, device=linearization.device)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
         return self.linearization.jvp(x)

@@ -5,15 +5,18 @@ The kernel is a matrix of blocks: row block μ, column block ν, each (c, c) wit
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 Range = tuple[int, int]
+# Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
+HELD = {"cpu": 2**25, "cuda": 2**31}
 
 
+@runtime_checkable
 class Piece(Protocol):
     """Adds ``K[rows, cols]`` to ``out``, a (possibly strided) view with (r1-r0)·c rows."""
 
@@ -23,37 +26,41 @@ class Piece(Protocol):
 class RowPiece:
     """``K = J Jᵀ`` for gradient rows J."""
 
-    def __init__(self, left: Float[Tensor, "n k p"], right: Float[Tensor, "m k p"], trace: bool) -> None:
-        self.block = 1 if trace else left.shape[1]
-        self.left = left.reshape(len(left) * self.block, -1)
-        self.right = self.left if right is left else right.reshape(len(right) * self.block, -1)
+    def __init__(self, left: Float[Tensor, "n k p"], right: Float[Tensor, "m j p"], trace: bool) -> None:
+        self.blocks = (1, 1) if trace else (left.shape[1], right.shape[1])
+        self.left = left.reshape(len(left) * self.blocks[0], -1)
+        self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        c = self.block
-        out.addmm_(self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * c : cols[1] * c].T)
+        c, d = self.blocks
+        out.addmm_(self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d].T)
 
 
 class HadamardPiece:
     """``K = Q ∘ (S Sᵀ)``: one position an example, Q the Gram matrix of the inputs."""
 
     def __init__(
-        self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m k o"], trace: bool
+        self,
+        inner: Float[Tensor, "n m"],
+        left: Float[Tensor, "n k o"],
+        right: Float[Tensor, "m k o"],
+        trace: bool,
     ) -> None:
-        self.block = 1 if trace else left.shape[1]
-        self.left = left.reshape(len(left) * self.block, -1)
-        self.right = self.left if right is left else right.reshape(len(right) * self.block, -1)
-        # Q with each column repeated c times, so that the product below runs along whole rows of memory.
-        self.inner = inner.repeat_interleave(self.block, dim=1)
+        self.blocks = (1, 1) if trace else (left.shape[1], right.shape[1])
+        self.left = left.reshape(len(left) * self.blocks[0], -1)
+        self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
+        # Q with each column repeated for its outputs, so that the product below runs along whole rows of memory.
+        self.inner = inner.repeat_interleave(self.blocks[1], dim=1)
         self.buffer = left.new_empty(0)
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        c = self.block
-        left, right = self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * c : cols[1] * c]
+        c, d = self.blocks
+        left, right = self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d]
         size = len(left) * len(right)
         if self.buffer.numel() < size:
             self.buffer = left.new_empty(size)
         outer = torch.mm(left, right.T, out=self.buffer[:size].view(len(left), len(right)))
-        inner = self.inner[rows[0] : rows[1], None, cols[0] * c : cols[1] * c]
+        inner = self.inner[rows[0] : rows[1], None, cols[0] * d : cols[1] * d]
         out.unflatten(0, (-1, c)).addcmul_(inner, outer.unflatten(0, (-1, c)))
 
 
@@ -74,7 +81,7 @@ class ConstantSignalPiece:
 class Positions:
     """Which positions of two examples see alike inputs: the Gram matrix of site inputs, block by block."""
 
-    def __init__(self, left: Float[Tensor, "n T i"], right: Float[Tensor, "m T i"], offset: float = 0.0) -> None:
+    def __init__(self, left: Float[Tensor, "n T i"], right: Float[Tensor, "m S i"], offset: float = 0.0) -> None:
         self.left, self.right, self.offset = left.contiguous(), right.contiguous(), offset
 
     def block(self, rows: Range, cols: Range) -> Float[Tensor, "mS nT"]:
@@ -87,7 +94,7 @@ class Positions:
 class SameId:
     """The same for an embedding: one where both positions looked up the same row."""
 
-    def __init__(self, left: Int[Tensor, "n T"], right: Int[Tensor, "m T"], dtype: torch.dtype) -> None:
+    def __init__(self, left: Int[Tensor, "n T"], right: Int[Tensor, "m S"], dtype: torch.dtype) -> None:
         self.left, self.right, self.dtype = left, right, dtype
 
     def block(self, rows: Range, cols: Range) -> Float[Tensor, "mS nT"]:
@@ -99,30 +106,34 @@ class HalfPiece:
     """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``: Q meets one side's signals first."""
 
     def __init__(
-        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m k S o"]
+        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"]
     ) -> None:
         self.inner = inner
         self.left = left.contiguous()
         self.right = self.left if right is left else right.contiguous()
+        # Carried signals of one example, (k, m, S·o), are held for as many examples as fit.
+        carried = self.left.shape[1] * self.right[:, 0].numel() * left.element_size()
+        self.strip = max(1, min(len(left), HELD.get(left.device.type, HELD["cpu"]) // max(1, carried)))
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        k, T = self.left.shape[1:3]
-        m = cols[1] - cols[0]
-        gram = self.inner.block(rows, cols)
+        k, T, o = self.left.shape[1:]
+        m, S = cols[1] - cols[0], self.right.shape[2]
+        gram = self.inner.block(rows, cols)  # (m·S, rows·T)
+        carried = self.left.new_empty(rows[1] - rows[0], k, m * S, o)
+        for place, row in enumerate(range(*rows)):
+            mine = gram[:, place * T : (place + 1) * T].expand(k, -1, -1)
+            torch.bmm(mine, self.left[row], out=carried[place])
+        by_column = carried.view(-1, m, S * o).transpose(0, 1)  # (m, rows·k, S·o)
         right = self.right[cols[0] : cols[1]].flatten(2)  # (m, k, S·o)
-        for place in range(rows[1] - rows[0]):
-            mine = gram[:, place * T : (place + 1) * T]  # (m·S, T)
-            carried = torch.matmul(mine, self.left[rows[0] + place])  # (k, m·S, o)
-            carried = carried.reshape(k, m, -1).transpose(0, 1)  # (m, k, S·o)
-            share = torch.bmm(carried, right.transpose(1, 2))  # (m, k, k)
-            out[place * k : (place + 1) * k].unflatten(1, (m, k)).add_(share.transpose(0, 1))
+        share = torch.bmm(by_column, right.transpose(1, 2))  # (m, rows·k, k)
+        out.unflatten(1, (m, right.shape[1])).add_(share.transpose(0, 1))
 
 
 class PositionTracePiece:
     """``K_μν = Σ_pq Q_{μp,νq} Σ_c s_{μcp} · s_{νcq}``."""
 
     def __init__(
-        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m k S o"]
+        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"]
     ) -> None:
         self.inner = inner
         self.left = left.transpose(1, 2).flatten(2).contiguous()  # (n, T, k·o)
@@ -145,14 +156,14 @@ class TiedPiece:
 
     def __init__(
         self, inputs: Float[Tensor, "n T i"], signals: Float[Tensor, "n k T table"], ids: Int[Tensor, "m S"],
-        looked_up: Float[Tensor, "m k S i"], trace: bool, flip: bool,
+        looked_up: Float[Tensor, "m j S i"], trace: bool, flip: bool,
     ) -> None:  # fmt: skip
         self.inputs, self.signals, self.ids, self.looked_up = inputs, signals, ids, looked_up
         self.trace, self.flip = trace, flip
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         linear, table = (cols, rows) if self.flip else (rows, cols)
-        k = 1 if self.trace else self.signals.shape[1]
+        k = 1 if self.trace else self.looked_up.shape[1]
         v, s = self.inputs[linear[0] : linear[1]], self.signals[linear[0] : linear[1]]
         for place in range(table[1] - table[0]):
             ids, t = self.ids[table[0] + place], self.looked_up[table[0] + place]

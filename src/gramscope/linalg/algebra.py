@@ -122,9 +122,7 @@ class Sum(LinearOperator):
                 )
             rows, cols = rows.merged(term.rows), cols.merged(term.cols)
         flat = tuple(_flattened(terms, Sum))
-        super().__init__(
-            rows, cols, dtype=flat[0].dtype, device=flat[0].device, symmetric=_terms_pair_up(flat)
-        )
+        super().__init__(rows, cols, dtype=flat[0].dtype, device=flat[0].device, symmetric=_terms_pair_up(flat))
         self.terms = flat
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
@@ -155,9 +153,7 @@ class Composition(LinearOperator):
         for left, right in pairwise(flat):
             _require_composable(left, right)
         symmetric = _reads_same_transposed(flat) and flat[0].rows.matches(flat[-1].cols)
-        super().__init__(
-            flat[0].rows, flat[-1].cols, dtype=flat[0].dtype, device=flat[0].device, symmetric=symmetric
-        )
+        super().__init__(flat[0].rows, flat[-1].cols, dtype=flat[0].dtype, device=flat[0].device, symmetric=symmetric)
         self.factors = flat
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:

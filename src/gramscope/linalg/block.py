@@ -28,9 +28,7 @@ class Block(LinearOperator):
     [[1.0, 2.0, 3.0], [0.0, 0.0, 3.0]]
     """
 
-    def __init__(
-        self, grid: Sequence[Sequence[Cell]], *, rows: Axes | None = None, cols: Axes | None = None
-    ) -> None:
+    def __init__(self, grid: Sequence[Sequence[Cell]], *, rows: Axes | None = None, cols: Axes | None = None) -> None:
         blocks = _filled(grid)
         row_axes = [line[0].rows for line in blocks]
         col_axes = [block.cols for block in blocks[0]]
@@ -50,9 +48,7 @@ class Block(LinearOperator):
         return _apply_grid(self.grid, x)
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        transposed = tuple(
-            tuple(block.adjoint() for block in column) for column in zip(*self.grid, strict=True)
-        )
+        transposed = tuple(tuple(block.adjoint() for block in column) for column in zip(*self.grid, strict=True))
         return _apply_grid(transposed, x)
 
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
@@ -68,9 +64,7 @@ class BlockDiagonal(LinearOperator):
     [[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]]
     """
 
-    def __init__(
-        self, *blocks: Tensor | LinearOperator, rows: Axes | None = None, cols: Axes | None = None
-    ) -> None:
+    def __init__(self, *blocks: Tensor | LinearOperator, rows: Axes | None = None, cols: Axes | None = None) -> None:
         operators = tuple(as_operator(block) for block in blocks)
         require_same_kind(operators, "BlockDiagonal")
         joined_rows = _joined([block.rows for block in operators], rows, "rows")
@@ -90,9 +84,7 @@ class BlockDiagonal(LinearOperator):
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         parts = torch.split_with_sizes(x, [block.rows.size for block in self.blocks])
-        return torch.cat(
-            [block._adjoint_matmat(part) for block, part in zip(self.blocks, parts, strict=True)]
-        )
+        return torch.cat([block._adjoint_matmat(part) for block, part in zip(self.blocks, parts, strict=True)])
 
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
         matrix = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
@@ -119,9 +111,7 @@ def _filled(grid: Sequence[Sequence[Cell]]) -> Grid:
     given = tuple(cell for line in cells for cell in line if cell is not None)
     require_same_kind(given, "Block")
     heights = [next((cell.rows for cell in line if cell is not None), None) for line in cells]
-    breadths = [
-        next((cell.cols for cell in column if cell is not None), None) for column in zip(*cells, strict=True)
-    ]
+    breadths = [next((cell.cols for cell in column if cell is not None), None) for column in zip(*cells, strict=True)]
 
     def fill(cell: LinearOperator | None, rows: Axes | None, cols: Axes | None) -> LinearOperator:
         if cell is not None:

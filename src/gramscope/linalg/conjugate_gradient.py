@@ -81,9 +81,7 @@ def conjugate_gradient(
         negative[at] = sweep.negative_curvature
         products += sweep.products + len(at)
         # A sweep that did not halve the true residual has reached what rounding allows.
-        may_go_on = (
-            (after > tol * sizes[at]) & (after < before / 2) & ~negative[at] & (iterations[at] < max_iter)
-        )
+        may_go_on = (after > tol * sizes[at]) & (after < before / 2) & ~negative[at] & (iterations[at] < max_iter)
         open_columns[at] = may_go_on
     relative = norms(residual) / torch.where(sizes > 0, sizes, 1.0)
     return Solution(
@@ -133,9 +131,7 @@ def _sweep(
     return Solution(x, norms(residual), steps, ~live & ~negative, negative, products)
 
 
-def _preconditioned(
-    preconditioner: LinearOperator | None, residual: Float[Tensor, "n k"]
-) -> Float[Tensor, "n k"]:
+def _preconditioned(preconditioner: LinearOperator | None, residual: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     if preconditioner is None:
         return residual.clone()
     steepest = preconditioner.matmat(residual)

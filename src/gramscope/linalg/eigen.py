@@ -38,9 +38,7 @@ class _Subspace:
         values, small = torch.linalg.eigh(self.projected)
         return values.flip(0), small.flip(1)
 
-    def residuals(
-        self, values: Float64[Tensor, " k"], small: Float64[Tensor, "width k"]
-    ) -> Float[Tensor, "n k"]:
+    def residuals(self, values: Float64[Tensor, " k"], small: Float64[Tensor, "width k"]) -> Float[Tensor, "n k"]:
         return _combine(self.image, small) - _combine(self.basis, small * values)
 
     def rotated(self, small: Float64[Tensor, "width kept"], values: Float64[Tensor, " kept"]) -> "_Subspace":
@@ -61,13 +59,13 @@ def eigenvalues_top(
 ) -> RitzPairs:
     """The ``k`` greatest (or least, or ``k`` at both ends) eigenpairs of a symmetric operator.
 
-    Rayleigh-Ritz on a block Krylov space: from a random block X of ``k + oversample`` columns the space
-    grows by the residuals ``A v − θ v`` of the wanted Ritz pairs, which span the next Krylov block, and
-    is thinned to the best Ritz vectors when it is ``max_basis`` wide. A block as wide as the number
-    wanted finds every copy of a multiple eigenvalue. The residuals returned come from a last product with
-    the vectors themselves, and pairs that miss ``tol · max|θ|`` within ``max_iter`` blocks are returned and
-    marked, never hidden. Golub & Underwood (1977); Knyazev, SIAM J. Sci. Comput. 23 (2001); Stathopoulos &
-    Saad, ETNA 7 (1998) on the restart.
+    Rayleigh-Ritz on a block Krylov space: from a random block of ``k + oversample`` columns (twice that for
+    both ends) the space grows by the residuals ``A v − θ v`` of the wanted Ritz pairs, which span the next
+    Krylov block; when ``max_basis`` wide it is thinned to the best half. A block as wide as the number wanted
+    finds every copy of a multiple eigenvalue. The residuals returned come from a last product with the
+    vectors themselves, and pairs that miss ``tol · max|θ|`` within ``max_iter`` blocks are returned and
+    marked, never hidden: eigenvalues far closer together than the spectrum is wide converge slowly. Golub &
+    Underwood (1977); Knyazev, SIAM J. Sci. Comput. 23 (2001); on the restart Stathopoulos & Saad, ETNA 7 (1998).
 
     Returns :class:`RitzPairs`, greatest first: (k,) values, or (2k,) for ``end="both"``.
 
@@ -80,21 +78,22 @@ def eigenvalues_top(
     """
     require_symmetric(op, "eigenvalues_top")
     n = op.cols.size
-    _require_count(n, k, end)
+    _require_count(n, k, end, oversample)
     block = k + oversample
-    width = min(n, block * (2 if end == "both" else 1))
+    sides = 2 if end == "both" else 1
+    width = min(n, block * sides)
     limit = _width_limit(width, max_basis)
     tol = default_tolerance(op.dtype) if tol is None else tol
-    fresh = gaussian(
-        n, width, rng=generator(child_seed(seed, "eigenvalues_top")), dtype=op.dtype, device=op.device
-    )
+    rng = generator(child_seed(seed, "eigenvalues_top"))
+    fresh = gaussian(n, width, rng=rng, dtype=op.dtype, device=op.device)
     space = _Subspace(fresh[:, :0], fresh[:, :0], torch.zeros((0, 0), dtype=torch.float64, device=op.device))
     iterations, products = 0, 0
     while True:
         fresh = orthonormal_columns(fresh, space.basis)
         if fresh.shape[1]:
-            space = space.extended(fresh, op.matmat(fresh))
-            require_finite(space.image, op)
+            image = op.matmat(fresh)
+            require_finite(image, op)
+            space = space.extended(fresh, image)
             iterations, products = iterations + 1, products + fresh.shape[1]
         values, small = space.ritz()
         bound = tol * float(values.abs().max())
@@ -107,7 +106,7 @@ def eigenvalues_top(
         if done or iterations >= max_iter or fresh.shape[1] == 0:
             return _verified(op, space, values[wanted], small[:, wanted], bound, iterations, products)
         if space.basis.shape[1] + int(open_pairs.sum()) > limit:
-            kept = _at_ends(len(values), 2 * block, end)
+            kept = _at_ends(len(values), limit // 2 // sides, end)
             space = space.rotated(small[:, kept], values[kept])
         fresh = residuals[:, open_pairs]
 
@@ -147,20 +146,20 @@ def _at_ends(count: int, k: int, end: End) -> Tensor:
 
 def _width_limit(width: int, max_basis: int | None) -> int:
     if max_basis is None:
-        return 6 * width
+        return max(8 * width, 100)
     if max_basis < 3 * width:
         raise ValueError(
-            f"max_basis must be at least {3 * width}, to keep 2 blocks and add a third, got {max_basis}. "
+            f"max_basis must be at least {3 * width}, to keep a block and a half and add another, got {max_basis}. "
             "Ask for fewer pairs, less oversample, or allow more memory."
         )
     return max_basis
 
 
-def _require_count(n: int, k: int, end: End) -> None:
+def _require_count(n: int, k: int, end: End, oversample: int) -> None:
     if end not in ("largest", "smallest", "both"):
-        raise ValueError(
-            f"end must be 'largest', 'smallest' or 'both', got {end!r}. Choose one of the three."
-        )
+        raise ValueError(f"end must be 'largest', 'smallest' or 'both', got {end!r}. Choose one of the three.")
+    if oversample < 0:
+        raise ValueError(f"oversample must be at least 0, got {oversample}. A few extra columns speed convergence.")
     most = n // 2 if end == "both" else n
     if not 1 <= k <= most:
         raise ValueError(

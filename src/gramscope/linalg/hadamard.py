@@ -50,9 +50,7 @@ class HadamardGram(LinearOperator):
         return _product(self.right, transposed, self.left, x, self.block)
 
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
-        return contract("row rank, col rank -> row col", self.left, self.right) * self.operator.dense(
-            block=block
-        )
+        return contract("row rank, col rank -> row col", self.left, self.right) * self.operator.dense(block=block)
 
 
 def _product(left: Tensor, inner: LinearOperator, right: Tensor, x: Tensor, block: int) -> Tensor:

@@ -28,9 +28,7 @@ class Kronecker(LinearOperator):
     [[0.0, 2.0], [2.0, 0.0]]
     """
 
-    def __init__(
-        self, *factors: Tensor | LinearOperator, rows: Axes | None = None, cols: Axes | None = None
-    ) -> None:
+    def __init__(self, *factors: Tensor | LinearOperator, rows: Axes | None = None, cols: Axes | None = None) -> None:
         operators = tuple(as_operator(factor) for factor in factors)
         require_same_kind(operators, "Kronecker")
         row_count = reduce(mul, (factor.rows.size for factor in operators), 1)
@@ -59,9 +57,7 @@ class Kronecker(LinearOperator):
         return reduce(torch.kron, (factor.dense(block=block).contiguous() for factor in self.factors))
 
 
-def _apply_along_axes(
-    factors: tuple[LinearOperator, ...], x: Float[Tensor, "cols k"]
-) -> Float[Tensor, "rows k"]:
+def _apply_along_axes(factors: tuple[LinearOperator, ...], x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
     tensor = x.reshape(*(factor.cols.size for factor in factors), x.shape[1])
     # Factors act on different axes and so commute: those that shrink the tensor most go first.
     by_growth = sorted(range(len(factors)), key=lambda i: factors[i].rows.size / max(factors[i].cols.size, 1))

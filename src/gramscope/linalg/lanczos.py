@@ -150,9 +150,7 @@ def _require_start(op: LinearOperator, start: Tensor, steps: int) -> None:
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}. 20 to 100 are usual.")
     if op.cols.size == 0:
-        raise ValueError(
-            f"Lanczos needs an operator of size at least 1, got {op!r}. An empty one has no spectrum."
-        )
+        raise ValueError(f"Lanczos needs an operator of size at least 1, got {op!r}. An empty one has no spectrum.")
     op._check_operand(start, ndim=1)
     size = float(torch.linalg.vector_norm(start))
     if not 0 < size < float("inf"):

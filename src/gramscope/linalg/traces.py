@@ -76,9 +76,7 @@ def hutchinson(
 
 
 @torch.no_grad()
-def hutchpp(
-    op: LinearOperator, products: int, *, distribution: Distribution = "rademacher", seed: int = 0
-) -> Estimate:
+def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "rademacher", seed: int = 0) -> Estimate:
     """``tr A = tr(Qᵀ A Q) + tr((I − QQᵀ) A (I − QQᵀ))``: the first exactly, the second by Hutchinson.
 
     A third of the products each finds the range (Q spans ``A S`` for a random S), takes the exact trace on
@@ -111,9 +109,7 @@ def hutchpp(
 
 
 @torch.no_grad()
-def hutchinson_diagonal(
-    op: LinearOperator, products: int, *, seed: int = 0, block: int = 64
-) -> DiagonalEstimate:
+def hutchinson_diagonal(op: LinearOperator, products: int, *, seed: int = 0, block: int = 64) -> DiagonalEstimate:
     """``diag A ≈ (1/m) Σ_i z_i ∘ A z_i`` for m vectors of random signs.
 
     Unbiased; the variance of entry i is ``Σ_{j≠i} A_ij² / m``. Bekas, Kokiopoulou & Saad, "An estimator for
@@ -139,9 +135,7 @@ def hutchinson_diagonal(
     return DiagonalEstimate(mean, error, products, products, seed, "hutchinson_diagonal", "rademacher")
 
 
-def draw_probes(
-    op: LinearOperator, k: int, distribution: Distribution, rng: torch.Generator
-) -> Float[Tensor, "n k"]:
+def draw_probes(op: LinearOperator, k: int, distribution: Distribution, rng: torch.Generator) -> Float[Tensor, "n k"]:
     """``k`` probes of the operator's size, dtype and device."""
     return probes(op.cols.size, k, distribution, rng=rng, dtype=op.dtype, device=op.device)
 

@@ -12,9 +12,7 @@ from gramscope.linalg.traces import Estimate, draw_probes, mean_and_error, requi
 
 
 @torch.no_grad()
-def xtrace(
-    op: LinearOperator, products: int, *, distribution: Distribution = "sphere", seed: int = 0
-) -> Estimate:
+def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "sphere", seed: int = 0) -> Estimate:
     """``tr A ≈ (1/m) Σ_i t_i``, ``t_i = tr(P_i A) + ω_iᵀ (I − P_i) A (I − P_i) ω_i``.
 
     ``P_i`` projects on the range of ``A Ω`` without its column i, so ω_i is independent of it and each

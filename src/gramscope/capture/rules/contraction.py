@@ -18,7 +18,9 @@ from gramscope.capture.recorder import Recorder, rule
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def outer_form(name: str, data: Tensor, data_axes: str, weight: Tensor, weight_axes: str, result_axes: str) -> Outer | None:
+def outer_form(
+    name: str, data: Tensor, data_axes: str, weight: Tensor, weight_axes: str, result_axes: str
+) -> Outer | None:
     """The form of ``einsum(f"{data_axes},{weight_axes}->{result_axes}", data, weight)``.
 
     None for traces, broadcasts and weight axes that are summed alone: no site inputs exist there.
@@ -59,7 +61,9 @@ def _size(axes: list[str], sizes: dict[str, int]) -> int:
 
 
 @rule(F.linear)
-def linear(recorder: Recorder, func: Callable[..., Any], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def linear(
+    recorder: Recorder, func: Callable[..., Any], input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Any:
     if not recorder.is_data(input) or recorder.is_data([weight, bias]):
         return recorder.tap(func, (input, weight, bias), {})
     leaf, bias_leaf = recorder.stand_in(weight), recorder.stand_in(bias)
@@ -76,8 +80,17 @@ def linear(recorder: Recorder, func: Callable[..., Any], input: Tensor, weight: 
     return output
 
 
-@rule(torch.matmul, torch.mm, torch.bmm, torch.mv, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm,
-      torch.Tensor.mv, torch.Tensor.__matmul__)
+@rule(
+    torch.matmul,
+    torch.mm,
+    torch.bmm,
+    torch.mv,
+    torch.Tensor.matmul,
+    torch.Tensor.mm,
+    torch.Tensor.bmm,
+    torch.Tensor.mv,
+    torch.Tensor.__matmul__,
+)
 def matmul(recorder: Recorder, func: Callable[..., Any], input: Tensor, other: Tensor) -> Any:
     left, right, result = _matmul_axes(input.dim(), other.dim())
     return _contract(recorder, "matmul", func, (input, other), (left, right), result)
@@ -100,7 +113,14 @@ def einsum(recorder: Recorder, func: Callable[..., Any], equation: Any, *operand
 
 @rule(torch.addmm, torch.Tensor.addmm, torch.baddbmm, torch.Tensor.baddbmm)
 def addmm(
-    recorder: Recorder, func: Callable[..., Any], input: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1
+    recorder: Recorder,
+    func: Callable[..., Any],
+    input: Tensor,
+    left: Tensor,
+    right: Tensor,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
 ) -> Any:
     if beta != 1 or alpha != 1:
         return recorder.tap(func, (input, left, right), {"beta": beta, "alpha": alpha})
@@ -120,18 +140,30 @@ def addmm(
 
 
 def _contract(
-    recorder: Recorder, name: str, func: Callable[..., Any], operands: tuple[Any, ...], axes: tuple[str, ...], result: str
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    operands: tuple[Any, ...],
+    axes: tuple[str, ...],
+    result: str,
 ) -> Any:
     """One weight and one data operand: a site. Anything else: the gradient at the weight itself."""
     which = _which_weight(recorder, operands)
-    form = None
-    if which is not None:
-        form = outer_form(name, operands[1 - which], axes[1 - which], operands[which], axes[which], result)
-    if which is None or form is None:
+    if which is None:
+        return recorder.tap(func, operands, {})
+    weight = recorder.weight(operands[which])
+    assert weight is not None
+    own_axes = axes[which]
+    # Along an axis of copies that the data has too (W expanded to the batch), the axis belongs to the rows.
+    for axis in sorted(weight.copies, reverse=True):
+        if own_axes[axis] in axes[1 - which] and own_axes[axis] in result:
+            weight, own_axes = weight.slice(axis), own_axes[:axis] + own_axes[axis + 1 :]
+    form = outer_form(name, operands[1 - which], axes[1 - which], weight.tensor, own_axes, result)
+    if form is None:
         return recorder.tap(func, operands, {})
     leaves = [recorder.stand_in(operand) for operand in operands]
     output = recorder.settle(func(*leaves))
-    recorder.note(operands[which], leaves[which], output, form)
+    recorder.note(weight, leaves[which], output, form)
     return output
 
 
@@ -189,7 +221,12 @@ def bilinear(recorder: Recorder, func: Any, first: Tensor, second: Tensor, weigh
         return signals.reshape(len(signals), -1, 1, 1, weight.shape[0])
 
     fan_in = weight.shape[1] * weight.shape[2]
-    recorder.note(weight, leaf, output, Outer("bilinear", inputs, arrange, fan_in, (1, weight.shape[0], fan_in), (0, 1, 2)))
+    recorder.note(
+        weight,
+        leaf,
+        output,
+        Outer("bilinear", inputs, arrange, fan_in, (1, weight.shape[0], fan_in), (0, 1, 2)),
+    )
     if bias is not None:
         recorder.note(bias, bias_leaf, output, Gain("bias", tuple(bias.shape), None, tuple(output.shape)))
     return output

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramscope.capture.forms import Gain, Outer
-from gramscope.capture.recorder import Recorder, rule
+from gramscope.capture.recorder import Demand, Recorder, rule
 
 
 @rule(torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d)
@@ -25,9 +25,13 @@ def convolution(
     if not recorder.is_data(input) or recorder.is_data([weight, bias]) or input.dim() != weight.dim():
         return recorder.tap(func, (input, weight, bias, *arguments), {})
     leaf, bias_leaf = recorder.stand_in(weight), recorder.stand_in(bias)
-    output = recorder.settle(func(input, leaf, bias_leaf, *arguments))
     kernel, steps, holes = tuple(weight.shape[2:]), _tuple(stride, spatial), _tuple(dilation, spatial)
     edges = _padding(padding, kernel, holes)
+    if all(low == high for low, high in edges) and not torch.is_autocast_enabled(input.device.type):
+        sizes = steps, tuple(low for low, _ in edges), holes
+        output = FoldedConvolution.apply(input, leaf, bias_leaf, *sizes, groups, recorder.demand)
+    else:
+        output = recorder.settle(func(input, leaf, bias_leaf, *arguments))
     data = input.detach()
 
     def inputs() -> Tensor:
@@ -43,8 +47,14 @@ def convolution(
     return output
 
 
-@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, F.conv_transpose1d, F.conv_transpose2d,
-      F.conv_transpose3d)
+@rule(
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+)
 def transposed_convolution(
     recorder: Recorder, func: Any, input: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0,
     output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
@@ -71,6 +81,45 @@ def transposed_convolution(
     recorder.note(weight, leaf, output, form)
     _note_bias(recorder, bias, bias_leaf, output)
     return output
+
+
+class FoldedConvolution(torch.autograd.Function):
+    """A convolution whose backward pass, batched over outputs, is one transposed convolution of a larger batch.
+
+    torch's own backward of a convolution runs once for each output under vmap. Gradients of weight and bias are given
+    only while the fallback asks for them, because a backward pass for signals should not pay for them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: tuple[int, ...],
+        dilation: tuple[int, ...], groups: int, demand: Demand,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(input, weight, bias)
+        ctx.geometry, ctx.demand = (stride, padding, dilation, groups), demand
+        rank = len(stride)
+        return torch.convolution(input, weight, bias, stride, padding, dilation, False, (0,) * rank, groups)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (signal,) = gradients
+        input, weight, bias = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        back, by_weight, by_bias = None, None, None
+        if ctx.needs_input_grad[0]:
+            reach = [
+                (u - 1) * s - 2 * p + d * (k - 1) + 1
+                for u, s, p, d, k in zip(signal.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True)
+            ]
+            extra = tuple(x - r for x, r in zip(input.shape[2:], reach, strict=True))
+            back = torch.convolution(signal, weight, None, stride, padding, dilation, True, extra, groups)
+        if ctx.demand.weight_gradients:
+            masks = [False, True, bias is not None]
+            sizes = None if bias is None else [bias.shape[0]]
+            _, by_weight, by_bias = torch.ops.aten.convolution_backward(
+                signal, input, weight, sizes, stride, padding, dilation, False, [0] * len(stride), groups, masks
+            )
+        return back, by_weight, by_bias, None, None, None, None, None
 
 
 def patches(
@@ -113,4 +162,3 @@ def _padding(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
     return tuple((p, p) for p in _tuple(padding, len(kernel)))
-

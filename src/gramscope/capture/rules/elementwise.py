@@ -47,7 +47,13 @@ def elementwise_in_place(recorder: Recorder, func: Callable[..., Any], *args: An
 
 
 def _note_gains(
-    recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any], output: Tensor, kept: Any = None
+    recorder: Recorder,
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    leaves: list[Any],
+    output: Tensor,
+    kept: Any = None,
 ) -> None:
     operands = tuple(a.detach() if isinstance(a, Tensor) else a for a in (kept or args))
     for place, arg in enumerate(args):

@@ -17,7 +17,9 @@ def embedding(
 ) -> Any:  # fmt: skip
     """``scale_grad_by_freq`` and ``sparse`` change how torch stores gradients, not the function: both are dropped."""
     if recorder.weight(weight) is None or not recorder.is_data(input):
-        return recorder.tap(func, (input, weight), {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type})
+        return recorder.tap(
+            func, (input, weight), {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
+        )
     leaf = recorder.stand_in(weight)
     if max_norm is not None:
         # torch renormalises the table in place; do it on a copy, the user's table stays as it is.

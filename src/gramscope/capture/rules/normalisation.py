@@ -23,7 +23,7 @@ def _affine(
 ) -> Tensor:
     """``normalise(input, gain, offset)`` with both noted; ``shape`` is how they broadcast against the result."""
     if not recorder.is_data(input) or recorder.is_data([gain, offset]):
-        return recorder.tap(normalise, (input, gain, offset), {})  # type: ignore[no-any-return]
+        return recorder.tap(normalise, (input, gain, offset), {})
     gain_leaf, offset_leaf = recorder.stand_in(gain), recorder.stand_in(offset)
     output = recorder.settle(normalise(input, gain_leaf, offset_leaf))
     data = input.detach()
@@ -43,7 +43,14 @@ def _per_channel(input: Tensor) -> tuple[int, ...]:
 
 @rule(F.layer_norm, torch.layer_norm)
 def layer_norm(
-    recorder: Recorder, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    recorder: Recorder,
+    func: Any,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> Any:
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
         return torch.layer_norm(x, tuple(normalized_shape), gain, offset, eps)
@@ -53,7 +60,12 @@ def layer_norm(
 
 @rule(F.rms_norm, torch.rms_norm)
 def rms_norm(
-    recorder: Recorder, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+    recorder: Recorder,
+    func: Any,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Any = None,
+    eps: float | None = None,
 ) -> Any:
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
         return torch.rms_norm(x, tuple(normalized_shape), gain, eps)
@@ -63,7 +75,14 @@ def rms_norm(
 
 @rule(F.group_norm, torch.group_norm)
 def group_norm(
-    recorder: Recorder, func: Any, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    recorder: Recorder,
+    func: Any,
+    input: Tensor,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> Any:
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
         return torch.group_norm(x, num_groups, gain, offset, eps)
@@ -99,7 +118,15 @@ def instance_norm(
 ) -> Any:  # fmt: skip
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
         return torch.instance_norm(
-            x, gain, offset, running_mean, running_var, use_input_stats, momentum, eps, torch.backends.cudnn.enabled
+            x,
+            gain,
+            offset,
+            running_mean,
+            running_var,
+            use_input_stats,
+            momentum,
+            eps,
+            torch.backends.cudnn.enabled,
         )
 
     return _affine(recorder, "instance norm", normalise, input, weight, bias, _per_channel(input))

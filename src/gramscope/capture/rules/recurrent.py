@@ -163,7 +163,16 @@ def rnn_relu(recorder: Recorder, func: Any, *args: Any) -> Any:
 
 
 @rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
-def cell(recorder: Recorder, func: Any, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+def cell(
+    recorder: Recorder,
+    func: Any,
+    input: Tensor,
+    hx: Any,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Any = None,
+    b_hh: Any = None,
+) -> Any:
     kind = func.__name__.removesuffix("_cell")
     states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
     with recorder:
