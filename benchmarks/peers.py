@@ -162,9 +162,11 @@ def neural_tangents(problem: Problem) -> Iterator[Contestant]:
     x = to_jax(problem.x)
     trace = problem.reduce == "trace"
     outputs = problem.outputs
-    # The Jacobian is a live array of these two whatever the compiler does; structured
-    # derivatives never form it for a whole network.
-    needs = {1: problem.jacobian_bytes(), 2: problem.jacobian_bytes(), 3: 0.0}
+    # The Jacobian is a live array of the first two whatever the compiler does, and the second
+    # carries activations per pair of examples and output; structured derivatives need neither.
+    pairs = len(problem.x) ** 2 * outputs * _largest_activation(problem.model, problem.x[:1])
+    jacobian = problem.jacobian_bytes()
+    needs = {1: jacobian, 2: jacobian + 2.0 * pairs * problem.x.element_size(), 3: 0.0}
     for number in (1, 2, 3):
         kernel = nt.empirical_ntk_fn(
             apply, trace_axes=(-1,) if trace else (), vmap_axes=0, implementation=number

@@ -17,6 +17,9 @@ from gramscope.capture.layout import Layout, Ragged, Regular
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
 @dataclass(frozen=True, eq=False)
 class Form:
     """Base of all forms; ``rule`` is the name that results carry."""
@@ -26,6 +29,10 @@ class Form:
     def as_rows(self, signals: Tensor) -> Tensor:
         """(k, *u.shape) -> (k, M, ...): one row for each piece that may belong to another example."""
         raise NotImplementedError
+
+    def flat_rows(self, signals: Tensor) -> Tensor:
+        """(k, *u.shape) -> (k, M, features) for the layout alone, the features in any order."""
+        return self.as_rows(signals).flatten(2)
 
     def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site | None:
         """The site; None where this form cannot express the layout."""
@@ -41,9 +48,13 @@ class Outer(Form):
     fan_in: int = 1
     axes: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
+    rows_first: bool = False  # u itself has the M rows as its first axis, so no arranging is needed to see them
 
     def as_rows(self, signals: Tensor) -> Tensor:
         return self.arrange(signals)
+
+    def flat_rows(self, signals: Tensor) -> Tensor:
+        return signals.flatten(2) if self.rows_first else super().flat_rows(signals)
 
     def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site:
         def inputs() -> Tensor:
@@ -100,25 +111,33 @@ class Gain(Form):
         return signals.reshape(len(signals), math.prod(self.output_shape[:lead]), math.prod(self.output_shape[lead:]))
 
     def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site | None:
-        if self.factor is not None:
-            rows = rows * self.factor().to(rows.dtype).reshape(rows.shape[1:])
         if isinstance(layout, Ragged):
             return self._ragged_site(name, frame, rows, layout)
         axes = _example_axis(self.output_shape[: self._leading], layout)
         if axes is None or self._broadcast[axes[0]] != 1:
             return None  # examples cross axes, or the weight has a row for each example of the batch
-        axis, split = axes
-        signals = rows.reshape(len(rows), *self.output_shape)
-        signals = signals.unflatten(axis + 1, split).movedim(axis + 2, 1)  # (k, n, ...)
-        sizes = (*self._broadcast[:axis], 1, 1, *self._broadcast[axis + 1 :])
-        summed = [2 + place for place, size in enumerate(sizes) if size == 1]
-        if any(signals.shape[axis] > 1 for axis in summed):  # otherwise keep sharing memory with the weight's signals
-            signals = signals.sum(dim=summed)
-        return RowSite(name, self.rule, frame, signals.reshape(len(rows), layout.n, -1).transpose(0, 1))
+        axis, (outer, n, inner) = axes
+        # u as (before, outer, n, inner, after...), the axes along which the weight was broadcast summed.
+        shape = (*self.output_shape[:axis], outer, n, inner, *self.output_shape[axis + 1 :])
+        sizes = (*self._broadcast[:axis], 1, n, 1, *self._broadcast[axis + 1 :])
+        letters = LETTERS[: len(shape)]
+        example = letters[axis + 1]
+        kept = "".join(a for a, size in zip(letters, sizes, strict=True) if size != 1 and a != example)
+        signals = rows.reshape(len(rows), *shape)
+        if self.factor is not None:
+            factor = self.factor().to(rows.dtype).reshape(shape)
+            gradient = torch.einsum(f"Z{letters},{letters}->{example}Z{kept}", signals, factor)
+        elif math.prod(shape) == n * math.prod(sizes[axis + 2 :]) * math.prod(sizes[:axis]):
+            gradient = signals.movedim(axis + 2, 0)  # nothing to sum: keep sharing memory with the weight's signals
+        else:
+            gradient = torch.einsum(f"Z{letters}->{example}Z{kept}", signals)
+        return RowSite(name, self.rule, frame, gradient.reshape(n, len(rows), -1))
 
     def _ragged_site(self, name: str, frame: Frame | None, rows: Tensor, layout: Ragged) -> Site | None:
         if math.prod(self._broadcast[: self._leading]) != 1:
             return None
+        if self.factor is not None:
+            rows = rows * self.factor().to(rows.dtype).reshape(rows.shape[1:])
         gradient = rows.new_zeros(len(rows), layout.n, rows.shape[2]).index_add_(1, layout.labels, rows)
         return RowSite(name, self.rule, frame, gradient.transpose(0, 1))
 

@@ -7,6 +7,8 @@ the unscaled pass, if and only if each row serves one example. So the layout is 
 independence of the examples is proved in one comparison, at the price of one extra backward pass.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -91,10 +93,16 @@ def find_layout(
     return None
 
 
-def _divisors(positions: int) -> list[int]:
+def _divisors(positions: int) -> Iterator[int]:
     """Examples-major first, examples-minor second, then everything between."""
-    inner = [d for d in range(2, positions) if positions % d == 0]
-    return [1, *([positions] if positions > 1 else []), *inner]
+    yield 1
+    if positions > 1:
+        yield positions
+    for divisor in range(2, math.isqrt(positions) + 1):
+        if positions % divisor == 0:
+            yield divisor
+            if divisor * divisor != positions:
+                yield positions // divisor
 
 
 def _nearest_label(

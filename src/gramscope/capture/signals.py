@@ -69,11 +69,10 @@ class Backward:
 
     def _site(self, use: Use, raw: Tensor, checked: bool) -> list[Site] | None:
         """Sites of one use, one for each root of its weight; None where only plain autograd will do."""
-        rows = use.form.as_rows(raw)
-        layout = self._layout(use, rows, checked)
+        layout = self._layout(use, raw, checked)
         if layout is None:
             return None
-        rows = rows[: len(self.cotangents)]
+        rows = use.form.as_rows(raw[: len(self.cotangents)])
         if isinstance(use.form, Tap):
             gathered = use.form.per_example(rows, layout)
             if gathered is None:
@@ -86,16 +85,17 @@ class Backward:
         site = use.form.site("", None, rows, layout)
         return None if site is None else self._pulled_back(use.weight, site.rows(), f"{site.rule}, derived weight")
 
-    def _layout(self, use: Use, rows: Tensor, checked: bool) -> Layout | None:
+    def _layout(self, use: Use, raw: Tensor, checked: bool) -> Layout | None:
         n = self.f.shape[0]
         if not checked:
-            return Regular(1, 1, rows.shape[1])
-        flat = torch.view_as_real(rows).flatten(2) if rows.is_complex() else rows.flatten(2)
+            return Regular(1, 1, use.form.flat_rows(raw[:1]).shape[1])
+        flat = use.form.flat_rows(raw)
+        flat = torch.view_as_real(flat).flatten(2) if flat.is_complex() else flat
         plain = torch.einsum("k,kMo->Mo", self.mixture.to(flat.dtype), flat[:-1])
         tolerance = TF32_TOLERANCE if self.recorder.tf32 else TOLERANCE.get(self.f.dtype, 1e-3)
         layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype), tolerance)
         # Entries of a tap, or of a weight as large as its result, need not be rows of examples at all.
-        certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and rows.shape[1] % n == 0)
+        certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and flat.shape[1] % n == 0)
         if layout is None and self.recorder.refuse_coupled and certain:
             raise CoupledExamplesError(
                 f"each example's output must depend on that example alone, but the signals at {self._name(use.weight)!r} "
@@ -146,11 +146,23 @@ def batched_gradients(
     f: Tensor, inputs: Sequence[Any], cotangents: Float[Tensor, "k n C"]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of f along each cotangent with respect to tensors or gradient edges, (k, ...) each; None if unused."""
+
+    def along(cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(f, inputs, cotangent, retain_graph=True, allow_unused=True)
+
+    used: list[bool] = []
+
+    def along_used(cotangent: Tensor) -> tuple[Tensor, ...]:
+        found = along(cotangent)
+        used[:] = [gradient is not None for gradient in found]
+        return tuple(gradient for gradient in found if gradient is not None)
+
     try:
-        return torch.autograd.grad(f, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True)
-    except RuntimeError:
+        gradients = iter(torch.func.vmap(along_used)(cotangents))
+        return tuple(next(gradients) if present else None for present in used)
+    except (RuntimeError, ValueError):
         # An operation without a batching rule: one direction at a time gives the same numbers.
-        each = [torch.autograd.grad(f, inputs, one, retain_graph=True, allow_unused=True) for one in cotangents]
+        each = [along(one) for one in cotangents]
     stacked: list[Tensor | None] = []
     for column in zip(*each, strict=True):
         present = [gradient for gradient in column if gradient is not None]

@@ -60,7 +60,11 @@ class Assembly:
             signals = left.signals.to(self.dtype)
             others = signals if right is left else right.signals.to(self.dtype)
             inner = SameId(left.ids, right.ids, self.dtype)
-            yield (PositionTracePiece(inner, signals, others) if self.trace else HalfPiece(inner, signals, others))
+            yield (
+                PositionTracePiece(inner, signals, others)
+                if self.trace
+                else HalfPiece(inner, signals, others, self.chunk)
+            )
         else:
             rows = left.rows().to(self.dtype)
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace)
@@ -86,7 +90,7 @@ class Assembly:
             elif self.trace:
                 yield PositionTracePiece(Positions(v, w, offset), s, t)
             else:
-                yield HalfPiece(Positions(v, w, offset), s, t)
+                yield HalfPiece(Positions(v, w, offset), s, t, self.chunk)
 
     def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
         """Gradient rows, some output channels at a time."""

@@ -15,7 +15,6 @@ from gramscope.kernels.pieces import Range, strips
 
 # A capture holds raw signals and the copies its contraction works on; measured at 2.1 to 3.4 times the signals.
 OVERHEAD = 4
-SMALLEST = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def make_plan(
     n = count_examples(x)
     m = n if x2 is None else count_examples(x2)
     budget = memory or free_memory(next(tensors_in(x)).device) // 2
-    chunk = max(SMALLEST // 16, min(budget // 8, 2**31))
+    chunk = min(budget // 8, 2**31)
     size = _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision) if blocked else None
     if size is None:
         return Plan(n, m, -1, (Block((0, n), (0, -1)),), (Block((0, m), (0, -1)),), chunk)

@@ -106,14 +106,19 @@ class HalfPiece:
     """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``: Q meets one side's signals first."""
 
     def __init__(
-        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"]
+        self,
+        inner: Positions | SameId,
+        left: Float[Tensor, "n k T o"],
+        right: Float[Tensor, "m j S o"],
+        chunk: int = 2**31,
     ) -> None:
         self.inner = inner
         self.left = left.contiguous()
         self.right = self.left if right is left else right.contiguous()
         # Carried signals of one example, (k, m, S·o), are held for as many examples as fit.
         carried = self.left.shape[1] * self.right[:, 0].numel() * left.element_size()
-        self.strip = max(1, min(len(left), HELD.get(left.device.type, HELD["cpu"]) // max(1, carried)))
+        held = min(chunk, HELD.get(left.device.type, HELD["cpu"]))
+        self.strip = max(1, min(len(left), held // max(1, carried)))
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         k, T, o = self.left.shape[1:]

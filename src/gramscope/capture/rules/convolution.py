@@ -42,7 +42,7 @@ def convolution(
 
     fan_in = math.prod(weight.shape[1:])
     axes = (groups, weight.shape[0] // groups, fan_in)
-    recorder.note(weight, leaf, output, Outer("convolution", inputs, arrange, fan_in, axes, (0, 1, 2)))
+    recorder.note(weight, leaf, output, Outer("convolution", inputs, arrange, fan_in, axes, (0, 1, 2), rows_first=True))
     _note_bias(recorder, bias, bias_leaf, output)
     return output
 
@@ -77,7 +77,9 @@ def transposed_convolution(
         return unfolded.unflatten(0, signals.shape[:2])
 
     fan_in, fan_out = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    form = Outer("transposed convolution", inputs, arrange, fan_in, (groups, fan_out, fan_in), (0, 2, 1))
+    form = Outer(
+        "transposed convolution", inputs, arrange, fan_in, (groups, fan_out, fan_in), (0, 2, 1), rows_first=True
+    )
     recorder.note(weight, leaf, output, form)
     _note_bias(recorder, bias, bias_leaf, output)
     return output

@@ -1,0 +1,106 @@
+"""The Kernel object against closed forms."""
+
+import matplotlib as mpl
+import pytest
+import torch
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+
+mpl.use("Agg")
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def test_sites_sum_to_the_total(network, x):
+    kernel = gs.kernel(network, x)
+    torch.testing.assert_close(sum(kernel.sites.values()), gs.ntk(network, x), rtol=1e-12, atol=1e-12)
+    assert set(kernel.sites) == {name for name, _ in network.named_parameters()}
+
+
+def test_spectrum_and_effective_rank(network, x):
+    kernel = gs.kernel(network, x)
+    matrix = kernel.matrix
+    values = kernel.spectrum()
+    assert torch.all(values[:-1] >= values[1:])
+    torch.testing.assert_close(values.sum(), matrix.trace())
+    assert kernel.effective_rank() == pytest.approx(float(values.sum() ** 2 / (values**2).sum()))
+
+
+def test_alignment(network, x):
+    kernel = gs.kernel(network, x)
+    assert kernel.alignment(kernel) == pytest.approx(1.0)
+    assert kernel.alignment(gs.Kernel(3 * kernel.total)) == pytest.approx(1.0)
+    identity = torch.eye(10, dtype=torch.float64)
+    want = float(kernel.matrix.trace() / (kernel.matrix.norm() * 10**0.5))
+    assert kernel.alignment(identity) == pytest.approx(want)
+    with pytest.raises(InputError, match=r"shape \(10, 10\)"):
+        kernel.alignment(torch.eye(3))
+
+
+def test_target_alignment_of_a_kernel_made_of_the_targets():
+    y = torch.tensor([0, 0, 1, 1, 2, 2])
+    one_hot = torch.nn.functional.one_hot(y).double()
+    centred = one_hot - one_hot.mean(0)
+    assert gs.Kernel(centred @ centred.T).target_alignment(y) == pytest.approx(1.0)
+    assert gs.Kernel(torch.ones(6, 6)).target_alignment(y) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_kernel_regression_is_the_linearised_network_after_training(network, x):
+    """Ridgeless regression with the tangent kernel interpolates, and equals the minimum-norm linear model in J."""
+    new = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    y = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    kernel = gs.kernel(network, x)
+    torch.testing.assert_close(kernel.predict(kernel, y), y, rtol=1e-8, atol=1e-8)
+    here, there = (gs.ntk_operator(network, z).jacobian.dense() for z in (x, new))
+    want = there @ torch.linalg.lstsq(here, y.reshape(-1, 1), driver="gelsd").solution
+    got = kernel.predict(gs.kernel(network, new, x), y)
+    torch.testing.assert_close(got, want.reshape(4, 2), rtol=1e-7, atol=1e-7)
+    ridge = kernel.predict(gs.kernel(network, new, x), y, ridge=1e6)
+    assert float(ridge.norm()) < 1e-3 * float(got.norm())
+
+
+def test_shares_are_the_first_order_decrease_of_the_loss(network, x):
+    """eᵀ K_site e is the squared norm of the loss gradient of that parameter."""
+    y = torch.zeros(5, 2, dtype=torch.float64)
+    residual = network(x) - y
+    loss = 0.5 * (residual**2).sum()
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    norms = {name: float(g.pow(2).sum()) for (name, _), g in zip(network.named_parameters(), gradients, strict=True)}
+    shares = gs.kernel(network, x).share(residual.detach())
+    for name, norm in norms.items():
+        assert shares[name] == pytest.approx(norm / sum(norms.values()), rel=1e-12)
+
+
+def test_what_a_kernel_cannot_answer(network, x):
+    traced = gs.kernel(network, x, reduce="trace")
+    with pytest.raises(InputError, match="traced over outputs"):
+        traced.share(torch.ones(5, 2))
+    with pytest.raises(InputError, match="by_site=True"):
+        gs.kernel(network, x, by_site=False).share(torch.ones(5, 2))
+    with pytest.raises(InputError, match="must not vanish"):
+        gs.kernel(network, x).share(torch.zeros(5, 2))
+    with pytest.raises(InputError, match="with themselves"):
+        gs.kernel(network, x, x[:2]).spectrum()
+    with pytest.raises(InputError, match="one row for each of the 5 examples"):
+        traced.target_alignment(torch.tensor([1, 2]))
+
+
+def test_plots_draw_what_they_say(network, x):
+    kernel = gs.kernel(network, x)
+    picture = kernel.plot(order=torch.tensor([4, 3, 2, 1, 0])).axes[0].images[0].get_array()
+    assert picture[0, 0] == pytest.approx(float(torch.einsum("ncnc->n", kernel.total)[4]))
+    line = kernel.plot_spectrum().axes[0].lines[0].get_ydata()
+    assert line[0] == pytest.approx(float(kernel.spectrum()[0]))
+    bars = kernel.plot_shares(torch.ones(5, 2)).axes[0].patches
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(100)

@@ -1,0 +1,103 @@
+"""The matrix-free kernel, the Jacobian and its transpose."""
+
+import pytest
+import torch
+from torch import nn
+
+import gramscope as gs
+from conformance import assert_operator_conforms
+from gramscope.base.errors import InputError
+from gramscope.kernels import JacobianOperator
+from gramscope.kernels.linearization import Linearization
+from references.jacobian import reference_ntk
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(3, 4, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0][:, -1])
+
+
+def networks():
+    torch.manual_seed(0)
+    yield "mlp", nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 2)), torch.randn(4, 3)
+    yield "gru", Recurrent(), torch.randn(4, 3, 3)
+    convolution = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2)
+    )
+    yield "conv", convolution.eval(), torch.randn(4, 2, 6, 6)
+    encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    yield "attention", nn.Sequential(encoder, nn.Flatten(), nn.Linear(12, 2)), torch.randn(4, 3, 4)
+
+
+NETWORKS = {name: (model, x) for name, model, x in networks()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_conforms_and_equals_brute_force(name, dtype):
+    model, x = NETWORKS[name]
+    model, x = model.to(dtype), x.to(dtype)
+    operator = gs.ntk_operator(model, x)
+    want = reference_ntk(model, x)
+    assert_operator_conforms(operator, want.reshape(operator.shape).to(dtype))
+    assert_operator_conforms(operator.jacobian)
+
+
+def test_a_metric_weighs_the_parameters():
+    model, x = NETWORKS["mlp"]
+    model, x = model.double(), x.double()
+    sites = reference_ntk(model, x, by_site=True)
+    rates = {"0.weight": 0.5, "2.bias": 3.0}
+    want = sum(rate * sites[name] for name, rate in rates.items())
+    operator = gs.ntk_operator(model, x, metric=rates)
+    assert_operator_conforms(operator, want.reshape(operator.shape))
+
+
+def test_an_entrywise_metric_is_a_preconditioner():
+    model, x = NETWORKS["mlp"]
+    model, x = model.double(), x.double()
+    jacobian = gs.ntk_operator(model, x).jacobian.dense()
+    metric = torch.rand(jacobian.shape[1], dtype=torch.float64)
+    operator = gs.ntk_operator(model, x, metric=metric)
+    torch.testing.assert_close(operator.dense(), jacobian @ torch.diag(metric) @ jacobian.T, rtol=1e-12, atol=1e-12)
+
+
+def test_between_two_sets():
+    model, x = NETWORKS["mlp"]
+    model, x = model.double(), x.double()
+    x2 = torch.randn(3, 3, dtype=torch.float64)
+    operator = gs.ntk_operator(model, x, x2)
+    assert_operator_conforms(operator, gs.ntk(model, x, x2).reshape(operator.shape))
+
+
+def test_training_afterwards_does_not_change_it():
+    model, x = nn.Linear(3, 1).double(), torch.randn(4, 3, dtype=torch.float64)
+    model = nn.Sequential(model, nn.Tanh())
+    operator = gs.ntk_operator(model, x)
+    before = operator.dense()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(operator.dense(), before)
+
+
+def test_a_vector_by_parameter_name():
+    model, x = NETWORKS["mlp"]
+    linearization = Linearization(model.double(), x.double())
+    vector = torch.arange(float(linearization.cols.size), dtype=torch.float64)
+    parts = linearization.split(vector)
+    assert torch.equal(linearization.flat(parts), vector)
+    assert JacobianOperator(linearization).cols.names == ("parameter",)
+
+
+def test_a_wrong_metric_is_refused():
+    model, x = NETWORKS["mlp"]
+    with pytest.raises(InputError, match="no parameter is called 'nonsense'"):
+        gs.ntk_operator(model, x, metric={"nonsense": 1.0})
+    with pytest.raises(InputError, match="one entry for each of the 32 parameters"):
+        gs.ntk_operator(model, x, metric=torch.ones(3))
