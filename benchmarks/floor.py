@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 _SITES = (nn.Linear, nn.Conv2d, nn.BatchNorm2d)
@@ -71,17 +70,13 @@ def sites(model: nn.Module, example: Tensor) -> list[Site]:
 
         return record
 
-    handles = [
-        m.register_forward_hook(hook(name)) for name, m in model.named_modules() if isinstance(m, _SITES)
-    ]
+    handles = [m.register_forward_hook(hook(name)) for name, m in model.named_modules() if isinstance(m, _SITES)]
     try:
         result = model(example)
     finally:
         for handle in handles:
             handle.remove()
-    return [
-        Site(**{**vars(site), "last": out is result}) for site, out in zip(found, outputs, strict=True)
-    ]
+    return [Site(**{**vars(site), "last": out is result}) for site, out in zip(found, outputs, strict=True)]
 
 
 def _site(name: str, module: nn.Module, v: Tensor, out: Tensor) -> Site:
@@ -94,9 +89,7 @@ def _site(name: str, module: nn.Module, v: Tensor, out: Tensor) -> Site:
     assert isinstance(module, nn.Conv2d)
     fan_in = module.weight[0].numel()
     fan_out = module.out_channels // module.groups
-    return Site(
-        name, positions, fan_in, fan_out, groups=module.groups, bias=module.bias is not None, first=first
-    )
+    return Site(name, positions, fan_in, fan_out, groups=module.groups, bias=module.bias is not None, first=first)
 
 
 def flop_floor(model: nn.Module, x: Tensor, outputs: int, reduce: str = "none") -> Floor:

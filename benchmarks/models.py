@@ -49,9 +49,7 @@ def _convolution(fan_in: int, fan_out: int, stride: int, size: int = 3) -> list[
 
 
 def _block(fan_in: int, fan_out: int, stride: int) -> Residual:
-    branch = nn.Sequential(
-        *_convolution(fan_in, fan_out, stride), nn.ReLU(), *_convolution(fan_out, fan_out, 1)
-    )
+    branch = nn.Sequential(*_convolution(fan_in, fan_out, stride), nn.ReLU(), *_convolution(fan_out, fan_out, 1))
     same = fan_in == fan_out and stride == 1
     shortcut = nn.Sequential() if same else nn.Sequential(*_convolution(fan_in, fan_out, stride, 1))
     return Residual(branch, shortcut)

@@ -28,11 +28,11 @@ from torch import Tensor
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # neural-tangents imports TensorFlow, which talks
 
-import models  # noqa: E402
-import peers  # noqa: E402
-import timing  # noqa: E402
-from floor import Floor, flop_floor  # noqa: E402
-from peers import Contestant, Problem, Unavailable  # noqa: E402
+import models
+import peers
+import timing
+from floor import Floor, flop_floor
+from peers import Contestant, Problem, Unavailable
 
 SLOW = 20.0  # seconds of timed calls after which a contestant is not repeated
 REFERENCE_BYTES = 1.8e9  # the float64 Jacobian of the reference examples stays below this
@@ -141,7 +141,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--n", type=int, help="number of examples, in place of each case's own")
     parser.add_argument("--repeat", type=int, default=5, help="timed calls; the median is printed")
     parser.add_argument(
-        "--peers", nargs="+", default=["all"], choices=["all", "none", *peers.PEERS], metavar="PEER",
+        "--peers",
+        nargs="+",
+        default=["all"],
+        choices=["all", "none", *peers.PEERS],
+        metavar="PEER",
         help=f"all, none, or some of: {', '.join(peers.PEERS)}",
     )
     parser.add_argument("--quick", action="store_true", help="small batches, two repeats: does it run?")
@@ -161,9 +165,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def run_group(
-    group: Group, device: torch.device, options: argparse.Namespace
-) -> tuple[list[Row], dict[str, Any]]:
+def run_group(group: Group, device: torch.device, options: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
     model, x = models.build(group.model, group.n, device)
     problem = Problem(model, x, group.reduce, group.precision, group.block)
     contest = Contest(group, problem, device)
@@ -300,7 +302,19 @@ class Contest:
                 f"{self.floor.signals / 1e9:.1f}, layer kernels {self.floor.grams / 1e9:.1f} by {', '.join(methods)})"
             )
         lines.append(f"  {self.rate}" + self._floor_seconds())
-        columns = ("", "seconds", "best", "ratio", "peak MB", "GFLOP", "GFLOP/s", "of rate", "x floor", "error", "difference")
+        columns = (
+            "",
+            "seconds",
+            "best",
+            "ratio",
+            "peak MB",
+            "GFLOP",
+            "GFLOP/s",
+            "of rate",
+            "x floor",
+            "error",
+            "difference",
+        )
         width = max(len(row.name) for row in self.rows)
         form = f"  {{:<{width}}}" + " {:>9}" * 9 + " {:>10}"
         lines.append(form.format(*columns))

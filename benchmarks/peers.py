@@ -168,9 +168,7 @@ def neural_tangents(problem: Problem) -> Iterator[Contestant]:
     jacobian = problem.jacobian_bytes()
     needs = {1: jacobian, 2: jacobian + 2.0 * pairs * problem.x.element_size(), 3: 0.0}
     for number in (1, 2, 3):
-        kernel = nt.empirical_ntk_fn(
-            apply, trace_axes=(-1,) if trace else (), vmap_axes=0, implementation=number
-        )
+        kernel = nt.empirical_ntk_fn(apply, trace_axes=(-1,) if trace else (), vmap_axes=0, implementation=number)
         method = nt.NtkImplementation(number).name.lower().replace("_", " ")
         program = _Program(jax.jit(lambda x, p, kernel=kernel: kernel(x, None, p)), (x, params))
 
@@ -218,9 +216,7 @@ def nngeometry(problem: Problem) -> Iterator[Contestant]:
     device = problem.x.device
 
     def run() -> Tensor:
-        matrix = gram.GramMatrix(
-            model, loader, function=lambda *d: model(d[0].to(device)), layer_collection=layers
-        )
+        matrix = gram.GramMatrix(model, loader, function=lambda *d: model(d[0].to(device)), layer_collection=layers)
         return matrix.to_torch()
 
     yield Contestant("nngeometry GramMatrix", run, layout=lambda g: g.permute(1, 0, 3, 2))
@@ -295,9 +291,7 @@ def vector_products(
     return vmap(vmap(pair, (None, 0)), (0, None))(x, x).permute(0, 2, 1, 3)
 
 
-def vjp_then_jvp(
-    model: nn.Module, x: Float[Tensor, "n ..."], v: Float[Tensor, "n c"]
-) -> Float[Tensor, "n c"]:
+def vjp_then_jvp(model: nn.Module, x: Float[Tensor, "n ..."], v: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     """One product K v from scratch: one vjp and one jvp over the batch, each with its forward pass."""
     params = {name: p.detach() for name, p in model.named_parameters()}
 

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from models import Residual
 from torch import Tensor, nn
+
+from models import Residual
 
 Apply = Callable[[Any, jax.Array], jax.Array]
 
@@ -81,9 +82,7 @@ def _convolution(layer: nn.Conv2d) -> tuple[Any, Apply]:
     kernel = _array(layer.weight.permute(2, 3, 1, 0))
 
     def convolve(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(
-            x, w, layer.stride, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        return jax.lax.conv_general_dilated(x, w, layer.stride, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     if layer.bias is None:
         return (kernel,), lambda p, x: convolve(p[0], x)

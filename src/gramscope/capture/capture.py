@@ -105,7 +105,7 @@ def survey(
 def _watched_forward(
     model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision
 ) -> Iterator[tuple[Tensor, Recorder, dict[str, nn.Parameter], dict[str, nn.Parameter]]]:
-    """Outputs (n, C) of a recorded forward pass, with all that a backward pass needs; puts everything back at the end."""
+    """Outputs (n, C) of a recorded forward pass, with all that a backward pass needs; everything is put back after."""
     model = unwrap(model)
     if precision == "float64":
         model = in_float64(model)

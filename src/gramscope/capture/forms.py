@@ -16,7 +16,6 @@ from torch import Tensor
 from gramscope.capture.layout import Layout, Ragged, Regular
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
-
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -169,7 +168,11 @@ def elementwise_factor(func: Callable[..., Any], args: Any, kwargs: Any, place: 
     """∂u/∂W entry by entry for ``u = func(*args)`` with the weight at ``args[place]``, by autograd on W expanded."""
     with torch.enable_grad():
         detached = [a.detach() if isinstance(a, Tensor) else a for a in args]
-        wide = detached[place].expand(shape).requires_grad_()
+        # With complex data the factor is complex, whatever the weight; a real weight takes the real part at the end.
+        mixed = torch.result_type(
+            detached[place], next((a for a in detached if torch.is_tensor(a) and a.is_complex()), 0)
+        )
+        wide = detached[place].to(mixed).expand(shape).requires_grad_()
         detached[place] = wide
         output = func(*detached, **kwargs)
         return torch.autograd.grad(output, wide, torch.ones_like(output))[0]

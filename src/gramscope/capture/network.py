@@ -47,7 +47,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def in_float64(model: nn.Module) -> nn.Module:
     """A float64 copy; the user's model is not touched."""
-    # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew anyway.
+    # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew.
     results = {
         id(value): value.detach().clone()
         for module in model.modules()
@@ -107,7 +107,7 @@ def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Paramete
     for name, parameter in named.items():
         if is_lazy(parameter):
             raise InputError(
-                f"parameter {name!r} must have a shape, but it is lazy and not yet initialised. Call model(x) once first."
+                f"parameter {name!r} must have a shape, but it is lazy and not initialised. Call model(x) once first."
             )
         check_plain(parameter, f"parameter {name!r}")
     chosen = {name: p for name, p in named.items() if (frozen or p.requires_grad) and p.is_floating_point()}
@@ -188,7 +188,8 @@ def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
         listed = [outputs] if isinstance(outputs, int) else outputs
         if not isinstance(listed, Sequence | Tensor) or not all(float(place).is_integer() for place in listed):
             raise InputError(
-                f"outputs must be an int, a slice, a sequence of ints, a name or a function of (model, x), got {outputs!r}."
+                "outputs must be an int, a slice, a sequence of ints, a name or a function of (model, x), "
+                f"got {outputs!r}."
             )
         places = [int(place) for place in listed]
     wrong = [place for place in places if not -width <= place < width]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from gramscope.base.errors import CoupledExamplesError
@@ -79,11 +79,24 @@ class Backward:
                 return None
             axis, gradient = gathered
             return self._pulled_back(use.weight.slice(axis), gradient, use.form.rule)
+        if raw.is_complex():
+            return self._complex_site(use, rows, layout)
         if use.weight.frame is not None:
             site = use.form.site(self._name(use.weight), use.weight.placement(), rows, layout)
             return None if site is None else [site]
         site = use.form.site("", None, rows, layout)
         return None if site is None else self._pulled_back(use.weight, site.rows(), f"{site.rule}, derived weight")
+
+    def _complex_site(self, use: Use, rows: Tensor, layout: Layout) -> list[Site] | None:
+        """Complex signals inside a real network (Fourier layers): gradients as rows, real where the weight is."""
+        site = use.form.site("", None, rows, layout)
+        if site is None:
+            return None
+        complex_weight = use.weight.tensor.is_complex() and use.weight.frame is None  # a cast parameter is still real
+        gradient = site.rows() if complex_weight else site.rows().real
+        if use.weight.frame is None:
+            return self._pulled_back(use.weight, gradient, f"{site.rule}, derived weight")
+        return [RowSite(self._name(use.weight), site.rule, use.weight.placement(), gradient)]
 
     def _layout(self, use: Use, raw: Tensor, checked: bool) -> Layout | None:
         n = self.f.shape[0]
@@ -98,13 +111,14 @@ class Backward:
         certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and flat.shape[1] % n == 0)
         if layout is None and self.recorder.refuse_coupled and certain:
             raise CoupledExamplesError(
-                f"each example's output must depend on that example alone, but the signals at {self._name(use.weight)!r} "
-                f"({use.form.rule}) mix the {n} examples. Put layers that mix a batch into eval mode, or pass "
+                "each example's output must depend on that example alone, but the signals at "
+                f"{self._name(use.weight)!r} ({use.form.rule}) mix the {n} examples. "
+                "Put layers that mix a batch into eval mode, or pass "
                 'coupled="exact" for the kernel of the coupled outputs.' + self.recorder.hint
             )
         return layout
 
-    def _pulled_back(self, weight: Weight, gradient: Float[Tensor, "n k p"], rule: str) -> list[Site]:
+    def _pulled_back(self, weight: Weight, gradient: Inexact[Tensor, "n k p"], rule: str) -> list[Site]:
         chunk = max(1, FALLBACK_ENTRIES // max(1, gradient.shape[2]))
         with torch.enable_grad():
             by_root = weight.pull_back(gradient, chunk)

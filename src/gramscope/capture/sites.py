@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
 Strided = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
@@ -58,11 +58,16 @@ class Site:
         raise NotImplementedError
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the signals."""
+        raise NotImplementedError
+
+    @property
     def entries(self) -> int:
         """Number of entries of the weight as it was used."""
         raise NotImplementedError
 
-    def rows(self) -> Float[Tensor, "n k p"]:
+    def rows(self) -> Inexact[Tensor, "n k p"]:
         """The gradient of every direction of every example, in the coordinates of the weight as used."""
         raise NotImplementedError
 
@@ -75,7 +80,7 @@ class OuterSite(Site):
     """
 
     make_inputs: Callable[[], Tensor] = field(repr=False)
-    signals: Float[Tensor, "n k T g o"]
+    signals: Inexact[Tensor, "n k T g o"]
     fan_in: int
     axes: tuple[int, ...]
     order: tuple[int, ...]
@@ -94,6 +99,10 @@ class OuterSite(Site):
         return self.signals.shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.signals.dtype
+
+    @property
     def positions(self) -> int:
         return self.signals.shape[2]
 
@@ -109,12 +118,12 @@ class OuterSite(Site):
     def entries(self) -> int:
         return self.groups * self.fan_out * self.fan_in
 
-    def rows(self) -> Float[Tensor, "n k p"]:
+    def rows(self) -> Inexact[Tensor, "n k p"]:
         signals = self.signals
         gradient = torch.einsum("nkTgo,nTgi->nkgoi", signals, self.inputs.to(signals.dtype))
         return self.own_axes(gradient.flatten(2))
 
-    def own_axes(self, gradient: Float[Tensor, "n k p"]) -> Float[Tensor, "n k p"]:
+    def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
         """From (g, o, i) order to the order of the weight's own axes."""
         if self.order == tuple(range(len(self.order))):
             return gradient
@@ -138,10 +147,14 @@ class LookupSite(Site):
         return self.signals.shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.signals.dtype
+
+    @property
     def entries(self) -> int:
         return self.table * self.signals.shape[3]
 
-    def rows(self) -> Float[Tensor, "n k p"]:
+    def rows(self) -> Inexact[Tensor, "n k p"]:
         n, k, _, width = self.signals.shape
         out = self.signals.new_zeros(n, k, self.table, width)
         index = self.ids[:, None, :, None].expand_as(self.signals)
@@ -152,7 +165,7 @@ class LookupSite(Site):
 class RowSite(Site):
     """A weight that acts entry by entry (gain, bias, scale) or any other: its gradients as rows."""
 
-    gradient: Float[Tensor, "n k p"]
+    gradient: Inexact[Tensor, "n k p"]
 
     @property
     def examples(self) -> int:
@@ -166,7 +179,11 @@ class RowSite(Site):
     def entries(self) -> int:
         return self.gradient.shape[2]
 
-    def rows(self) -> Float[Tensor, "n k p"]:
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.gradient.dtype
+
+    def rows(self) -> Inexact[Tensor, "n k p"]:
         return self.gradient
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from gramscope.capture.sites import Frame, Strided
@@ -70,7 +70,7 @@ class Weight:
             return None
         return Frame(self.frame, _frame(root), root.untyped_storage().nbytes() // root.element_size())
 
-    def pull_back(self, rows: Float[Tensor, "n k p"], chunk: int) -> dict[int, Float[Tensor, "n k q"]]:
+    def pull_back(self, rows: Inexact[Tensor, "n k p"], chunk: int) -> dict[int, Float[Tensor, "n k q"]]:
         """Gradients with respect to each root, from gradients with respect to this weight."""
         flat = rows.flatten(0, 1)
         parts: dict[int, list[Tensor]] = {id(root): [] for root in self.roots}

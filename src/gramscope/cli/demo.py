@@ -73,7 +73,8 @@ def _look(
 ) -> Moment:
     x, y = probe
     probabilities = model(x).softmax(1)
-    residual = probabilities - nn.functional.one_hot(y, task.classes)  # ∂loss/∂f of the cross-entropy
+    one_hot = nn.functional.one_hot(y, task.classes).double()
+    residual = probabilities - one_hot  # ∂loss/∂f of the cross-entropy
     layers: dict[str, float] = {}
     for name, share in kernel.share(residual).items():
         layer = f"layer {int(name.split('.')[0]) // 2 + 1}"
@@ -81,27 +82,16 @@ def _look(
     accuracy = float((model(task.x_test).argmax(1) == task.y_test).float().mean())
     loss = float(nn.functional.cross_entropy(model(task.x), task.y))
     return Moment(
-        step,
-        loss,
-        accuracy,
-        layers,
-        kernel.alignment(first),
-        kernel.target_alignment(y_one_hot(y, task)),
-        kernel.effective_rank(),
+        step, loss, accuracy, layers, kernel.alignment(first), kernel.target_alignment(one_hot), kernel.effective_rank()
     )
 
 
-def y_one_hot(y: Tensor, task: Task) -> Tensor:
-    """Labels as rows of the identity."""
-    return nn.functional.one_hot(y, task.classes).double()
-
-
 def _opening(model: nn.Module, task: Task) -> Panel:
-    count = sum(p.numel() for p in model.parameters())
+    count, probes = sum(p.numel() for p in model.parameters()), PER_CLASS * task.classes
     text = (
         f"A ReLU network with {count:,} weights learns {len(task.x):,} handwritten digits by SGD.\n"
-        f"Its exact tangent kernel on {PER_CLASS * task.classes} probe digits ({PER_CLASS * task.classes * task.classes} x "
-        f"{PER_CLASS * task.classes * task.classes}) is taken apart layer by layer along the way."
+        f"Its exact tangent kernel on {probes} probe digits ({probes * task.classes} x {probes * task.classes}) is taken "
+        "apart layer by layer along the way."
     )
     return Panel(text, title="[bold]gramscope demo", border_style="cyan")
 
@@ -160,8 +150,8 @@ def _verdict(moments: list[Moment]) -> Panel:
     leader = max(moments[0].shares, key=lambda layer: moments[0].shares[layer])
     now = max(last.shares, key=lambda layer: last.shares[layer])
     text = (
-        f"The network learnt {regime} (kernel alignment with the start {last.drift:.2f}). At first {leader} did most of the "
-        f"learning ({100 * moments[0].shares[leader]:.0f} %), at the end {now} ({100 * last.shares[now]:.0f} %)."
+        f"The network learnt {regime} (kernel alignment with the start {last.drift:.2f}). At first {leader} did most "
+        f"of the learning ({100 * moments[0].shares[leader]:.0f} %), at the end {now} ({100 * last.shares[now]:.0f} %)."
     )
     return Panel(text, title="[bold]In words", border_style="green")
 

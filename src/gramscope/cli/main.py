@@ -40,9 +40,9 @@ def demo(
 ) -> None:
     """Train a small network on handwritten digits and watch which layer learns.
 
-    At a few moments of the training the exact tangent kernel of a probe of 100 digits is computed. It tells how the next
-    step's decrease of the loss is shared among the layers, how far the kernel has moved since the start (near 1: lazy
-    learning, the features stay as they were; well below 1: rich learning), and how well it fits the labels.
+    At a few moments of the training the exact tangent kernel of a probe of 100 digits is computed. It tells how the
+    next step's decrease of the loss is shared among the layers, how far the kernel has moved since the start (near 1:
+    lazy learning, the features stay as they were; well below 1: rich learning), and how well it fits the labels.
     """
     from gramscope.cli.demo import run
 

@@ -54,6 +54,8 @@ class Assembly:
             yield from self._summed_rows(left, right)
 
     def _part(self, left: Site, right: Site, offset: float) -> Iterator[Piece]:
+        if left.entries == 0 or any(_unused(site) for site in (left, right)):
+            return
         if isinstance(left, OuterSite) and isinstance(right, OuterSite):
             yield from self._outer(left, right, offset)
         elif isinstance(left, LookupSite) and isinstance(right, LookupSite):
@@ -134,6 +136,11 @@ def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
         total = rows if total is None else total + rows
     assert total is not None
     return total
+
+
+def _unused(site: Site) -> bool:
+    """No position of these examples came here (an expert that was given no token)."""
+    return isinstance(site, OuterSite | LookupSite) and site.signals.shape[2] == 0
 
 
 def _extent(site: Site) -> int:

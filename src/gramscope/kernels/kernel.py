@@ -14,7 +14,7 @@ from gramscope.kernels.ntk import Reduce, ntk
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A tangent kernel: ``total`` (n, C, m, C) or, traced over outputs, (n, m); ``sites`` the same for each parameter."""
+    """A tangent kernel: ``total`` (n, C, m, C) or, traced over outputs, (n, m); ``sites`` the same by parameter."""
 
     total: Tensor = field(repr=False)
     sites: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -51,7 +51,7 @@ class Kernel:
         return float((a * b).sum() / (a.norm() * b.norm()))
 
     def target_alignment(self, targets: Tensor) -> float:
-        """Alignment with the kernel of the targets, ``y yᵀ``; labels (n,) count as one-hot, centred over the examples."""
+        """Alignment with ``y yᵀ``, the targets centred over the examples; labels (n,) count as one-hot."""
         y = _target_matrix(targets, self.examples)
         y = y - y.mean(0)
         if self.total.dim() == 2:
@@ -65,8 +65,8 @@ class Kernel:
     ) -> Float[Tensor, "m C"]:
         """Kernel regression ``K_* (K + ridge·1)^-1 y``.
 
-        ``cross`` is the kernel between new examples (rows) and these (columns). For the linearised network after training,
-        pass ``y - f₀`` as targets and add the initial outputs of the new examples.
+        ``cross`` is the kernel between new examples (rows) and these (columns). For the linearised network after
+        training, pass ``y - f₀`` as targets and add the initial outputs of the new examples.
         """
         new = _matrix(cross.total if isinstance(cross, Kernel) else cross).double()
         matrix = self._square().double()
@@ -74,8 +74,8 @@ class Kernel:
         stacked = y if self.total.dim() == 2 else y.reshape(-1, 1)
         if stacked.shape[0] != matrix.shape[0] or new.shape[1] != matrix.shape[0]:
             raise InputError(
-                f"targets and cross kernel must match the kernel's {matrix.shape[0]} rows, got {stacked.shape[0]} targets "
-                f"and a cross kernel of shape {tuple(new.shape)} (new examples in rows)."
+                f"targets and cross kernel must match the kernel's {matrix.shape[0]} rows, got {stacked.shape[0]} "
+                f"targets and a cross kernel of shape {tuple(new.shape)} (new examples in rows)."
             )
         shifted = matrix + ridge * torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
         if ridge > 0:

@@ -1,7 +1,7 @@
 """A network linearised at its parameters: products with the Jacobian and its transpose, each one graph traversal.
 
-``g(c) = Jᵀ c`` is computed once with a graph, linear in the placeholder c. Then ``Jᵀ w`` is one backward pass through the
-network's graph, and ``J v`` one backward pass through the graph of g: neither runs the network again.
+``g(c) = Jᵀ c`` is computed once with a graph, linear in the placeholder c. Then ``Jᵀ w`` is one backward pass through
+the network's graph, and ``J v`` one backward pass through the graph of g: neither runs the network again.
 """
 
 from collections.abc import Mapping

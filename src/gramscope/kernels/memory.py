@@ -64,8 +64,8 @@ def make_plan(
     each = OVERHEAD * max(1, size.entries) * item
     if memory is not None and room < 2 * each:
         raise InputError(
-            f"memory must be at least {budget - room + 2 * each:,} bytes for this kernel of {n} x {m} examples and {width} "
-            f'outputs, got {memory:,}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
+            f"memory must be at least {budget - room + 2 * each:,} bytes for this kernel of {n} x {m} examples and "
+            f'{width} outputs, got {memory:,}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
         )
     if n * width * each <= room and (x2 is None or (n + m) * width * each <= room):
         examples, columns = max(n, m), width

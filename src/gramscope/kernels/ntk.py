@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from functools import reduce as reduce_with
 from typing import Any, Literal, overload
 
 import torch
@@ -27,23 +28,18 @@ LIGHT = (HadamardPiece, ConstantSignalPiece)
 
 @overload
 def ntk(
-    model: nn.Module,
-    x: Any,
-    x2: Any = None,
-    reduce: Reduce = "none",
-    by_site: Literal[False] = False,
-    **options: Any,
-) -> Tensor: ...
+    model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
+    outputs: Outputs = ..., memory: int | None = ..., precision: Precision = ..., frozen: bool = ...,
+    coupled: Coupled = ...,
+) -> Tensor: ...  # fmt: skip
+
+
 @overload
 def ntk(
-    model: nn.Module,
-    x: Any,
-    x2: Any = None,
-    reduce: Reduce = "none",
-    *,
-    by_site: Literal[True],
-    **options: Any,
-) -> dict[str, Tensor]: ...
+    model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., *, by_site: Literal[True],
+    outputs: Outputs = ..., memory: int | None = ..., precision: Precision = ..., frozen: bool = ...,
+    coupled: Coupled = ...,
+) -> dict[str, Tensor]: ...  # fmt: skip
 
 
 def ntk(
@@ -60,8 +56,9 @@ def ntk(
 ) -> Tensor | dict[str, Tensor]:
     """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``.
 
-    Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the cheapest
-    of three orders (see ``gramscope.kernels.cost``); one backward pass for each output, whatever the number of examples.
+    Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
+    cheapest of three orders (see ``gramscope.kernels.cost``); one backward pass for each output, whatever the number of
+    examples.
 
     Args:
         model: any module.
@@ -138,8 +135,8 @@ class _Job:
         self.plan = self.plan.with_outputs(width)
         shape = (n, m) if self.trace else (n, width, m, width)
         names = snapshot.parameters if self.by_site else [""]
-        like = snapshot.outputs
-        return {name: torch.zeros(shape, dtype=_kernel_dtype(like.dtype), device=like.device) for name in names}
+        device, dtype = snapshot.outputs.device, _kernel_dtype(snapshot)
+        return {name: torch.zeros(shape, dtype=dtype, device=device) for name in names}
 
     def _add(self, left: Snapshot, right: Snapshot, mine: Block, theirs: Block, kernels: dict[str, Tensor]) -> None:
         """Add the kernel of two blocks to its place; only the upper half of a symmetric one."""
@@ -211,6 +208,7 @@ def _mirror(matrix: Tensor, size: int = 512) -> None:
         matrix[stop:, start:stop] = matrix[start:stop, stop:].T
 
 
-def _kernel_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half-precision networks are contracted in float32."""
-    return torch.promote_types(dtype, torch.float32)
+def _kernel_dtype(snapshot: Snapshot) -> torch.dtype:
+    """The widest dtype of outputs and signals; half-precision networks are contracted in float32."""
+    dtypes = {snapshot.outputs.dtype, *(site.dtype for site in snapshot.sites)}
+    return reduce_with(torch.promote_types, dtypes, torch.float32)

@@ -58,9 +58,10 @@ def ntk_operator(
 ) -> NTKOperator:
     """The kernel ``J D Jᵀ`` on vectors over (example, output), flattened; no matrix is formed.
 
-    One product costs one backward pass and one pass of the same size through its own graph. ``metric`` is the diagonal D: a
-    number or tensor for each parameter name (others get zero), or one flat tensor over all parameters. The Jacobian itself is
-    ``.jacobian``, its transpose ``.jacobian.T``. The parameters are copied: later training does not change the operator.
+    One product costs one backward pass and one pass of the same size through its own graph. ``metric`` is the diagonal
+    D: a number or tensor for each parameter name (others get zero), or one flat tensor over all parameters. The
+    Jacobian itself is ``.jacobian``, its transpose ``.jacobian.T``. The parameters are copied: later training does not
+    change the operator.
 
     Example:
         >>> import torch, gramscope as gs

@@ -1,6 +1,7 @@
 """Handwritten digits, 8 x 8 pixels: 1,797 images that come with scikit-learn, so nothing is downloaded."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -43,7 +44,7 @@ def mlp(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
     layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for place, (fan_in, fan_out) in enumerate(zip(widths, widths[1:], strict=False)):
+        for place, (fan_in, fan_out) in enumerate(pairwise(widths)):
             layers += [nn.Linear(fan_in, fan_out)]
             if place < len(widths) - 2:
                 layers += [nn.ReLU()]

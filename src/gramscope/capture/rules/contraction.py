@@ -38,7 +38,8 @@ def outer_form(
     if not set(rows) <= set(data_axes):
         return None
     alone = [a for a in data_axes if a not in result_axes and a not in weight_axes]
-    data = data.detach()
+    # The gradient of a complex product carries the conjugate of the other factor.
+    data = data.detach().conj().resolve_conj() if data.is_complex() else data.detach()
 
     def inputs() -> Tensor:
         wanted = [*rows, *shared, *fan_in]

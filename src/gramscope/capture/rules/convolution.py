@@ -29,7 +29,7 @@ def convolution(
     edges = _padding(padding, kernel, holes)
     if all(low == high for low, high in edges) and not torch.is_autocast_enabled(input.device.type):
         sizes = steps, tuple(low for low, _ in edges), holes
-        output = FoldedConvolution.apply(input, leaf, bias_leaf, *sizes, groups, recorder.demand)
+        output = FoldedConvolution.apply(input, leaf, bias_leaf, *sizes, groups, recorder.demand)  # type: ignore[no-untyped-call]
     else:
         output = recorder.settle(func(input, leaf, bias_leaf, *arguments))
     data = input.detach()
@@ -128,7 +128,7 @@ def patches(
     image: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[tuple[int, int], ...],
     dilation: tuple[int, ...], groups: int, places: tuple[int, ...],
 ) -> Tensor:  # fmt: skip
-    """(B, channels, *image) -> (B, T, g, channels/g · kernel): what each of the T = Π ``places`` kernel positions sees."""
+    """(B, channels, *image) -> (B, T, g, channels/g · kernel): what each of T = Π ``places`` kernel positions sees."""
     # Positions that reach past the far edge (an output padding, a stride that does not divide) see zeros.
     spans = [(p - 1) * s + (k - 1) * d + 1 for p, s, k, d in zip(places, stride, kernel, dilation, strict=True)]
     far = [max(hi, span - size - lo) for size, span, (lo, hi) in zip(image.shape[2:], spans, padding, strict=True)]

@@ -56,11 +56,10 @@ def _note_gains(
     kept: Any = None,
 ) -> None:
     operands = tuple(a.detach() if isinstance(a, Tensor) else a for a in (kept or args))
+    one, shape = func.__name__ in ADDITIONS and not kwargs, output.shape
     for place, arg in enumerate(args):
         if recorder.weight(arg) is None:
             continue
-        one = func.__name__ in ADDITIONS and not kwargs
-        shape = output.shape
 
         def factor(place: int = place) -> Tensor:
             return elementwise_factor(func, operands, kwargs, place, shape)

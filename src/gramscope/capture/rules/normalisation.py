@@ -92,8 +92,8 @@ def group_norm(
 
 @rule(F.batch_norm)
 def batch_norm(
-    recorder: Recorder, func: Any, input: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    recorder: Recorder, func: Any, input: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
+    bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     if training and recorder.refuse_coupled:
         raise CoupledExamplesError(
