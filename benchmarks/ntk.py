@@ -55,7 +55,7 @@ class Group:
         return f"{self.model}, N = {self.n}, {what}" + (f", {self.precision}" if self.precision else "")
 
 
-# The small mlp and cnn groups are there for the methods whose memory ends before the large ones.
+# The small groups are there for the methods whose memory, or the reader's patience, ends before the large ones.
 CPU = {
     "mlp": [
         Group("mlp", 512, quick_n=16),
@@ -65,7 +65,7 @@ CPU = {
         Group("mlp", 8, quick_n=4),
     ],
     "cnn": [Group("cnn", 96), Group("cnn", 96, "trace"), Group("cnn", 16, quick_n=4)],
-    "resnet8": [Group("resnet8", 64), Group("resnet8", 64, "trace")],
+    "resnet8": [Group("resnet8", 64), Group("resnet8", 64, "trace"), Group("resnet8", 8, quick_n=4)],
     "resnet18": [Group("resnet18", 16, quick_n=2), Group("resnet18", 16, "trace", quick_n=2)],
     "operator": [
         Group("mlp", 512, "product", quick_n=64),

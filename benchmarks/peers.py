@@ -102,6 +102,12 @@ class Problem:
     def parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
 
+    @property
+    def large_for_pairs(self) -> bool:
+        """Whether work per pair of examples, or of outputs, through the whole network takes minutes."""
+        convolutional = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        return convolutional and (len(self.x) > 16 or self.parameters > 1e6)
+
     def jacobian_bytes(self, n: int | None = None) -> float:
         """Size of the Jacobian of all outputs of ``n`` examples."""
         n = len(self.x) if n is None else n
@@ -133,7 +139,7 @@ def torch_func(problem: Problem) -> Iterator[Contestant]:
             lambda: jacobian_contraction(single, params, problem.x, problem.reduce),
             needs=problem.jacobian_bytes(),
         )
-        if problem.reduce == "none":
+        if problem.reduce == "none" and not problem.large_for_pairs:
             # Under the nested vmap torch carries one weight tangent, and every activation, per
             # pair of examples and output.
             activation = _largest_activation(problem.model, problem.x[:1])
@@ -167,7 +173,7 @@ def neural_tangents(problem: Problem) -> Iterator[Contestant]:
     pairs = len(problem.x) ** 2 * outputs * _largest_activation(problem.model, problem.x[:1])
     jacobian = problem.jacobian_bytes()
     needs = {1: jacobian, 2: jacobian + 2.0 * pairs * problem.x.element_size(), 3: 0.0}
-    for number in (1, 2, 3):
+    for number in (1, 3) if problem.large_for_pairs else (1, 2, 3):
         kernel = nt.empirical_ntk_fn(apply, trace_axes=(-1,) if trace else (), vmap_axes=0, implementation=number)
         method = nt.NtkImplementation(number).name.lower().replace("_", " ")
         program = _Program(jax.jit(lambda x, p, kernel=kernel: kernel(x, None, p)), (x, params))
@@ -206,8 +212,7 @@ def nngeometry(problem: Problem) -> Iterator[Contestant]:
     if problem.reduce == "trace":
         raise Unavailable("computes the full kernel only")
     gram = _load("nngeometry.gram")
-    convolutional = any(isinstance(m, nn.Conv2d) for m in problem.model.modules())
-    if convolutional and (len(problem.x) > 16 or problem.parameters > 1e6):
+    if problem.large_for_pairs:
         raise Unavailable("not run: two example gradients per layer and pair of outputs, minutes at this size")
     model = copy.deepcopy(problem.model)  # if it fails, its hooks stay on the model
     layers = _load("nngeometry.layercollection").LayerCollection.from_model(model)

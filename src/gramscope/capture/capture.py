@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
+from gramscope.capture.forms import Outer
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -85,10 +86,15 @@ def capture(
 
 @dataclass(frozen=True)
 class Survey:
-    """What a capture would hold: number of outputs, signal entries of one example and one direction, dtype."""
+    """What a capture would hold: number of outputs, and signal entries of one example and one direction.
+
+    ``largest`` is the largest single site; ``crowded`` says that some site has more positions than inputs.
+    """
 
     outputs: int
     entries: int
+    largest: int
+    crowded: bool
     dtype: torch.dtype
 
 
@@ -97,8 +103,13 @@ def survey(
 ) -> Survey:
     """The size of a capture of ``x``, from a forward pass alone."""
     with _watched_forward(model, x, outputs, frozen, "refuse", precision) as (f, recorder, _, _):
+        n, width = f.shape
         sizes = {(use.edge.node, use.edge.output_nr): use.entries for use in recorder.uses}
-        return Survey(f.shape[1], math.ceil(sum(sizes.values()) / f.shape[0]), f.dtype)
+        crowded = any(
+            isinstance(use.form, Outer) and use.entries / n > use.weight.tensor.numel() for use in recorder.uses
+        )
+        largest = max(sizes.values(), default=0)
+        return Survey(width, math.ceil(sum(sizes.values()) / n), math.ceil(largest / n), crowded, f.dtype)
 
 
 @contextmanager

@@ -40,9 +40,9 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Outer(Form):
-    """``u = W v``. ``inputs()`` gives (M, T, g, i); ``arrange`` brings signals (k, *u.shape) to (k, M, T, g, o)."""
+    """``u = W v``. ``inputs(rows)`` gives (M, T, g, i); ``arrange`` brings signals (k, *u.shape) to (k, M, T, g, o)."""
 
-    inputs: Callable[[], Tensor] = None  # type: ignore[assignment]
+    inputs: Callable[[slice], Tensor] = None  # type: ignore[assignment]
     arrange: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]
     fan_in: int = 1
     axes: tuple[int, ...] = ()
@@ -56,9 +56,13 @@ class Outer(Form):
         return signals.flatten(2) if self.rows_first else super().flat_rows(signals)
 
     def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site:
-        def inputs() -> Tensor:
+        def inputs(examples: slice) -> Tensor:
             with torch.no_grad():
-                return layout.gather(self.inputs(), 0).flatten(1, 2)
+                if isinstance(layout, Regular) and layout.outer == 1:
+                    start, stop, _ = examples.indices(layout.n)
+                    rows = self.inputs(slice(start * layout.inner, stop * layout.inner))
+                    return rows.unflatten(0, (stop - start, layout.inner)).flatten(1, 2)
+                return layout.gather(self.inputs(slice(None)), 0).flatten(1, 2)[examples]
 
         # (k, n, positions, T, g, o) -> (n, k, T, g, o), a view wherever memory allows
         signals = layout.gather(rows, 1).flatten(2, 3).transpose(0, 1)

@@ -59,6 +59,7 @@ class Demand:
     """What backward passes of our own must give: signals always, weight gradients only to the fallback."""
 
     weight_gradients = False
+    directions = 1
 
 
 class Recorder(TorchFunctionMode):

@@ -65,6 +65,7 @@ class Backward:
         if checked:
             scaled = torch.einsum("k,knC->nC", self.mixture, cotangents) * self.weights[:, None]
             cotangents = torch.cat([cotangents, scaled[None]])
+        self.recorder.demand.directions = len(cotangents)
         return batched_gradients(self.f, edges, cotangents)
 
     def _site(self, use: Use, raw: Tensor, checked: bool) -> list[Site] | None:

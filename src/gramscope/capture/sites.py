@@ -79,7 +79,7 @@ class OuterSite(Site):
     ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own.
     """
 
-    make_inputs: Callable[[], Tensor] = field(repr=False)
+    make_inputs: Callable[[slice], Tensor] = field(repr=False)
     signals: Inexact[Tensor, "n k T g o"]
     fan_in: int
     axes: tuple[int, ...]
@@ -88,7 +88,11 @@ class OuterSite(Site):
     @property
     def inputs(self) -> Float[Tensor, "n T g i"]:
         """Site inputs v; for a convolution the unfolded patches, made anew at each call."""
-        return self.make_inputs()
+        return self.make_inputs(slice(None))
+
+    def inputs_of(self, examples: slice) -> Float[Tensor, "n T g i"]:
+        """The inputs of some examples only."""
+        return self.make_inputs(examples)
 
     @property
     def examples(self) -> int:

@@ -90,8 +90,8 @@ def _opening(model: nn.Module, task: Task) -> Panel:
     count, probes = sum(p.numel() for p in model.parameters()), PER_CLASS * task.classes
     text = (
         f"A ReLU network with {count:,} weights learns {len(task.x):,} handwritten digits by SGD.\n"
-        f"Its exact tangent kernel on {probes} probe digits ({probes * task.classes} x {probes * task.classes}) is taken "
-        "apart layer by layer along the way."
+        f"Its exact tangent kernel on {probes} probe digits ({probes * task.classes} x {probes * task.classes}) is "
+        "taken apart layer by layer along the way."
     )
     return Panel(text, title="[bold]gramscope demo", border_style="cyan")
 

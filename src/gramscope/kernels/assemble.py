@@ -1,7 +1,8 @@
 """From the sites of two snapshots to the pieces of their kernel."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import torch
@@ -22,6 +23,9 @@ from gramscope.kernels.pieces import (
     TiedPiece,
 )  # fmt: skip
 
+# Bytes of signals and inputs that are turned into gradient rows at once.
+CACHED = {"cpu": 2**23, "cuda": 2**31}
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -30,6 +34,7 @@ class Assembly:
     trace: bool
     dtype: torch.dtype
     chunk: int
+    held: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def pieces(self, left: Snapshot, right: Snapshot, fuse: bool) -> Iterator[tuple[str, Piece]]:
         """Pieces of every parameter, with its name; a bias is fused into its weight's piece if ``fuse``."""
@@ -96,18 +101,41 @@ class Assembly:
 
     def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
         """Gradient rows, some output channels at a time."""
-        same = right is left
-        sides = [self._prepared(left)] if same else [self._prepared(left), self._prepared(right)]
-        bytes_each = (
-            (left.examples + right.examples) * left.directions * left.groups * left.fan_in * self.dtype.itemsize
-        )
+        examples = left.examples if right is left else left.examples + right.examples
+        bytes_each = examples * left.directions * left.groups * left.fan_in * self.dtype.itemsize
         step = max(1, min(left.fan_out, self.chunk // max(1, bytes_each)))
         for start in range(0, left.fan_out, step):
-            rows = [_channel_rows(signals[..., start : start + step, :], inputs) for signals, inputs in sides]
-            yield RowPiece(rows[0], rows[-1], self.trace)
+            channels = slice(start, min(left.fan_out, start + step))
+            rows = self._channel_rows(left, channels, 0)
+            yield RowPiece(rows, rows if right is left else self._channel_rows(right, channels, 1), self.trace)
 
-    def _prepared(self, site: OuterSite) -> tuple[Float[Tensor, "n k g o T"], Float[Tensor, "n g T i"]]:
-        return site.signals.to(self.dtype).permute(0, 1, 3, 4, 2), site.inputs.to(self.dtype).transpose(1, 2)
+    def _channel_rows(self, site: OuterSite, channels: slice, side: int) -> Float[Tensor, "n k p"]:
+        """``Σ_T s ⊗ v`` for some output channels, a few examples at a time so that their copies stay in the cache."""
+        k, T, g = site.directions, site.positions, site.groups
+        width = channels.stop - channels.start
+        rows = self._scratch(side, site.signals, (site.examples, k, g * width * site.fan_in))
+        each = T * g * (k * width + site.fan_in) * self.dtype.itemsize
+        few = max(1, min(site.examples, CACHED.get(rows.device.type, CACHED["cuda"]) // max(1, each)))
+        for start in range(0, site.examples, few):
+            part = slice(start, min(site.examples, start + few))
+            signals = site.signals[part, ..., channels].to(self.dtype).permute(0, 3, 1, 4, 2)  # (n, g, k, o, T)
+            inputs = site.inputs_of(part).to(self.dtype).transpose(1, 2)  # (n, g, T, i)
+            batch = (part.stop - part.start) * g
+            signals, inputs = signals.reshape(batch, k * width, T), inputs.reshape(batch, T, -1)
+            if g == 1:
+                torch.bmm(signals, inputs, out=rows[part].view(batch, k * width, -1))
+            else:
+                product = torch.bmm(signals, inputs).unflatten(0, (-1, g)).unflatten(2, (k, width))
+                rows[part] = product.transpose(1, 2).flatten(2)
+        return rows
+
+    def _scratch(self, side: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Memory that is used again by the next rows: fresh memory costs the CPU more than the copy into it."""
+        size = math.prod(shape)
+        held = self.held.get(side)
+        if held is None or held.numel() < size:
+            held = self.held[side] = torch.empty(size, dtype=self.dtype, device=like.device)
+        return held[:size].view(shape)
 
     # Several kinds of use of one parameter ---------------------------------------------------------
 
@@ -169,13 +197,6 @@ def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"]) -> bool:
     return bool((s == first).all()) and (t is s or bool((t == first).all()))
 
 
-def _channel_rows(signals: Float[Tensor, "n k g o T"], inputs: Float[Tensor, "n g T i"]) -> Float[Tensor, "n k p"]:
-    n, k, g, o, T = signals.shape
-    by_group = signals.transpose(1, 2).reshape(n * g, k * o, T)
-    rows = torch.bmm(by_group, inputs.reshape(n * g, T, -1))
-    return rows.reshape(n, g, k, -1).transpose(1, 2).reshape(n, k, -1)
-
-
 def _merge(sites: Sequence[Site]) -> dict[object, Site]:
     """Uses of the same kind and frame become one site with all their positions; cross terms follow by themselves."""
     grouped: dict[object, list[Site]] = {}
@@ -199,7 +220,7 @@ def _joined(uses: Sequence[Site]) -> Site:
             first.name,
             first.rule,
             first.frame,
-            lambda: inputs,
+            inputs.__getitem__,
             signals,
             first.fan_in,
             first.axes,

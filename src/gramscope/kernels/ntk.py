@@ -16,12 +16,13 @@ from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
 from gramscope.kernels.memory import Block, Plan, make_plan
+from gramscope.kernels.parts import capture_in_parts
 from gramscope.kernels.pieces import ConstantSignalPiece, HadamardPiece, HalfPiece, Piece, TiedPiece, strips
 
 Reduce = Literal["none", "trace"]
 # Fewest and most rows of the kernel matrix computed in one go. Narrow strips waste less of a symmetric kernel's other
 # half and stay in the CPU's cache; wide ones fill the GPU.
-STRIP_ROWS = {"cpu": (32, 320), "cuda": (640, 2560)}
+STRIP_ROWS = {"cpu": (120, 320), "cuda": (640, 2560)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
 LIGHT = (HadamardPiece, ConstantSignalPiece)
 
@@ -124,9 +125,11 @@ class _Job:
 
     def _capture(self, x: Any, n: int, block: Block) -> Snapshot:
         part = x if block.examples == (0, n) else slice_examples(x, n, slice(*block.examples))
-        if block.outputs == (0, self.plan.outputs):
-            return self.take(part)
         size = block.examples[1] - block.examples[0]
+        if block.outputs == (0, self.plan.outputs):
+            if self.plan.part is not None and self.plan.part < size:
+                return capture_in_parts(self.take, part, size, self.plan.part)
+            return self.take(part)
         some = torch.eye(self.plan.outputs)[slice(*block.outputs), None, :].expand(-1, size, -1)
         return self.take(part, directions=some)
 

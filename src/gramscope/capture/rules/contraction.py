@@ -41,12 +41,12 @@ def outer_form(
     # The gradient of a complex product carries the conjugate of the other factor.
     data = data.detach().conj().resolve_conj() if data.is_complex() else data.detach()
 
-    def inputs() -> Tensor:
+    def inputs(part: slice) -> Tensor:
         wanted = [*rows, *shared, *fan_in]
         kept = data.sum(dim=[data_axes.index(a) for a in alone]) if alone else data
         axes = [a for a in data_axes if a not in alone]
         arranged = kept.permute([axes.index(a) for a in wanted])
-        return arranged.reshape(_size(rows, sizes), 1, _size(shared, sizes), _size(fan_in, sizes))
+        return arranged.reshape(_size(rows, sizes), 1, _size(shared, sizes), _size(fan_in, sizes))[part]
 
     def arrange(signals: Tensor) -> Tensor:
         arranged = signals.permute(0, *(1 + result_axes.index(a) for a in [*rows, *shared, *fan_out]))
@@ -215,8 +215,9 @@ def bilinear(recorder: Recorder, func: Any, first: Tensor, second: Tensor, weigh
     output = recorder.settle(func(first, second, leaf, bias_leaf))
     one, two = first.detach(), second.detach()
 
-    def inputs() -> Tensor:
-        return torch.einsum("...i,...j->...ij", one, two).reshape(-1, 1, 1, weight.shape[1] * weight.shape[2])
+    def inputs(part: slice) -> Tensor:
+        both = one.reshape(-1, one.shape[-1])[part], two.reshape(-1, two.shape[-1])[part]
+        return torch.einsum("Mi,Mj->Mij", *both).reshape(len(both[0]), 1, 1, -1)
 
     def arrange(signals: Tensor) -> Tensor:
         return signals.reshape(len(signals), -1, 1, 1, weight.shape[0])
