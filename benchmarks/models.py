@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -25,7 +26,7 @@ class Residual(nn.Module):
 
 def mlp(widths: tuple[int, ...] = (784, 1024, 1024, 1024, CLASSES)) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+    for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

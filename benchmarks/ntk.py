@@ -296,7 +296,7 @@ class Contest:
     def table(self) -> str:
         lines = [f"\n{self.group.title}"]
         if self.floor:
-            methods = sorted({m for m in self.floor.method.values()})
+            methods = sorted(set(self.floor.method.values()))
             lines.append(
                 f"  floor {self.floor.total / 1e9:.1f} GFLOP (forward {self.floor.forward / 1e9:.1f}, signals "
                 f"{self.floor.signals / 1e9:.1f}, layer kernels {self.floor.grams / 1e9:.1f} by {', '.join(methods)})"
@@ -318,8 +318,9 @@ class Contest:
         width = max(len(row.name) for row in self.rows)
         form = f"  {{:<{width}}}" + " {:>9}" * 9 + " {:>10}"
         lines.append(form.format(*columns))
-        for row in self.rows:
-            lines.append(f"  {row.name:<{width}}   {row.skipped}" if row.skipped else form.format(*cells(row)))
+        lines += [
+            f"  {row.name:<{width}}   {row.skipped}" if row.skipped else form.format(*cells(row)) for row in self.rows
+        ]
         return "\n".join(lines)
 
     def _floor_seconds(self) -> str:

@@ -60,14 +60,14 @@ class FlopCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._overloadpacket not in flop_registry:
+        if _out_of_place(func._overloadpacket) not in flop_registry:
             # Under inference_mode composite operators arrive whole.
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
         out = func(*args, **kwargs)
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(_out_of_place(func._overloadpacket))
         if func is torch.ops.aten.convolution_backward.default:
             # torch's formula counts a grouped weight gradient once too often per group, and vmap
             # turns per-example gradients into groups.
@@ -75,6 +75,12 @@ class FlopCounter(TorchDispatchMode):
         elif formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
         return out
+
+
+def _out_of_place(packet: Any) -> Any:
+    """``addmm`` for ``addmm_``: torch has formulas for the former only."""
+    name = packet.__name__
+    return getattr(torch.ops.aten, name[:-1], packet) if name.endswith("_") and name[0] != "_" else packet
 
 
 def _backward_macs(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:

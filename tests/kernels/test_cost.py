@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.kernels.cost import Shape, cheapest, flops
-from gramscope.kernels.pieces import HadamardPiece, HalfPiece, Positions, PositionTracePiece, RowPiece
+from gramscope.kernels.pieces import (
+    HadamardPiece,
+    HadamardTracePiece,
+    HalfPiece,
+    Positions,
+    PositionTracePiece,
+    RowPiece,
+)
 from references.counting import CountFlops
 
 SMALL = st.integers(1, 5)
@@ -32,7 +39,8 @@ def counted(shape: Shape, method: str) -> int:
                 RowPiece(left, right, shape.trace).add(out, rows, cols)
             elif shape.T == 1 and method == "positions":
                 inner = torch.mm(v[:, 0], w[:, 0].T)
-                HadamardPiece(inner, s[:, :, 0], t[:, :, 0], shape.trace).add(out, rows, cols)
+                piece = HadamardTracePiece if shape.trace else HadamardPiece
+                piece(inner, s[:, :, 0], t[:, :, 0]).add(out, rows, cols)
             elif shape.trace:
                 PositionTracePiece(Positions(v, w), s, t).add(out, rows, cols)
             else:

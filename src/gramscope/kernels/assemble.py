@@ -11,9 +11,11 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.kernels.cost import Shape, cheapest
+from gramscope.kernels.memory import fresh_zeros
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,
+    HadamardTracePiece,
     HalfPiece,
     Piece,
     Positions,
@@ -134,7 +136,7 @@ class Assembly:
         size = math.prod(shape)
         held = self.held.get(side)
         if held is None or held.numel() < size:
-            held = self.held[side] = torch.empty(size, dtype=self.dtype, device=like.device)
+            held = self.held[side] = fresh_zeros((size,), self.dtype, like.device)
         return held[:size].view(shape)
 
     # Several kinds of use of one parameter ---------------------------------------------------------
@@ -186,7 +188,7 @@ def _one_position(
         gram = s[0] @ s[0].T
         if int(torch.count_nonzero(gram)) <= 2 * len(gram):
             return ConstantSignalPiece(inner, gram)
-    return HadamardPiece(inner, s, t, trace)
+    return HadamardTracePiece(inner, s, t) if trace else HadamardPiece(inner, s, t)
 
 
 def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"]) -> bool:

@@ -15,16 +15,25 @@ from gramscope.capture.capture import Coupled, Precision
 from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
-from gramscope.kernels.memory import Block, Plan, make_plan
+from gramscope.kernels.memory import Block, Plan, fresh_zeros, make_plan
 from gramscope.kernels.parts import capture_in_parts
-from gramscope.kernels.pieces import ConstantSignalPiece, HadamardPiece, HalfPiece, Piece, TiedPiece, strips
+from gramscope.kernels.pieces import (
+    ConstantSignalPiece,
+    HadamardPiece,
+    HadamardTracePiece,
+    HalfPiece,
+    Piece,
+    TiedPiece,
+    rectangles,
+    strips,
+)
 
 Reduce = Literal["none", "trace"]
-# Fewest and most rows of the kernel matrix computed in one go. Narrow strips waste less of a symmetric kernel's other
-# half and stay in the CPU's cache; wide ones fill the GPU.
-STRIP_ROWS = {"cpu": (120, 320), "cuda": (640, 2560)}
+# Fewest and most rows of the kernel matrix computed in one go. Tall strips amortise reading the other side, small ones
+# on the diagonal waste less of a symmetric kernel's other half.
+STRIP_ROWS = {"cpu": (80, 1280), "cuda": (640, 2560)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
-LIGHT = (HadamardPiece, ConstantSignalPiece)
+LIGHT = (HadamardPiece, HadamardTracePiece, ConstantSignalPiece)
 
 
 @overload
@@ -139,7 +148,7 @@ class _Job:
         shape = (n, m) if self.trace else (n, width, m, width)
         names = snapshot.parameters if self.by_site else [""]
         device, dtype = snapshot.outputs.device, _kernel_dtype(snapshot)
-        return {name: torch.zeros(shape, dtype=dtype, device=device) for name in names}
+        return {name: fresh_zeros(shape, dtype, device) for name in names}
 
     def _add(self, left: Snapshot, right: Snapshot, mine: Block, theirs: Block, kernels: dict[str, Tensor]) -> None:
         """Add the kernel of two blocks to its place; only the upper half of a symmetric one."""
@@ -162,10 +171,9 @@ class _Job:
         for target, size in {(id(t), _strip(p, t, n)): (t, _strip(p, t, n)) for t, p in work}.values():
             mine = [p for t, p in work if t is target and _strip(p, t, n) == size]
             c, d = len(target) // n, target.shape[1] // m
-            for start, stop in strips(n, size):
-                columns = (start if upper else 0, m)
-                for piece in mine:
-                    piece.add(target[start * c : stop * c, columns[0] * d :], (start, stop), columns)
+            for piece in mine:
+                for rows, cols in rectangles(n, m, size, max(1, size // 4), upper):
+                    piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
 
 
 @dataclass
@@ -199,15 +207,16 @@ def _strip(piece: Piece, target: Tensor, n: int) -> int:
     if isinstance(piece, TiedPiece):
         return STRIP_EXAMPLES
     smallest, largest = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
-    rows = min(largest, max(smallest, len(target) // 16))
+    rows = min(largest, max(4 * smallest, len(target) // 4))
     return max(1, rows * n // len(target))
 
 
-def _mirror(matrix: Tensor, size: int = 512) -> None:
+def _mirror(matrix: Tensor, size: int = 128) -> None:
     """Copy the upper triangle of a symmetric matrix onto the lower one."""
+    lower = torch.ones(size, size, dtype=torch.bool, device=matrix.device).tril(-1)
     for start, stop in strips(len(matrix), size):
         corner = matrix[start:stop, start:stop]
-        corner.copy_(corner.triu() + corner.triu(1).T)
+        corner.copy_(torch.where(lower[: stop - start, : stop - start], corner.T, corner))
         matrix[stop:, start:stop] = matrix[start:stop, stop:].T
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.capture.network import slice_examples
+from gramscope.kernels.memory import fresh_zeros
 from gramscope.kernels.pieces import strips
 
 
@@ -57,13 +59,12 @@ def _joined(uses: Sequence[Site]) -> Site | None:
     if len({(type(use), use.name, use.rule, use.frame, use.entries) for use in uses}) != 1:
         return None
     if isinstance(first, RowSite):
-        gradient = torch.cat([use.rows() for use in uses])
-        return RowSite(first.name, first.rule, first.frame, gradient)
+        return RowSite(first.name, first.rule, first.frame, _stacked([use.rows() for use in uses]))
     if isinstance(first, OuterSite):
         outers = [use for use in uses if isinstance(use, OuterSite)]
         if len({use.positions for use in outers}) != 1:
             return None
-        inputs, signals = torch.cat([use.inputs for use in outers]), torch.cat([use.signals for use in outers])
+        inputs, signals = _stacked([use.inputs for use in outers]), _stacked([use.signals for use in outers])
         return OuterSite(
             first.name, first.rule, first.frame, inputs.__getitem__, signals, first.fan_in, first.axes, first.order
         )
@@ -72,3 +73,9 @@ def _joined(uses: Sequence[Site]) -> Site | None:
         return None
     ids, signals = torch.cat([use.ids for use in lookups]), torch.cat([use.signals for use in lookups])
     return LookupSite(first.name, first.rule, first.frame, ids, signals, lookups[0].table)
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    first = parts[0]
+    shape = (sum(len(part) for part in parts), *first.shape[1:])
+    return torch.cat(list(parts), out=fresh_zeros(shape, first.dtype, first.device))

@@ -14,6 +14,8 @@ from torch import Tensor
 Range = tuple[int, int]
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 HELD = {"cpu": 2**25, "cuda": 2**31}
+# Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
+TILE = {"cpu": 2**19, "cuda": 2**40}
 
 
 @runtime_checkable
@@ -40,13 +42,9 @@ class HadamardPiece:
     """``K = Q ∘ (S Sᵀ)``: one position an example, Q the Gram matrix of the inputs."""
 
     def __init__(
-        self,
-        inner: Float[Tensor, "n m"],
-        left: Float[Tensor, "n k o"],
-        right: Float[Tensor, "m k o"],
-        trace: bool,
+        self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m j o"]
     ) -> None:
-        self.blocks = (1, 1) if trace else (left.shape[1], right.shape[1])
+        self.blocks = left.shape[1], right.shape[1]
         self.left = left.reshape(len(left) * self.blocks[0], -1)
         self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
         # Q with each column repeated for its outputs, so that the product below runs along whole rows of memory.
@@ -55,13 +53,31 @@ class HadamardPiece:
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         c, d = self.blocks
-        left, right = self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d]
-        size = len(left) * len(right)
-        if self.buffer.numel() < size:
-            self.buffer = left.new_empty(size)
-        outer = torch.mm(left, right.T, out=self.buffer[:size].view(len(left), len(right)))
-        inner = self.inner[rows[0] : rows[1], None, cols[0] * d : cols[1] * d]
-        out.unflatten(0, (-1, c)).addcmul_(inner, outer.unflatten(0, (-1, c)))
+        left = self.left[rows[0] * c : rows[1] * c]
+        width = min((cols[1] - cols[0]) * d, TILE.get(out.device.type, TILE["cuda"]) // len(left))
+        if self.buffer.numel() < len(left) * width:
+            self.buffer = left.new_empty(len(left) * width)
+        for start in range(cols[0] * d, cols[1] * d, width):
+            stop = min(cols[1] * d, start + width)
+            tile = self.buffer[: len(left) * (stop - start)].view(len(left), stop - start)
+            torch.mm(left, self.right[start:stop].T, out=tile)
+            place = out[:, start - cols[0] * d : stop - cols[0] * d].unflatten(0, (-1, c))
+            place.addcmul_(self.inner[rows[0] : rows[1], None, start:stop], tile.unflatten(0, (-1, c)))
+
+
+class HadamardTracePiece:
+    """``K = Q ∘ Σ_c S_c S_cᵀ``, output by output: the signals are read where the backward pass left them."""
+
+    def __init__(
+        self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m k o"]
+    ) -> None:
+        self.inner, self.left, self.right = inner, left.transpose(0, 1), right.transpose(0, 1)
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        total = torch.zeros_like(out)
+        for mine, theirs in zip(self.left, self.right, strict=True):
+            total.addmm_(mine[rows[0] : rows[1]], theirs[cols[0] : cols[1]].T)
+        out.addcmul_(self.inner[rows[0] : rows[1], cols[0] : cols[1]], total)
 
 
 class ConstantSignalPiece:
@@ -188,3 +204,22 @@ def strips(n: int, size: int) -> Iterator[Range]:
     """Ranges of at most ``size`` that cover 0..n."""
     for start in range(0, n, size):
         yield start, min(n, start + size)
+
+
+def rectangles(n: int, m: int, size: int, smallest: int, upper: bool, start: int = 0) -> Iterator[tuple[Range, Range]]:
+    """Rows and columns that cover an n x m kernel, or the upper triangle of a symmetric one with little beyond it.
+
+    The triangle is cut into strips right of the diagonal; the squares on the diagonal are cut again, four times finer.
+    """
+    if not upper:
+        for rows in strips(n, size):
+            yield rows, (0, m)
+        return
+    for low, high in strips(n, size):
+        rows = start + low, start + high
+        if high < n:
+            yield rows, (rows[1], start + n)
+        if size > smallest and high - low > 1:
+            yield from rectangles(high - low, high - low, max(smallest, size // 4), smallest, True, rows[0])
+        else:
+            yield rows, rows
