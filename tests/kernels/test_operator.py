@@ -86,6 +86,23 @@ def test_training_afterwards_does_not_change_it():
     assert torch.equal(operator.dense(), before)
 
 
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_forward_mode_gives_the_same_products(name):
+    """The way that GPUs take through convolutions, also after the model went on training."""
+    model, x = NETWORKS[name]
+    model, x = model.double(), x.double()
+    linearization = Linearization(model, x)
+    vectors = torch.randn(linearization.cols.size, 3, dtype=torch.float64)
+    want = linearization.jvp(vectors)
+    linearization._forward_mode = True
+    model.train()
+    got = linearization.jvp(vectors)
+    assert linearization._forward_mode
+    assert model.training
+    model.eval()
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 def test_a_vector_by_parameter_name():
     model, x = NETWORKS["mlp"]
     linearization = Linearization(model.double(), x.double())

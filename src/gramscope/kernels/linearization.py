@@ -4,7 +4,8 @@
 the network's graph, and ``J v`` one backward pass through the graph of g: neither runs the network again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap,
 )
+from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class _Evaluation(nn.Module):
@@ -53,21 +57,34 @@ class Linearization:
         count_examples(x)
         x = prepare_input(x, torch.float64 if precision == "float64" else None)
         self.tf32 = precision == "tf32"
-        recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-        # cuDNN's recurrent kernels cannot be differentiated twice.
-        cudnn = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not recurrent)
-        with untouched(model), exact_arithmetic(self.tf32), plain_execution(), cudnn:
+        # cuDNN differentiates convolutions forward six times faster than twice backward; elsewhere twice backward wins.
+        convolutions = any(isinstance(module, CONVOLUTIONS) for module in model.modules())
+        self._forward_mode = convolutions and next(tensors_in(x)).is_cuda
+        self._evaluation, self._x = _Evaluation(model, outputs), x
+        self._modes = [(module, module.training) for module in model.modules()]
+        with untouched(model), exact_arithmetic(self.tf32), plain_execution(), _twice_differentiable(model):
             chosen = check_model(model, x, frozen)
-            named = {name: p for name, p in model.named_parameters() if any(p is q for q in chosen.values())}
+            self._names = [name for name, p in model.named_parameters() if any(p is q for q in chosen.values())]
             self.parameters = {clean: p.detach().clone().requires_grad_() for clean, p in chosen.items()}
-            swapped = {f"model.{name}": copy for name, copy in zip(named, self.parameters.values(), strict=True)}
-            self.f: Tensor = torch.func.functional_call(_Evaluation(model, outputs), swapped, (x,))
+            self._fixed = {f"model.{name}": b.clone() for name, b in model.named_buffers()}
+            self.f: Tensor = self._run(tuple(self.parameters.values()))
             self._placeholder = torch.zeros_like(self.f, requires_grad=True)
-            self._transposed = self._gradients(self.f, self._placeholder, create_graph=True)
+            self._transposed = None if self._forward_mode else self._graph_of_transpose()
         self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         self.dtype = torch.promote_types(self.f.dtype, torch.float32)
         self.device = self.f.device
+
+    def _run(self, parameters: tuple[Tensor, ...]) -> Tensor:
+        """The outputs at other parameters, everything else as it was."""
+        swapped = {f"model.{name}": value for name, value in zip(self._names, parameters, strict=True)}
+        fixed = {name: buffer.clone() for name, buffer in self._fixed.items()}
+        return torch.func.functional_call(self._evaluation, {**fixed, **swapped}, (self._x,))
+
+    def _graph_of_transpose(self) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            self.f, tuple(self.parameters.values()), self._placeholder, create_graph=True, allow_unused=True
+        )
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
@@ -75,13 +92,34 @@ class Linearization:
         tangents = [
             piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, self.parameters.values(), strict=True)
         ]
-        used = [(g, t) for g, t in zip(self._transposed, tangents, strict=True) if g is not None and g.requires_grad]
-        if not used or vectors.shape[1] == 0:
-            return vectors.new_zeros(self.rows.size, vectors.shape[1])
-        outputs, cotangents = [g for g, _ in used], [t for _, t in used]
+        if vectors.shape[1] == 0:
+            return vectors.new_zeros(self.rows.size, 0)
         with exact_arithmetic(self.tf32):
-            (result,) = _batched(outputs, (self._placeholder,), cotangents)
+            result = self._forward(tangents) if self._forward_mode else self._twice_backward(tangents)
         return result.reshape(vectors.shape[1], -1).T.to(self.dtype)
+
+    def _forward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
+        here = tuple(p.detach() for p in self.parameters.values())
+        try:
+            with untouched(self._evaluation), plain_execution(), _in_modes(self._modes):
+                each = [
+                    torch.func.jvp(lambda *p: self._run(p), here, tuple(t[k] for t in tangents))[1]
+                    for k in range(len(tangents[0]))
+                ]
+            return torch.stack(each)
+        except (RuntimeError, NotImplementedError):  # an operation that has no forward derivative
+            self._forward_mode = False
+            return self._twice_backward(tangents)
+
+    def _twice_backward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
+        if self._transposed is None:
+            with torch.enable_grad(), _twice_differentiable(self._evaluation):
+                self._transposed = self._graph_of_transpose()
+        used = [(g, t) for g, t in zip(self._transposed, tangents, strict=True) if g is not None and g.requires_grad]
+        if not used:
+            return self.f.new_zeros(len(tangents[0]), *self.f.shape)
+        (result,) = _batched([g for g, _ in used], (self._placeholder,), [t for _, t in used])
+        return result
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``Jᵀ w`` for each column w."""
@@ -108,15 +146,30 @@ class Linearization:
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {name: piece.view(p.shape) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)}
 
-    def _gradients(self, output: Tensor, cotangent: Tensor, create_graph: bool) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(
-            output,
-            tuple(self.parameters.values()),
-            cotangent,
-            create_graph=create_graph,
-            retain_graph=True,
-            allow_unused=True,
-        )
+
+@contextmanager
+def _in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Train and eval flags as they were when the operator was made, and back."""
+    now = [(module, module.training) for module, _ in modes]
+    for module, training in modes:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in now:
+            module.training = training
+
+
+@contextmanager
+def _twice_differentiable(model: nn.Module) -> Iterator[None]:
+    """cuDNN's recurrent kernels cannot be differentiated twice; torch's own can."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = before and not recurrent
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def _batched(outputs: list[Tensor], inputs: tuple[Tensor, ...], cotangents: list[Tensor]) -> list[Tensor]:

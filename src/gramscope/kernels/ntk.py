@@ -29,9 +29,10 @@ from gramscope.kernels.pieces import (
 )
 
 Reduce = Literal["none", "trace"]
-# Fewest and most rows of the kernel matrix computed in one go. Tall strips amortise reading the other side, small ones
-# on the diagonal waste less of a symmetric kernel's other half.
-STRIP_ROWS = {"cpu": (80, 1280), "cuda": (640, 2560)}
+# Fewest and most rows of the kernel matrix computed in one go, and how much finer strips are cut on the diagonal. Tall
+# strips amortise reading the other side, small ones waste less of a symmetric kernel's other half; a GPU wants few
+# and large products.
+STRIP_ROWS = {"cpu": (320, 1280, 4), "cuda": (640, 2560, 1)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
 LIGHT = (HadamardPiece, HadamardTracePiece, ConstantSignalPiece)
 
@@ -172,7 +173,9 @@ class _Job:
             mine = [p for t, p in work if t is target and _strip(p, t, n) == size]
             c, d = len(target) // n, target.shape[1] // m
             for piece in mine:
-                for rows, cols in rectangles(n, m, size, max(1, size // 4), upper):
+                finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])[2]
+                finest = size if isinstance(piece, HalfPiece | TiedPiece) else max(1, size // finer)
+                for rows, cols in rectangles(n, m, size, finest, upper):
                     piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
 
 
@@ -206,8 +209,8 @@ def _strip(piece: Piece, target: Tensor, n: int) -> int:
         return piece.strip
     if isinstance(piece, TiedPiece):
         return STRIP_EXAMPLES
-    smallest, largest = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
-    rows = min(largest, max(4 * smallest, len(target) // 4))
+    smallest, largest, _ = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
+    rows = min(largest, max(smallest, len(target) // 8 if target.is_cuda else len(target) // 4))
     return max(1, rows * n // len(target))
 
 

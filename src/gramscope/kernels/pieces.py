@@ -217,9 +217,9 @@ def rectangles(n: int, m: int, size: int, smallest: int, upper: bool, start: int
         return
     for low, high in strips(n, size):
         rows = start + low, start + high
+        if size <= smallest or high - low == 1:
+            yield rows, (rows[0], start + n)
+            continue
         if high < n:
             yield rows, (rows[1], start + n)
-        if size > smallest and high - low > 1:
-            yield from rectangles(high - low, high - low, max(smallest, size // 4), smallest, True, rows[0])
-        else:
-            yield rows, rows
+        yield from rectangles(high - low, high - low, max(smallest, size // 4), smallest, True, rows[0])

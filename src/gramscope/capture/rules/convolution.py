@@ -14,7 +14,7 @@ from torch import Tensor
 from gramscope.capture.forms import Gain, Outer
 from gramscope.capture.recorder import Demand, Recorder, rule
 
-IMAGES = 32  # that one backward convolution takes on the CPU: 70 against 52 GFLOP/s for a thousand at once
+IMAGES = 128  # that one backward convolution takes on the CPU: 70 against 52 GFLOP/s for a thousand at once
 
 
 @rule(torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d)
