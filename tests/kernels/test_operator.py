@@ -113,7 +113,7 @@ def test_a_vector_by_parameter_name():
 
 
 def test_a_wrong_metric_is_refused():
-    model, x = NETWORKS["mlp"]
+    model, x = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 2)), torch.randn(4, 3)
     with pytest.raises(InputError, match="no parameter is called 'nonsense'"):
         gs.ntk_operator(model, x, metric={"nonsense": 1.0})
     with pytest.raises(InputError, match="one entry for each of the 32 parameters"):

@@ -31,7 +31,7 @@ from gramscope.capture.surroundings import exact_arithmetic, plain_execution, un
 
 Precision = Literal["float64", "float32", "tf32"] | None
 Coupled = Literal["refuse", "exact"]
-Directions = Float[Tensor, "k n C"] | Callable[[Tensor], Tensor] | None
+Directions = Tensor | Callable[[Tensor], Tensor] | None
 
 
 def capture(

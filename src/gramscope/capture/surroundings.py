@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from torch.nn.parameter import is_lazy
 def untouched(model: nn.Module) -> Iterator[None]:
     """Random streams, buffers and requires_grad flags are the same after the block as before, also after an error."""
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())  # torch imports sympy on first use, which adds a filter
         stack.callback(_restorer_of_random_streams())
         stack.callback(_restorer_of_state(model))
         yield

@@ -16,7 +16,7 @@ app = typer.Typer(
 )
 
 
-def _version(show: bool) -> None:
+def _version(show: bool | None) -> None:
     if show:
         typer.echo(f"gramscope {gramscope.__version__}")
         raise typer.Exit
@@ -25,8 +25,8 @@ def _version(show: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = None,
 ) -> None:
     """See how a neural network learns, layer by layer."""
 

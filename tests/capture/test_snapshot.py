@@ -1,0 +1,133 @@
+"""What a snapshot holds: sites whose inputs and signals give every gradient, layouts, directions, frames."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from gramscope.capture import OuterSite
+from gramscope.capture.layout import Ragged, Regular, example_weights, find_layout
+
+
+def test_inputs_and_signals_are_the_textbook_ones():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    sites = gs.capture(model, x).by_parameter()
+    (first,), (last,) = sites["0.weight"], sites["2.weight"]
+    hidden = torch.tanh(model[0](x))
+    torch.testing.assert_close(first.inputs[:, 0, 0], x)
+    torch.testing.assert_close(last.inputs[:, 0, 0], hidden)
+    torch.testing.assert_close(last.signals[:, :, 0, 0], torch.eye(2).double().expand(5, 2, 2))
+    back = model[2].weight[None] * (1 - hidden**2)[:, None]
+    torch.testing.assert_close(first.signals[:, :, 0, 0], back.detach())
+
+
+def test_the_loss_direction_gives_example_gradients():
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(3, 2).double(), torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    snapshot = gs.capture(model, x, directions=lambda f: 0.5 * ((f - y) ** 2).sum())
+    assert snapshot.directions == 1
+    rows = snapshot.by_parameter()["weight"][0].rows()[:, 0].reshape(5, 2, 3)
+    residual = (model(x) - y).detach()
+    torch.testing.assert_close(rows, torch.einsum("no,ni->noi", residual, x))
+
+
+def test_chosen_cotangents():
+    model, x = nn.Linear(3, 2).double(), torch.randn(4, 3).double()
+    directions = torch.randn(3, 4, 2).double()
+    rows = gs.capture(model, x, directions=directions).by_parameter()["bias"][0].rows()
+    torch.testing.assert_close(rows, directions.transpose(0, 1))
+    with pytest.raises(InputError, match=r"\(k, 4, 2\)"):
+        gs.capture(model, x, directions=torch.randn(3, 5, 2))
+
+
+def test_query_key_and_value_are_sites_of_their_own():
+    model = nn.MultiheadAttention(4, 2, batch_first=True)
+    x = torch.randn(3, 5, 4)
+    snapshot = gs.capture(model, (x, x, x))
+    parts = snapshot.by_parameter()["in_proj_weight"]
+    where = torch.cat([site.frame.index() for site in parts if site.frame is not None]) if parts[0].frame else None
+    covered = where if where is not None else torch.arange(48)
+    assert torch.equal(covered.sort().values, torch.arange(48))
+
+
+def test_what_was_left_out_is_named():
+    model = nn.ModuleDict({"used": nn.Linear(3, 2), "frozen": nn.Linear(3, 2), "idle": nn.Linear(3, 2)})
+    model["frozen"].requires_grad_(False)
+    model.forward = lambda x: model["used"](x) + model["frozen"](x)  # type: ignore[method-assign]
+    snapshot = gs.capture(model, torch.randn(4, 3))
+    assert snapshot.frozen == ("frozen.weight", "frozen.bias")
+    assert snapshot.unreached == ("idle.weight", "idle.bias")
+    assert "left out (frozen): frozen.weight" in str(snapshot)
+    assert "idle.weight (2x3): not used by the output" in str(snapshot)
+
+
+def test_the_packed_projection_of_a_sequence_first_model_is_no_fallback():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)  # sequence first, as many tokens as examples
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x.transpose(0, 1)).mean(0)
+
+    snapshot = gs.capture(Model(), torch.randn(5, 5, 4))
+    assert not snapshot.fallback
+    assert all(isinstance(site, OuterSite) for site in snapshot.by_parameter()["layer.linear1.weight"])
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_layouts_are_read_off_the_signals(n, outer, inner, seed):
+    generator = torch.Generator().manual_seed(seed)
+    plain = torch.randn(outer * n * inner, 3, generator=generator, dtype=torch.float64)
+    labels = torch.arange(n).repeat_interleave(inner).repeat(outer)
+    weights = example_weights(n, torch.float64, torch.device("cpu"))
+    found = find_layout(weights[labels][:, None] * plain, plain, weights, 1e-8)
+    assert isinstance(found, Regular)
+    assert torch.equal(found.gather(labels, 0), torch.arange(n)[:, None].expand(n, outer * inner))
+
+
+@given(st.integers(2, 6), st.integers(1, 12), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_rows_in_any_order_are_labelled(n, rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(n, (rows,), generator=generator)
+    plain = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+    weights = example_weights(n, torch.float64, torch.device("cpu"))
+    found = find_layout(weights[labels][:, None] * plain, plain, weights, 1e-8)
+    gathered = found.gather(plain, 0)
+    for example in range(n):
+        mine = plain[labels == example]
+        torch.testing.assert_close(gathered[example].sum(0), mine.sum(0))
+    if isinstance(found, Ragged):
+        assert torch.equal(found.labels, labels)
+
+
+def test_coupled_rows_have_no_layout():
+    weights = example_weights(4, torch.float64, torch.device("cpu"))
+    plain = torch.randn(4, 3, dtype=torch.float64)
+    mixed = weights[:, None] * plain + 0.01 * weights.mean() * plain.flip(0)
+    assert find_layout(mixed, plain, weights, 1e-5) is None
+
+
+def test_inputs_overwritten_after_their_use_are_noticed():
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            out = self.second(hidden)
+            hidden.mul_(2)
+            return out + hidden[:, :2]
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gs.capture(Overwriting(), torch.randn(4, 3))
