@@ -131,3 +131,18 @@ def test_inputs_overwritten_after_their_use_are_noticed():
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         gs.capture(Overwriting(), torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_networks(dtype):
+    """Signals in half precision, contracted in float32: off by the rounding of the network itself, 2^-8 or 2^-11."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 3))
+    x = torch.randn(6, 8)
+    half = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 3)).to(dtype)
+    half.load_state_dict(model.to(dtype).state_dict())
+    got = gs.ntk(half, x.to(dtype))
+    want = gs.ntk(half, x.to(dtype), precision="float64")
+    assert got.dtype == torch.float32
+    error = float((got.double() - want).norm() / want.norm())
+    assert error < {torch.bfloat16: 0.05, torch.float16: 0.005}[dtype]

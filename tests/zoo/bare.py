@@ -261,3 +261,16 @@ def scatter_into_a_parameter():
         lambda m, x: torch.cat([m.table.expand(len(x), -1, -1)[:, :2], x[:, None]], 1).tanh().prod(1),
         table=weight(3, 4),
     )
+
+
+@case(normal(2, 6))
+def fourier_neural_operator():
+    """Complex weights from real parameters, a real weight cast to complex, and a real gain on complex data."""
+
+    def forward(m, x):
+        modes = torch.fft.rfft(x)[..., :3]
+        mixed = torch.einsum("bix,iox->box", modes, torch.view_as_complex(m.spectral))
+        mixed = torch.einsum("box,op->bpx", mixed, m.mixing.to(mixed.dtype)) * m.gain[:, None]
+        return torch.fft.irfft(mixed, n=4)
+
+    return Call(forward, spectral=weight(2, 3, 3, 2), mixing=weight(3, 3), gain=weight(3))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.progress import progress
 from gramscope.capture import Snapshot, capture
 from gramscope.capture.capture import Coupled, Precision
 from gramscope.capture.network import Outputs, slice_examples
@@ -115,15 +116,17 @@ class _Job:
         symmetric = x2 is None
         first = self._capture(x, self.plan.n, self.plan.rows[0])
         kernels = self._allocate(first)
-        for place, mine in enumerate(self.plan.rows):
-            left = self._capture(x, self.plan.n, mine) if place else first
-            others = self.plan.rows[place:] if symmetric else self.plan.columns
-            for theirs in others:
-                if self.trace and theirs.outputs != mine.outputs:
-                    continue
-                same = symmetric and theirs is mine
-                right = left if same else self._capture(x if symmetric else x2, self.plan.m, theirs)
-                self._add(left, right, mine, theirs, kernels)
+        with progress("kernel, row of blocks", len(self.plan.rows)) as advance:
+            for place, mine in enumerate(self.plan.rows):
+                left = self._capture(x, self.plan.n, mine) if place else first
+                others = self.plan.rows[place:] if symmetric else self.plan.columns
+                for theirs in others:
+                    if self.trace and theirs.outputs != mine.outputs:
+                        continue
+                    same = symmetric and theirs is mine
+                    right = left if same else self._capture(x if symmetric else x2, self.plan.m, theirs)
+                    self._add(left, right, mine, theirs, kernels)
+                advance()
         if symmetric:
             for kernel in kernels.values():
                 _mirror(kernel.view(self.plan.n * self._width, self.plan.m * self._width))

@@ -15,7 +15,7 @@ Range = tuple[int, int]
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 HELD = {"cpu": 2**25, "cuda": 2**31}
 # Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
-TILE = {"cpu": 2**19, "cuda": 2**40}
+TILE = {"cpu": 2**20, "cuda": 2**40}
 
 
 @runtime_checkable
