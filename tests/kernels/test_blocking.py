@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.base.errors import InputError
+from gramscope.base.errors import CoupledExamplesError, InputError
 from references.counting import LivePeak
 
 
@@ -53,3 +53,24 @@ def test_a_symmetric_kernel_is_symmetric_to_the_last_bit():
     model, x = network().float(), torch.randn(23, 2, 8, 8)
     matrix = gs.ntk(model, x).reshape(23 * 5, -1)
     assert torch.equal(matrix, matrix.T)
+
+
+class OverTheBatch(nn.Module):
+    """Each example is compared with the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = self.net(x)
+        return (hidden - hidden.mean(0)) ** 2
+
+
+def test_coupled_examples_are_found_out_even_one_by_one():
+    x = torch.randn(6, 4)
+    with pytest.raises(CoupledExamplesError, match="mix the 6 examples"):
+        gs.ntk(OverTheBatch(), x)
+    smallest = 6 * 6 * 9 * 4 + 2 * 4 * 3 * 4  # the kernel, and two captures of one example and one output
+    with pytest.raises(CoupledExamplesError, match="mix the 2 examples"):
+        gs.ntk(OverTheBatch(), x, memory=smallest)

@@ -45,6 +45,11 @@ class Plan:
     chunk: int
     part: int | None = None
 
+    @property
+    def one_by_one(self) -> bool:
+        """Every block holds a single example, although there are several."""
+        return self.n > 1 and all(stop - start == 1 for start, stop in (block.examples for block in self.rows))
+
     def with_outputs(self, outputs: int) -> "Plan":
         """The same, once the number of outputs is known (-1 until then, and then not cut)."""
         if self.outputs >= 0:
@@ -83,7 +88,7 @@ def make_plan(
         examples, columns = max(1, fit // width), min(width, fit)
     part = None
     if size.crowded and next(tensors_in(x)).device.type == "cpu":
-        part = max(1, PART // (max(1, size.largest) * (width + 1) * item))
+        part = max(2, PART // (max(1, size.largest) * (width + 1) * item))
     return Plan(n, m, width, _blocks(n, examples, width, columns), _blocks(m, examples, width, columns), chunk, part)
 
 

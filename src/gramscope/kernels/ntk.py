@@ -114,6 +114,10 @@ class _Job:
 
     def run(self, x: Any, x2: Any) -> dict[str, Tensor]:
         symmetric = x2 is None
+        if self.plan.one_by_one:
+            # Coupled examples show only in company: look at the first two once.
+            pair = slice_examples(x, self.plan.n, slice(0, 2))
+            self.take(pair, directions=torch.ones(1, 2, self.plan.outputs))
         first = self._capture(x, self.plan.n, self.plan.rows[0])
         kernels = self._allocate(first)
         with progress("kernel, row of blocks", len(self.plan.rows)) as advance:
