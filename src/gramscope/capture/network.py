@@ -207,6 +207,11 @@ def _explain(error: Exception, model: nn.Module, x: Any) -> InputError | None:
             return None
         kind = "tuple of positional arguments" if isinstance(x, tuple | list) else type(x).__name__
         return InputError(f"x must hold the arguments that the model takes, got a {kind}. The model said: {message}")
+    if "same device" in message:
+        return InputError(
+            "the model must keep all its tensors on one device, but it mixes devices on the way (a tensor made in its "
+            f"forward pass, or a buffer that was not registered?). The model said: {message}"
+        )
     floats = sorted({str(p.dtype) for p in model.parameters() if p.is_floating_point()})
     if any(word in message for word in ("dtype", "type", "Float", "Double")):
         if len(floats) > 1:
