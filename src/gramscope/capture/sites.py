@@ -86,11 +86,11 @@ class OuterSite(Site):
     order: tuple[int, ...]
 
     @property
-    def inputs(self) -> Float[Tensor, "n T g i"]:
+    def inputs(self) -> Inexact[Tensor, "n T g i"]:
         """Site inputs v; for a convolution the unfolded patches, made anew at each call."""
         return self.make_inputs(slice(None))
 
-    def inputs_of(self, examples: slice) -> Float[Tensor, "n T g i"]:
+    def inputs_of(self, examples: slice) -> Inexact[Tensor, "n T g i"]:
         """The inputs of some examples only."""
         return self.make_inputs(examples)
 
