@@ -31,6 +31,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One thread for each of the two workers: the networks of the tests are tiny, and threads would wait for each other.
+test: export OMP_NUM_THREADS = 1
 test: lint
 	$(BIN)/pytest -n 2 tests
 	$(BIN)/pytest -n 2 --doctest-modules src
