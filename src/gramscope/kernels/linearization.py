@@ -1,7 +1,8 @@
 """A network linearised at its parameters: products with the Jacobian and its transpose, each one graph traversal.
 
 ``g(c) = Jᵀ c`` is computed once with a graph, linear in the placeholder c. Then ``Jᵀ w`` is one backward pass through
-the network's graph, and ``J v`` one backward pass through the graph of g: neither runs the network again.
+the network's graph, and ``J v`` one backward pass through the graph of g: neither runs the network again. Convolutions
+on a GPU are the exception: there forward mode is faster, and ``J v`` runs the network once more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,7 @@ class Linearization:
         count_examples(x)
         x = prepare_input(x, torch.float64 if precision == "float64" else None)
         self.tf32 = precision == "tf32"
-        # cuDNN differentiates convolutions forward six times faster than twice backward; elsewhere twice backward wins.
+        # On an H200, J v of a ResNet-18 took 0.154 s twice backward and about 0.04 s forward.
         convolutions = any(isinstance(module, CONVOLUTIONS) for module in model.modules())
         self._forward_mode = convolutions and next(tensors_in(x)).is_cuda
         self._evaluation, self._x = _Evaluation(model, outputs), x

@@ -14,7 +14,8 @@ from gramscope.capture.network import Outputs, count_examples, slice_examples
 from gramscope.capture.recorder import tensors_in
 from gramscope.kernels.pieces import Range, strips
 
-# A capture holds raw signals and the copies its contraction works on; measured at 2.1 to 3.4 times the signals.
+# A capture holds raw signals and the copies its contraction works on. A safe factor, not a measured one: the tests
+# check that live bytes stay within the budget.
 OVERHEAD = 4
 # Bytes of the largest signal captured at a time: the C library reuses smaller blocks without asking the system anew.
 PART = 3 * 2**23
