@@ -4,8 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gramscope import hierarchy as hierarchy
     from gramscope import kernels as kernels
     from gramscope import linalg as linalg
+    from gramscope import measures as measures
+    from gramscope import propagators as propagators
+    from gramscope import spectra as spectra
+    from gramscope import tasks as tasks
+    from gramscope import theory as theory
     from gramscope.capture.capture import capture as capture
 
 __version__ = "0.1.0"
@@ -19,7 +25,18 @@ _NAMES = {
     "Kernel": "gramscope.kernels.kernel:Kernel",
     "LinearOperator": "gramscope.linalg:LinearOperator",
 }
-_ROOMS = ("base", "capture", "kernels", "linalg", "tasks")
+_ROOMS = (
+    "base",
+    "capture",
+    "hierarchy",
+    "kernels",
+    "linalg",
+    "measures",
+    "propagators",
+    "spectra",
+    "tasks",
+    "theory",
+)
 
 __all__ = [*_NAMES, *_ROOMS, "__version__"]
 

@@ -1,0 +1,1 @@
+"""Numbers and curves that tell how a network learns; one file a measure."""

@@ -1,0 +1,1 @@
+"""Spectra of weights: densities, ranks, tail fits."""
