@@ -23,6 +23,7 @@ _NAMES = {
     "ntk_operator": "gramscope.kernels.operator:ntk_operator",
     "kernel": "gramscope.kernels.kernel:kernel",
     "Kernel": "gramscope.kernels.kernel:Kernel",
+    "explain_step": "gramscope.hierarchy.explain:explain_step",
     "LinearOperator": "gramscope.linalg:LinearOperator",
 }
 _ROOMS = (

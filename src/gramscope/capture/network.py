@@ -45,10 +45,11 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return named
 
 
-def in_float64(model: nn.Module) -> nn.Module:
-    """A float64 copy; the user's model is not touched."""
+def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A copy that shares nothing with the user's model; ``memo`` is deepcopy's, for what goes along with it."""
     # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew.
-    results = {
+    memo = {} if memo is None else memo
+    memo |= {
         id(value): value.detach().clone()
         for module in model.modules()
         for value in vars(module).values()
@@ -56,14 +57,26 @@ def in_float64(model: nn.Module) -> nn.Module:
     }
     try:
         with torch.no_grad():  # TorchScript copies with gradients on are no leaves, and lose their flags
-            copied = copy.deepcopy(model, results).double()
-        for parameter, original in zip(copied.parameters(), model.parameters(), strict=True):
+            twin = copy.deepcopy(model, memo)
+        for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
             parameter.requires_grad_(original.requires_grad)
-        return copied
+        return twin
     except (RuntimeError, TypeError) as error:
         raise UnsupportedError(
-            f"precision='float64' needs a copy of the model, which cannot be copied: {error}. Build the model in "
-            "float64 yourself (model.double()) and leave precision out."
+            f"this needs a copy of the model, which cannot be copied: {error}. Give the class a __deepcopy__, or move "
+            "what cannot be copied out of the model."
+        ) from error
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """A float64 copy; the user's model is not touched."""
+    try:
+        with torch.no_grad():
+            return copied(model).double()
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"precision='float64': {error} Or build the model in float64 yourself (model.double()) and leave "
+            "precision out."
         ) from error
 
 
@@ -133,6 +146,15 @@ def call(model: nn.Module, x: Any) -> Any:
 
 def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor, "n C"]:
     """The chosen outputs as (n, C), with every failure explained."""
+    tensor = output_tensor(model, x, n, outputs)
+    table = tensor.reshape(n, -1)
+    if table.shape[1] == 0:
+        raise InputError(f"the model's output must have at least one entry, got shape {tuple(tensor.shape)}.")
+    return table if callable(outputs) or outputs is None or isinstance(outputs, str) else _select(table, outputs)
+
+
+def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
+    """The output tensor in its own shape, examples first."""
     try:
         raw = outputs(model, x) if callable(outputs) else call(model, x)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -146,10 +168,18 @@ def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor
             f"the model's output must have one row for each of the {n} examples of x, got shape {tuple(tensor.shape)}. "
             "Choose or reshape it with outputs=lambda model, x: ...; examples come first."
         )
-    table = tensor.reshape(n, -1)
-    if table.shape[1] == 0:
-        raise InputError(f"the model's output must have at least one entry, got shape {tuple(tensor.shape)}.")
-    return table if callable(outputs) or outputs is None or isinstance(outputs, str) else _select(table, outputs)
+    return tensor
+
+
+class Evaluation(nn.Module):
+    """The model and the choice of its outputs as one module, so that parameters can be swapped for both."""
+
+    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
+        super().__init__()
+        self.model, self.outputs = model, outputs
+
+    def forward(self, x: Any) -> Float[Tensor, "n C"]:
+        return evaluate(self.model, x, count_examples(x), self.outputs)
 
 
 def _named(raw: Any, name: str) -> Tensor:

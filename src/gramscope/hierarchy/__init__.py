@@ -1,1 +1,66 @@
 """The hierarchy of layerwise Gram metrics (arXiv:2606.09744): fields, pullback operators, explained steps."""
+
+from typing import TYPE_CHECKING, Any
+
+from gramscope.hierarchy.concentration import (
+    Alignment,
+    Concentration,
+    class_metric,
+    coactivation,
+    coactivation_rank,
+    concentration,
+    mean_projector,
+    metric_spectrum,
+    overlap_rank,
+    subspace_overlap,
+    update_alignment,
+)
+from gramscope.hierarchy.explain import explain_step
+from gramscope.hierarchy.explained import ExplainedStep
+from gramscope.hierarchy.field_training import activation_step, field_step, safe_rate
+from gramscope.hierarchy.fields import Fields
+from gramscope.hierarchy.network import NetworkPullback, Transport
+from gramscope.hierarchy.pullback import Pullback
+from gramscope.hierarchy.step import FieldChange, StepComparison, StepPrediction
+from gramscope.hierarchy.trajectory import Trajectory, predict_trajectory
+
+if TYPE_CHECKING:
+    from gramscope.hierarchy.kernel_regressor import KernelReLURegressor as KernelReLURegressor
+
+__all__ = [
+    "Alignment",
+    "Concentration",
+    "ExplainedStep",
+    "FieldChange",
+    "Fields",
+    "KernelReLURegressor",
+    "NetworkPullback",
+    "Pullback",
+    "StepComparison",
+    "StepPrediction",
+    "Trajectory",
+    "Transport",
+    "activation_step",
+    "class_metric",
+    "coactivation",
+    "coactivation_rank",
+    "concentration",
+    "explain_step",
+    "field_step",
+    "mean_projector",
+    "metric_spectrum",
+    "overlap_rank",
+    "predict_trajectory",
+    "safe_rate",
+    "subspace_overlap",
+    "update_alignment",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The estimator needs scikit-learn, which takes a second to import and which nothing else here needs.
+    if name == "KernelReLURegressor":
+        from gramscope.hierarchy.kernel_regressor import KernelReLURegressor
+
+        return KernelReLURegressor
+    raise AttributeError(f"gramscope.hierarchy has no {name!r}; it has {', '.join(__all__)}")

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.capture.capture import Precision
+from gramscope.capture.network import Evaluation as _Evaluation
 from gramscope.capture.network import (
     Outputs,
     check_model,
     count_examples,
-    evaluate,
     in_float64,
     prepare_input,
     unwrap,
@@ -28,17 +28,6 @@ from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-class _Evaluation(nn.Module):
-    """The model and the choice of its outputs as one module, so that parameters can be swapped for both."""
-
-    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
-        super().__init__()
-        self.model, self.outputs = model, outputs
-
-    def forward(self, x: Any) -> Float[Tensor, "n C"]:
-        return evaluate(self.model, x, count_examples(x), self.outputs)
 
 
 class Linearization:

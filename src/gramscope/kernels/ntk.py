@@ -16,7 +16,7 @@ from gramscope.capture.capture import Coupled, Precision
 from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
-from gramscope.kernels.memory import Block, Plan, fresh_zeros, make_plan
+from gramscope.kernels.memory import CHUNK, Block, Plan, fresh_zeros, make_plan
 from gramscope.kernels.parts import capture_in_parts
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
@@ -151,8 +151,9 @@ class _Job:
         return self.take(part, directions=some)
 
     def _allocate(self, snapshot: Snapshot) -> dict[str, Tensor]:
-        n, m, width = self.plan.n, self.plan.m, snapshot.outputs.shape[1]
-        self.plan = self.plan.with_outputs(width)
+        n, m = self.plan.n, self.plan.m
+        self.plan = self.plan.with_outputs(snapshot.outputs.shape[1])
+        width = self.plan.outputs
         shape = (n, m) if self.trace else (n, width, m, width)
         names = snapshot.parameters if self.by_site else [""]
         device, dtype = snapshot.outputs.device, _kernel_dtype(snapshot)
@@ -184,6 +185,19 @@ class _Job:
                 finest = size if isinstance(piece, HalfPiece | TiedPiece) else max(1, size // finer)
                 for rows, cols in rectangles(n, m, size, finest, upper):
                     piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
+
+
+def contracted(snapshot: Snapshot, *, trace: bool, by_site: bool) -> dict[str, Tensor]:
+    """The kernel of the directions of one snapshot: by parameter name, or under "" their sum."""
+    n, k = snapshot.examples, snapshot.directions
+    block = Block((0, n), (0, k))
+    plan = Plan(n, n, k, (block,), (block,), CHUNK.get(snapshot.outputs.device.type, CHUNK["cuda"]))
+    job = _Job(partial(capture), plan, trace, by_site)
+    kernels = job._allocate(snapshot)
+    job._add(snapshot, snapshot, block, block, kernels)
+    for kernel in kernels.values():
+        _mirror(kernel.view(n * job._width, n * job._width))
+    return kernels
 
 
 @dataclass

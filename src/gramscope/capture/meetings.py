@@ -1,0 +1,219 @@
+"""Meetings: every operation in which a weight met data, kept alive, so that tangents can be sent through it.
+
+A ``Snapshot`` holds numbers. Transports between layers need the graph itself: which data tensor each weight met, how it
+depends on a perturbation of a chosen layer, and the operation, to be run again on a tangent.
+"""
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.capture import Precision
+from gramscope.capture.network import (
+    Evaluation,
+    Outputs,
+    check_model,
+    count_examples,
+    in_float64,
+    prepare_input,
+    unwrap,
+)
+from gramscope.capture.recorder import _PYTHON_ROOMS, RULES, Recorder, _opened, _writes, map_tensors, tensors_in
+from gramscope.capture.rules import recurrent
+from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+
+INPUT = "input"  # the name of layer 0, the model's input
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """``u = func(data..., weights...)``; ``edges`` carry the signals ∂f/∂u, one for each floating output."""
+
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    data: tuple[Tensor, ...]  # live: they depend on the perturbed layer through the graph
+    weights: tuple[Tensor, ...]  # parameters, or tensors made of them
+    edges: tuple[GradientEdge, ...]
+    versions: tuple[int, ...]
+
+    def rerun(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Fresh leaves for data and weights, and the outputs that the operation makes of them."""
+        for tensor, version in zip(self.data, self.versions, strict=True):
+            if tensor._version != version:
+                name = getattr(self.func, "__name__", "operation")
+                raise UnsupportedError(
+                    f"the input of a {name} must be as it was when its weight met it, but it was overwritten in place "
+                    "later. Write the model without that in-place operation."
+                )
+        data = [t.detach().requires_grad_() for t in self.data]
+        weights = [t.detach().requires_grad_() for t in self.weights]
+        fresh = {id(old): new for old, new in zip((*self.data, *self.weights), (*data, *weights), strict=True)}
+        args, kwargs = map_tensors(lambda t: fresh.get(id(t), t.detach()), (self.args, self.kwargs))
+        outputs = [t for t in tensors_in(self.func(*args, **kwargs)) if t.is_floating_point()]
+        return data, weights, outputs
+
+
+class Meetings(Recorder):
+    """Keeps each meeting of a weight with data, instead of the numbers that came of it."""
+
+    def __init__(self, parameters: dict[str, Tensor], examples: int) -> None:
+        super().__init__(parameters, examples, refuse_coupled=False, tf32=False)
+        self.meetings: list[Meeting] = []
+
+    def stand_in(self, value: Any) -> Any:
+        return value
+
+    def note(self, value: Any, leaf: Any, output: Tensor, form: Any) -> None:
+        return None  # a weight that enters alone, as data, meets no tangent
+
+    def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        known = RULES.get(func)
+        if known is not None and known.__module__ == recurrent.__name__:
+            return known(self, func, *args, **kwargs)
+        if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON_ROOMS:
+            with self:
+                return _opened(func)(*args, **kwargs)
+        if _writes(func):
+            raise UnsupportedError(
+                f"a weight must not be written into data in place, but {func.__name__} does so. Write the model with "
+                "the out-of-place operation."
+            )
+        data = tuple({id(t): t for t in tensors_in((args, kwargs)) if self._fact(t) is None}.values())
+        floating = tuple(t for t in data if t.is_floating_point() and t.requires_grad)
+        weights = tuple({id(t): t for t in tensors_in((args, kwargs)) if self.weight(t) is not None}.values())
+        output = map_tensors(self.settle, func(*args, **kwargs))
+        made = [t for t in tensors_in(output) if t.is_floating_point()]
+        if floating and made:
+            edges = tuple(get_gradient_edge(t) for t in made)
+            versions = tuple(t._version for t in floating)
+            self.meetings.append(Meeting(func, args, kwargs, floating, weights, edges, versions))
+        return output
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """One forward pass with named layers opened: perturbations δ that were added to them, and their values.
+
+    ``f`` (n, C) and the layers depend on every δ through a graph that stays alive.
+    """
+
+    f: Tensor
+    values: dict[str, Tensor]
+    perturbations: dict[str, Tensor]
+    meetings: tuple[Meeting, ...]
+    parameters: dict[str, Tensor]
+
+
+def open_layers(
+    model: nn.Module,
+    x: Any,
+    layers: Sequence[str],
+    *,
+    outputs: Outputs = None,
+    frozen: bool = False,
+    precision: Precision = None,
+    watch: bool = True,
+) -> Passage:
+    """Run ``model`` once with a zero perturbation added to the output of each named module (``"input"``: to x).
+
+    The model, its buffers, hooks and flags are as before when this returns; the graph keeps what it needs.
+    """
+    model = unwrap(model)
+    if precision == "float64":
+        model = in_float64(model)
+    n = count_examples(x)
+    x = prepare_input(x, torch.float64 if precision == "float64" else None)
+    _check_layers(model, layers)
+    with untouched(model), exact_arithmetic(), plain_execution():
+        chosen = check_model(model, x, frozen)
+        # Copies: training may go on while the graph is alive, and must not change what it holds.
+        parameters = {name: p.detach().clone().requires_grad_() for name, p in chosen.items()}
+        swapped = _swapped(model, chosen, parameters)
+        openings = _Openings()
+        if INPUT in layers:
+            x = openings.open_input(x)
+        recorder = Meetings(parameters, n)
+        recorder.mark_data(x)
+        opened = openings.hooked(model, [name for name in layers if name != INPUT])
+        with opened, recorder if watch else nullcontext():
+            f = torch.func.functional_call(Evaluation(model, outputs), swapped, (x,))
+        openings.check(layers)
+    return Passage(f, openings.values, openings.perturbations, tuple(recorder.meetings), parameters)
+
+
+def _swapped(model: nn.Module, chosen: dict[str, nn.Parameter], copies: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The copies under the names that the evaluated module knows its parameters by."""
+    by_id = {id(parameter): copies[name] for name, parameter in chosen.items()}
+    return {f"model.{name}": by_id[id(p)] for name, p in model.named_parameters() if id(p) in by_id}
+
+
+class _Openings:
+    """Perturbations added to the outputs of modules."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        self.perturbations: dict[str, Tensor] = {}
+        self._repeated: list[str] = []
+
+    def open(self, name: str, tensor: Tensor) -> Tensor:
+        if name in self.values:
+            self._repeated.append(name)
+            return tensor
+        delta = torch.zeros_like(tensor, requires_grad=True)
+        self.perturbations[name] = delta
+        self.values[name] = tensor + delta
+        return self.values[name].clone()  # the network may overwrite what it is given
+
+    def open_input(self, x: Any) -> Any:
+        first = next((t for t in tensors_in(x) if t.is_floating_point()), None)
+        if first is None:
+            raise InputError('layer "input" needs a floating input; token ids have none. Name the embedding instead.')
+        return map_tensors(lambda t: self.open(INPUT, t) if t is first else t, x)
+
+    @contextmanager
+    def hooked(self, model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+        modules = dict(model.named_modules())
+        handles = [modules[name].register_forward_hook(self._hook(name)) for name in names]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            first = next((t for t in tensors_in(output) if t.is_floating_point()), None)
+            if first is None:
+                return None
+            return map_tensors(lambda t: self.open(name, t) if t is first else t, output)
+
+        return hook
+
+    def check(self, layers: Sequence[str]) -> None:
+        missing = [name for name in layers if name not in self.values]
+        if missing:
+            raise InputError(
+                f"layer {missing[0]!r} must give a floating tensor in the forward pass, but it was not called (or gave "
+                "none). Name a module that the forward pass calls."
+            )
+        if self._repeated:
+            raise UnsupportedError(
+                f"layer {self._repeated[0]!r} must be called once, but it is called again in the same forward pass. "
+                "Wrap each call in a module of its own, e.g. torch.nn.Identity, and name that."
+            )
+
+
+def _check_layers(model: nn.Module, layers: Sequence[str]) -> None:
+    names = [name for name, _ in model.named_modules() if name]
+    for layer in layers:
+        if layer != INPUT and layer not in names:
+            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise InputError(f'layer must be "input" or the name of a module, got {layer!r}. There are: {shown}.')

@@ -1,0 +1,244 @@
+"""``explain_step``: what one optimiser step does, by layer and by example, and whether theory foresaw it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
+from gramscope.capture.capture import Precision
+from gramscope.capture.network import (
+    Outputs,
+    check_model,
+    copied,
+    count_examples,
+    output_tensor,
+    prepare_input,
+    unwrap,
+)
+from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.hierarchy.explained import ExplainedStep, Flips
+from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, prepare, take, to_float64
+from gramscope.kernels.gradients import gradient_gram
+from gramscope.kernels.kinks import FixedSides, Sides
+from gramscope.kernels.linearization import Linearization
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def explain_step(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    *,
+    lr: float | None = None,
+    loss: str | Loss = "mse",
+    optimizer: OptimiserLike = None,
+    outputs: Outputs = None,
+    precision: Precision = None,
+) -> ExplainedStep:
+    """What would this optimiser step do? Shares by layer and example, foretold against true change, mask flips.
+
+    The step is taken on a copy; model and optimiser are left as they are. To first order ``Δf = J Δθ = -J D Jᵀ e +
+    ...`` with ``e = ∂loss/∂f`` and D the step's own preconditioner; the true change has two more parts, exactly: what
+    a finite step adds while every ReLU stays on its side (second order), and what the ReLUs that crossed zero add.
+
+    Args:
+        model: any module, in the mode in which it is trained.
+        x: examples; a tensor, a tuple of positional or a dict of keyword arguments.
+        y: targets.
+        lr: learning rate; may be left out with an optimiser of your own (given, it overrides the optimiser's).
+        loss: "mse" (torch's mean squared error), "half_squared" (``½ Σ (f - y)²``, the papers'), "cross_entropy", or
+        any
+            function (output, y) -> number.
+        optimizer: a torch optimiser in use (copied with its momenta), a class or function that makes one, or "sgd"
+            (plain, the default), "adam", "adamw".
+        outputs, precision: as for ``gs.capture``; precision="float64" rehearses in float64.
+
+    Reference: arXiv:2606.09744, residual dynamics ``Δe = -η Σ_ℓ K^ℓ e``.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+        >>> step = gs.explain_step(net, torch.ones(2, 3).double(), torch.zeros(2, 1).double(), lr=0.01)
+        >>> sorted(step.shares)
+        ['0', '2']
+        >>> bool(step.true_loss_change < 0)
+        True
+    """
+    model = unwrap(model)
+    n = count_examples(x)
+    rehearsal = _Rehearsal(model, x, y, n, _loss_function(loss), outputs, precision)
+    return rehearsal.explain(optimizer, lr)
+
+
+class _Rehearsal:
+    """The step on copies: ``before`` stays at θ, ``after`` is stepped."""
+
+    def __init__(
+        self, model: nn.Module, x: Any, y: Any, n: int, loss: Loss, outputs: Outputs, precision: Precision
+    ) -> None:
+        self.n, self.loss, self.outputs, self.precision = n, loss, outputs, precision
+        self.memo: dict[int, Any] = {}
+        self.before, self.after = copied(model), copied(model, self.memo)
+        dtype = None
+        if precision == "float64":
+            dtype = torch.float64
+            with torch.no_grad():
+                self.before.double()
+                self.after.double()
+        self.x = prepare_input(x, dtype)
+        self.y = prepare_input(y, None)
+        with untouched(model):  # the same random streams for every pass: dropout draws the same masks
+            self.parameters = check_model(self.after, self.x, frozen=False)
+
+    def explain(self, optimizer: OptimiserLike, lr: float | None) -> ExplainedStep:
+        twin = prepare(optimizer, lr, self.parameters, self.memo)
+        if self.precision == "float64":
+            to_float64(twin)
+        sides, crossed = Sides(), Sides()
+        start = self._run(self.before, sides)
+        value, residual, gradients = self._gradients()
+        sizes = {name: float(p.detach().norm()) for name, p in self.parameters.items()}
+        parts = take(twin, self.parameters, gradients, self._closure)
+        end = self._run(self.after, crossed)
+        check_finite(end, "the output after the step", "The step blew the network up: lower the learning rate.")
+        held, unsplit = self._held(sides)
+        influence, coupled = self._influence(residual, parts)
+        return ExplainedStep(
+            outputs_before=start,
+            predicted=self._foretell(parts),
+            held=held,
+            true=end - start,
+            residual=residual,
+            loss_before=value,
+            loss_after=self._value(end),
+            parameter_decrease={name: -float((gradients[name] * moved).sum()) for name, moved in parts.change.items()},
+            sizes={name: (float(moved.norm()), sizes[name]) for name, moved in parts.change.items()},
+            parts=parts,
+            gradients=gradients,
+            influence=influence,
+            flips=_flips(sides, crossed) if held is not None else (),
+            notes=tuple(note for note in (unsplit, coupled, _unseen(sides.unseen)) if note),
+        )
+
+    def _run(self, model: nn.Module, ramps: Sides | FixedSides) -> Float[Tensor, "n C"]:
+        """The outputs, with the sides of all kinks noted or held."""
+        with untouched(model), exact_arithmetic(self.precision == "tf32"), plain_execution(), torch.no_grad(), ramps:
+            f = output_tensor(model, prepare_input(self.x), self.n, self.outputs)
+        self._shape = f.shape
+        return f.reshape(self.n, -1)
+
+    def _gradients(self) -> tuple[float, Float[Tensor, "n C"], dict[str, Tensor]]:
+        model = self.after
+        with untouched(model), exact_arithmetic(self.precision == "tf32"), plain_execution():
+            f = output_tensor(model, prepare_input(self.x), self.n, self.outputs)
+            if not f.requires_grad:
+                raise InputError("the model's output must depend on its parameters, but it carries no gradient.")
+            value = self._checked_loss(f)
+            found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
+        residual = torch.zeros_like(f) if found[0] is None else found[0]
+        gradients = {
+            name: torch.zeros_like(p) if g is None else g
+            for (name, p), g in zip(self.parameters.items(), found[1:], strict=True)
+        }
+        return float(value.detach()), residual.detach().reshape(self.n, -1), gradients
+
+    def _checked_loss(self, f: Tensor) -> Tensor:
+        value = self.loss(f, self.y)
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"loss must return one number for (output, y), got {got}. Average or sum over examples.")
+        check_finite(value.detach(), "the loss", "Look for NaN in x or y.")
+        return value
+
+    def _value(self, f: Float[Tensor, "n C"]) -> float:
+        with torch.no_grad():
+            return float(self.loss(f.reshape(self._shape), self.y))
+
+    def _closure(self) -> float:
+        value, _, gradients = self._gradients()
+        for name, parameter in self.parameters.items():
+            parameter.grad = gradients[name]
+        return value
+
+    def _foretell(self, parts: StepParts) -> Float[Tensor, "n C"]:
+        """``J Δθ``."""
+        linear = Linearization(self.before, self.x, self.outputs)
+        step = linear.flat(parts.change)
+        return linear.jvp(step[:, None])[:, 0].reshape(self.n, -1)
+
+    def _held(self, sides: Sides) -> tuple[Float[Tensor, "n C"] | None, str]:
+        """The change of the outputs with every kink on the side it had before, and why not where that fails."""
+        try:
+            moved = self._run(self.after, FixedSides(sides.sides))
+            return moved - self._run(self.before, FixedSides(sides.sides)), ""
+        except GramscopeError as error:
+            return None, f"The error was not split: {error}"
+
+    def _influence(self, residual: Tensor, parts: StepParts) -> tuple[Float[Tensor, "n n"] | None, str]:
+        """``I_{μν} = -⟨∂ℓ_μ, D ∂ℓ_ν⟩``."""
+        if not bool(residual.any()):
+            return residual.new_zeros(self.n, self.n), ""
+        try:
+            grams = gradient_gram(
+                self.before, self.x, residual, metric=parts.preconditioner, outputs=self.outputs,
+                precision="tf32" if self.precision == "tf32" else None,
+            )  # fmt: skip
+        except CoupledExamplesError as error:
+            return None, f"Shares by example are not defined here: {error}"
+        return -torch.stack(list(grams.values())).sum(0), ""
+
+
+def _flips(before: Sides, after: Sides) -> tuple[Flips, ...]:
+    """One entry for each use of an operation with kinks, in the order of the forward pass."""
+    uses: dict[str, int] = {}
+    found = []
+    for then, now in zip(before.sides, after.sides, strict=True):
+        uses[then.name] = uses.get(then.name, 0) + 1
+        flipped = int((then.place != now.place).sum())
+        found.append(Flips(f"{then.name} {uses[then.name]}", flipped, then.place.numel()))
+    return tuple(found)
+
+
+def _unseen(names: list[str]) -> str:
+    if not names:
+        return ""
+    listed = ", ".join(dict.fromkeys(names))
+    return f"Crossings of {listed} are not followed; they count as second order."
+
+
+def _loss_function(loss: str | Loss) -> Loss:
+    if callable(loss):
+        return loss
+    known: dict[str, Loss] = {"mse": _mse, "half_squared": _half_squared, "cross_entropy": _cross_entropy}
+    if loss not in known:
+        raise InputError(f"loss must be one of {', '.join(known)}, or a function (output, y) -> number, got {loss!r}.")
+    return known[loss]
+
+
+def _mse(f: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(f, _like(f, y))
+
+
+def _half_squared(f: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (f - _like(f, y)).square().sum()
+
+
+def _cross_entropy(f: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(f, y if not y.is_floating_point() else y.to(f.dtype))
+
+
+def _like(f: Tensor, y: Any) -> Tensor:
+    if not isinstance(y, Tensor) or not y.is_floating_point() or y.shape != f.shape:
+        got = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(
+            f"y must be a floating tensor of the output's shape {tuple(f.shape)} for a squared error, got {got}. For "
+            'class labels pass loss="cross_entropy", or y as one-hot rows.'
+        )
+    return y.to(f.dtype)

@@ -1,0 +1,234 @@
+"""The result of ``explain_step``: numbers, a table, a picture, and one sentence."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.errors import InputError
+from gramscope.hierarchy.optimiser import StepParts
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SMALL = 0.1  # a part of the change below this fraction is not worth a warning
+
+
+class Flips(NamedTuple):
+    """How many masks of one activation flipped, of how many."""
+
+    name: str
+    flipped: int
+    total: int
+
+
+class Conflict(NamedTuple):
+    """Two examples that worked against each other: they pushed each other's loss up, by ``harm`` together."""
+
+    first: int
+    second: int
+    harm: float
+
+
+@dataclass(frozen=True, eq=False)
+class ExplainedStep:
+    """One optimiser step, explained. Changes are after minus before; a negative loss change is an improvement.
+
+    - ``predicted`` (n, C): ``J Δθ``; ``true`` (n, C): the change of the outputs; ``held``: the same with all masks
+      held, so that ``true = predicted + second_order + by_flips`` (None where the masks could not be held; ``notes``
+      says why)
+    - ``shares``: layer -> its share in the first-order loss change; ``parameter_shares`` the same by parameter
+    - ``influence[μ, ν]``: first-order change of the loss of example μ caused by the gradient of example ν (negative
+      helps); None where examples are coupled
+    - ``parts``: the step as ``-D g + memory + decay``; ``parts.preconditioner`` is the metric for ``gs.ntk_operator``
+    """
+
+    outputs_before: Float[Tensor, "n C"] = field(repr=False)
+    predicted: Float[Tensor, "n C"] = field(repr=False)
+    held: Float[Tensor, "n C"] | None = field(repr=False)
+    true: Float[Tensor, "n C"] = field(repr=False)
+    residual: Float[Tensor, "n C"] = field(repr=False)
+    loss_before: float
+    loss_after: float
+    parameter_decrease: dict[str, float] = field(repr=False)
+    sizes: dict[str, tuple[float, float]] = field(repr=False)  # |Δθ| and |θ| by parameter
+    parts: StepParts = field(repr=False)
+    gradients: dict[str, Tensor] = field(repr=False)
+    influence: Float[Tensor, "n n"] | None = field(repr=False)
+    flips: tuple[Flips, ...] = field(repr=False)
+    notes: tuple[str, ...]
+
+    # The loss ----------------------------------------------------------------------------------------
+
+    @property
+    def true_loss_change(self) -> float:
+        return self.loss_after - self.loss_before
+
+    @property
+    def predicted_loss_change(self) -> float:
+        """``g · Δθ``, to first order; ``-η eᵀ K e`` for plain gradient descent."""
+        return -sum(self.parameter_decrease.values())
+
+    @property
+    def loss_change_by_part(self) -> dict[str, float]:
+        """The first-order loss change, split into what the gradient of now, memory (momentum) and weight decay did."""
+        memory = sum(float((g * self.parts.memory[name]).sum()) for name, g in self.gradients.items())
+        decay = sum(float((g * self.parts.decay[name]).sum()) for name, g in self.gradients.items())
+        return {"gradient": self.predicted_loss_change - memory - decay, "memory": memory, "decay": decay}
+
+    # Layers ------------------------------------------------------------------------------------------
+
+    @property
+    def parameter_shares(self) -> dict[str, float]:
+        """Share of each parameter in the first-order loss change; negative for one that was pushed the wrong way."""
+        total = sum(self.parameter_decrease.values())
+        if total == 0:
+            return dict.fromkeys(self.parameter_decrease, 0.0)
+        return {name: value / total for name, value in self.parameter_decrease.items()}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The same by layer: the parameters of one module together."""
+        found: dict[str, float] = {}
+        for name, share in self.parameter_shares.items():
+            found[_layer(name)] = found.get(_layer(name), 0.0) + share
+        return found
+
+    @property
+    def relative_steps(self) -> dict[str, float]:
+        """``|Δθ| / |θ|`` of each layer."""
+        moved: dict[str, float] = {}
+        size: dict[str, float] = {}
+        for name, (step, own) in self.sizes.items():
+            layer = _layer(name)
+            moved[layer], size[layer] = moved.get(layer, 0.0) + step**2, size.get(layer, 0.0) + own**2
+        return {layer: (moved[layer] / size[layer]) ** 0.5 if size[layer] else float("inf") for layer in moved}
+
+    # Examples ------------------------------------------------------------------------------------------
+
+    @property
+    def example_change(self) -> Float[Tensor, " n"]:
+        """First-order change of each example's own loss, ``e_μ · Δf_μ``; they sum to the predicted loss change."""
+        return (self.residual * self.predicted).sum(1)
+
+    @property
+    def example_effect(self) -> Float[Tensor, " n"]:
+        """What each example's gradient did to the loss of all: ``Σ_μ I_{μν}``."""
+        return self._influence().sum(0)
+
+    def conflicts(self, k: int = 5) -> list[Conflict]:
+        """The k pairs of examples that harmed each other most."""
+        influence = self._influence()
+        mutual = (influence + influence.T).triu(1)
+        found = mutual.flatten().topk(min(k, mutual.numel()))
+        n = len(mutual)
+        return [
+            Conflict(int(i) // n, int(i) % n, float(v))
+            for v, i in zip(found.values, found.indices, strict=True)
+            if v > 0
+        ]
+
+    def _influence(self) -> Tensor:
+        if self.influence is None:
+            raise InputError(next(note for note in self.notes if "example" in note))
+        return self.influence
+
+    # Prediction and truth -----------------------------------------------------------------------------------
+
+    @property
+    def second_order(self) -> Float[Tensor, "n C"] | None:
+        return None if self.held is None else self.held - self.predicted
+
+    @property
+    def by_flips(self) -> Float[Tensor, "n C"] | None:
+        return None if self.held is None else self.true - self.held
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Norms of what the prediction missed, as fractions of the true change of the outputs."""
+        whole = float(self.true.norm())
+        missed = {"all": self.true - self.predicted, "second order": self.second_order, "mask flips": self.by_flips}
+        return {name: float(part.norm()) / whole if whole else 0.0 for name, part in missed.items() if part is not None}
+
+    @property
+    def flip_count(self) -> int:
+        return sum(flips.flipped for flips in self.flips)
+
+    @property
+    def verdict(self) -> str:
+        """The step in one sentence."""
+        if not bool(self.true.any()):
+            return "The step changed nothing: the outputs are where they were."
+        went = "lowered" if self.true_loss_change < 0 else "raised"
+        loss = f"The step {went} the loss from {self.loss_before:.4g} to {self.loss_after:.4g}"
+        foretold = f"first order foretold {self.predicted_loss_change:+.3g}, true {self.true_loss_change:+.3g}"
+        leader, share = max(self.shares.items(), key=lambda item: item[1], default=("", 0.0))
+        led = f"layer {leader!r} did {100 * share:.0f} % of it" if share > 0 else "no layer helped to first order"
+        return f"{loss} ({foretold}); {led}; {self._error_in_words()}."
+
+    def _error_in_words(self) -> str:
+        errors = self.errors
+        missed = f"the prediction misses the outputs' change by {100 * errors['all']:.2g} %"
+        if self.held is None or errors["all"] < SMALL:
+            return missed
+        worse = "mask flips" if errors["mask flips"] > errors["second order"] else "second order: the step is large"
+        return f"{missed}, mostly {worse}"
+
+    # For people ----------------------------------------------------------------------------------------------
+
+    def table(self) -> "Table":
+        """Layers, their shares and relative steps, as a rich table with the verdict below."""
+        from rich.table import Table
+
+        table = Table(title="What this step did", caption=self.verdict, caption_justify="left")
+        table.add_column("layer")
+        for title in ("share of loss change", "|Δθ| / |θ|"):
+            table.add_column(title, justify="right")
+        steps = self.relative_steps
+        for layer, share in self.shares.items():
+            table.add_row(layer, f"{100 * share:.1f} %", f"{steps[layer]:.2g}")
+        for flips in self.flips:
+            if flips.flipped:
+                table.add_row(
+                    f"[dim]{flips.name}[/dim]", f"[dim]{flips.flipped} of {flips.total} masks flipped[/dim]", ""
+                )
+        return table
+
+    def __rich__(self) -> "Table":
+        return self.table()
+
+    def __str__(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        page = StringIO()
+        Console(file=page, width=100).print(self.table())
+        return "\n".join([page.getvalue().rstrip(), *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers that JSON can hold."""
+        return {
+            "loss_before": self.loss_before,
+            "loss_after": self.loss_after,
+            "predicted_loss_change": self.predicted_loss_change,
+            "loss_change_by_part": self.loss_change_by_part,
+            "shares": self.shares,
+            "parameter_shares": self.parameter_shares,
+            "relative_steps": self.relative_steps,
+            "errors": self.errors,
+            "flips": [flips._asdict() for flips in self.flips],
+            "verdict": self.verdict,
+            "notes": list(self.notes),
+        }
+
+    def plot(self) -> Any:
+        """Shares by layer, prediction against truth, what examples did to each other, and the parts of the error."""
+        from gramscope.hierarchy.pictures import picture_of_step
+
+        return picture_of_step(self)
+
+
+def _layer(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter

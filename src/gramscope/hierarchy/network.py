@@ -1,0 +1,265 @@
+"""The hierarchy of any network: transports are Jacobians between named layers, by vjp and jvp.
+
+``A^ℓ_{μν} = Σ_k G^k_{μν} (∂v^k_μ/∂x^ℓ_μ)ᵀ (∂v^k_ν/∂x^ℓ_ν)``, k over the places where a weight meets data ``v^k`` that
+depends on layer ℓ, G^k the Gram matrix of the signals there; a convolution or a sequence sums over its positions, a
+tied weight over all its uses. With ``B v = Σ_ν (signal)_ν ⊗ (∂v^k_ν/∂x^ℓ_ν) v_ν``, a vector over the parameters, it is
+``A = Bᵀ B``.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.axes import Axes
+from gramscope.base.errors import InputError
+from gramscope.capture.capture import Precision
+from gramscope.capture.meetings import Meeting, Passage, open_layers
+from gramscope.capture.network import Outputs
+from gramscope.linalg import LinearOperator
+
+
+class Transport(LinearOperator):
+    """``T^{k←ℓ} = ∂x^k/∂x^ℓ`` between two named layers of any module, for a whole batch.
+
+    Rows and columns run over (example, unit), the units of a layer flattened. Both products are traversals of one kept
+    graph: ``Tᵀ w`` a backward pass, ``T v`` a backward pass through the graph of that.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> gs.hierarchy.Transport(net, torch.ones(5, 3), "0", "2").shape
+        (10, 20)
+    """
+
+    def __init__(
+        self, model: nn.Module, x: Any, source: str, target: str, *, outputs: Outputs = None,
+        precision: Precision = None,
+    ) -> None:  # fmt: skip
+        passage = open_layers(
+            model, x, list(dict.fromkeys([source, target])), outputs=outputs, frozen=True, precision=precision,
+            watch=False,
+        )  # fmt: skip
+        self._delta, self._value = passage.perturbations[source], passage.values[target]
+        self._jvp = _Tangents([self._value], self._delta)
+        n = len(passage.f)
+        dtype = torch.promote_types(self._value.dtype, torch.float32)
+        super().__init__(
+            _layer_axes(self._value, n, target), _layer_axes(self._delta, n, source), dtype=dtype,
+            device=self._value.device,
+        )  # fmt: skip
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        columns = [self._jvp(v.reshape(self._delta.shape).to(self._delta.dtype))[0].reshape(-1) for v in x.T]
+        return torch.stack(columns, 1).to(self.dtype) if columns else x.new_zeros(self.rows.size, 0)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        columns = [
+            _gradient([self._value], self._delta, [w.reshape(self._value.shape).to(self._value.dtype)]).reshape(-1)
+            for w in x.T
+        ]
+        return torch.stack(columns, 1).to(self.dtype) if columns else x.new_zeros(self.cols.size, 0)
+
+
+class NetworkPullback(LinearOperator):
+    """``A^ℓ`` of any network at the named layer ℓ, on vectors over (example, output, unit).
+
+    For a chain of Linear and ReLU layers it is :meth:`Fields.pullback`. Wherever the network is piecewise linear and
+    has no biases above ℓ, the first-order change of ``g^ℓ = ∂f/∂x^ℓ`` in a gradient step is ``Δg^ℓ_μ = -η Σ_ν A_{μν}
+    x^ℓ_ν e_ν``; smooth activations add a term with their second derivative, which A does not contain.
+
+    Args:
+        model: any module.
+        x: examples.
+        layer: name of a module whose output is ``x^ℓ``, or "input".
+        outputs, frozen, precision: as for ``gs.capture``.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8,
+        3))
+        >>> gs.hierarchy.NetworkPullback(net, torch.ones(4, 1, 4, 4), "1").rows
+        Axes(example=4, output=3, unit=8)
+    """
+
+    def __init__(
+        self, model: nn.Module, x: Any, layer: str, *, outputs: Outputs = None, frozen: bool = False,
+        precision: Precision = None,
+    ) -> None:  # fmt: skip
+        passage = open_layers(model, x, [layer], outputs=outputs, frozen=frozen, precision=precision)
+        self._delta, self._f = passage.perturbations[layer], passage.f
+        self.value = passage.values[layer].detach()
+        self._meetings = _above(passage, self._delta)
+        self._tangents = _Tangents([t for meeting in self._meetings for t in meeting.data], self._delta)
+        self._weights = _WeightMap(self._meetings, tuple(passage.parameters.values()))
+        n = len(self._f)
+        units = _layer_axes(self.value, n, layer)["unit"]
+        axes = Axes(example=n, output=self._f.shape[1], unit=units)
+        dtype = torch.promote_types(self._f.dtype, torch.float32)
+        super().__init__(axes, axes, dtype=dtype, device=self._f.device, symmetric=True)
+
+    @property
+    def conjugates(self) -> Float[Tensor, "n C unit"]:
+        """``g^ℓ = ∂f/∂x^ℓ`` for every output."""
+        each = [_gradient([self._f], self._delta, [c]) for c in self._cotangents()]
+        return torch.stack(each, 1).reshape(self.rows.shape).to(self.dtype)
+
+    def apply(self, v: Tensor) -> Float[Tensor, "n C unit"]:
+        """``Σ_{νd} A_{μc,νd} v_{νd}``."""
+        if tuple(v.shape) != self.rows.shape:
+            raise InputError(f"v must have shape {self.rows.shape} (example, output, unit), got {tuple(v.shape)}.")
+        found = self.matvec(v.reshape(-1).to(dtype=self.dtype, device=self.device))
+        return found.reshape(self.rows.shape)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        columns = [self._product(column) for column in x.T]
+        return torch.stack(columns, 1) if columns else x.new_zeros(self.rows.size, 0)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return self._matmat(x)
+
+    def _product(self, v: Float[Tensor, " cols"]) -> Float[Tensor, " rows"]:
+        """``Bᵀ B v``: a tangent for each output up to the meetings, and a cotangent for each output back."""
+        if not self._meetings:
+            return torch.zeros_like(v)
+        by_output = v.reshape(self.rows.shape).to(self._delta.dtype).unbind(1)
+        met: list[Tensor] | None = None
+        for signals, tangent in zip(self._signals, by_output, strict=True):
+            share = self._meet(signals, self._tangents(tangent.reshape(self._delta.shape)))
+            met = share if met is None else [a + b for a, b in zip(met, share, strict=True)]
+        assert met is not None
+        shared = self._weights.there_and_back(met)
+        each = [self._return(signals, shared) for signals in self._signals]
+        return torch.stack(each, 1).reshape(-1).to(self.dtype)
+
+    def _cotangents(self) -> list[Float[Tensor, "n C"]]:
+        unit = torch.eye(self._f.shape[1], dtype=self._f.dtype, device=self._f.device)
+        return [row.expand_as(self._f).contiguous() for row in unit]
+
+    @cached_property
+    def _signals(self) -> list[list[list[Tensor | None]]]:
+        """∂f/∂u of every output at every meeting, kept: each product needs them twice."""
+        edges = [edge for meeting in self._meetings for edge in meeting.edges]
+        by_output = []
+        for cotangent in self._cotangents():
+            found = iter(torch.autograd.grad(self._f, edges, cotangent, retain_graph=True, allow_unused=True))
+            by_output.append([[next(found) for _ in meeting.edges] for meeting in self._meetings])
+        return by_output
+
+    def _meet(self, by_meeting: list[list[Tensor | None]], tangents: list[Tensor]) -> list[Tensor]:
+        """``∂²⟨s, u⟩/∂W∂v`` along the tangents of v, for every weight of every meeting: its part of ``B v``."""
+        along = iter(tangents)
+        found: list[Tensor] = []
+        for meeting, signals in zip(self._meetings, by_meeting, strict=True):
+            data, weights, paired = _paired(meeting, signals)
+            mine = [next(along) for _ in data]
+            if paired is None:
+                found += [torch.zeros_like(w) for w in weights]
+                continue
+            slopes = torch.autograd.grad(paired, data, create_graph=True, allow_unused=True)
+            terms = [(s * t).sum() for s, t in zip(slopes, mine, strict=True) if s is not None and s.requires_grad]
+            found += _gradients(terms, weights)
+        return found
+
+    def _return(self, by_meeting: list[list[Tensor | None]], shared: list[Tensor]) -> Tensor:
+        """``Bᵀ``: from changes of the weights to cotangents of the data they met, and back to layer ℓ."""
+        weight_changes = iter(shared)
+        back: list[Tensor] = []
+        for meeting, signals in zip(self._meetings, by_meeting, strict=True):
+            data, weights, paired = _paired(meeting, signals)
+            mine = [next(weight_changes) for _ in weights]
+            if paired is None:
+                back += [torch.zeros_like(d) for d in data]
+                continue
+            slopes = torch.autograd.grad(paired, weights, create_graph=True, allow_unused=True)
+            terms = [(s * c).sum() for s, c in zip(slopes, mine, strict=True) if s is not None and s.requires_grad]
+            back += _gradients(terms, data)
+        return _gradient([t for meeting in self._meetings for t in meeting.data], self._delta, back)
+
+
+class _Tangents:
+    """``v ↦ (∂t/∂δ) v`` for several tensors t: a backward pass through the graph of their vjp."""
+
+    def __init__(self, tensors: Sequence[Tensor], delta: Tensor) -> None:
+        with torch.enable_grad():
+            self._placeholders = [torch.zeros_like(t, requires_grad=True) for t in tensors]
+            self._pulled = (
+                torch.autograd.grad(list(tensors), delta, self._placeholders, create_graph=True, allow_unused=True)[0]
+                if tensors
+                else None
+            )
+
+    def __call__(self, v: Tensor) -> list[Tensor]:
+        if self._pulled is None or not self._pulled.requires_grad:
+            return [torch.zeros_like(p) for p in self._placeholders]
+        found = torch.autograd.grad(self._pulled, self._placeholders, v, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._placeholders, strict=True)]
+
+
+class _WeightMap:
+    """From changes of the weights as they were used to those of the parameters, and back: ``E Eᵀ``.
+
+    A weight may be a view of a parameter or a function of several, and one parameter may be used many times.
+    """
+
+    def __init__(self, meetings: Sequence[Meeting], parameters: tuple[Tensor, ...]) -> None:
+        self._used = [w for meeting in meetings for w in meeting.weights]
+        with torch.enable_grad():
+            self._placeholders = [torch.zeros_like(w, requires_grad=True) for w in self._used]
+            pulled = (
+                torch.autograd.grad(self._used, parameters, self._placeholders, create_graph=True, allow_unused=True)
+                if self._used
+                else ()
+            )
+        self._pulled = [g for g in pulled if g is not None and g.requires_grad]
+        self._parameters = [p for p, g in zip(parameters, pulled, strict=False) if g is not None and g.requires_grad]
+
+    def there_and_back(self, changes: list[Tensor]) -> list[Tensor]:
+        at_parameters = torch.autograd.grad(self._used, self._parameters, changes, retain_graph=True, allow_unused=True)
+        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, at_parameters, strict=True)]
+        found = torch.autograd.grad(self._pulled, self._placeholders, filled, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._placeholders, strict=True)]
+
+
+def _above(passage: Passage, delta: Tensor) -> tuple[Meeting, ...]:
+    """Meetings whose data depends on the perturbed layer, and whose output f depends on."""
+    kept = []
+    for meeting in passage.meetings:
+        dependent = torch.autograd.grad(
+            list(meeting.data), delta, [torch.ones_like(t) for t in meeting.data], retain_graph=True, allow_unused=True
+        )[0]
+        if dependent is not None:
+            kept.append(meeting)
+    return tuple(kept)
+
+
+def _paired(meeting: Meeting, signals: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """Fresh leaves and ``⟨s, u⟩`` of one meeting; None where no signal comes back."""
+    with torch.enable_grad():
+        data, weights, outputs = meeting.rerun()
+        terms = [(u * s).sum() for u, s in zip(outputs, signals, strict=True) if s is not None]
+        return data, weights, sum(terms[1:], terms[0]) if terms else None
+
+
+def _gradients(terms: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    if not terms:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(terms, list(leaves), allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+
+
+def _gradient(tensors: Sequence[Tensor], leaf: Tensor, cotangents: Sequence[Tensor]) -> Tensor:
+    found = torch.autograd.grad(list(tensors), leaf, list(cotangents), retain_graph=True, allow_unused=True)[0]
+    return torch.zeros_like(leaf) if found is None else found
+
+
+def _layer_axes(tensor: Tensor, n: int, name: str) -> Axes:
+    if tensor.dim() < 1 or tensor.shape[0] != n:
+        raise InputError(
+            f"layer {name!r} must have the {n} examples on its first axis, got shape {tuple(tensor.shape)}. Name a "
+            "layer that has."
+        )
+    return Axes(example=n, unit=tensor.numel() // n)

@@ -1,0 +1,65 @@
+"""Pictures of the hierarchy, with matplotlib where it is installed."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gramscope.hierarchy.explained import ExplainedStep
+
+BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
+
+
+def picture_of_step(step: "ExplainedStep") -> Any:
+    """Four panels; see :meth:`ExplainedStep.plot`."""
+    pyplot = _pyplot()
+    figure, ((layers, outputs), (examples, errors)) = pyplot.subplots(2, 2, figsize=(9, 6.4), layout="constrained")
+    _layers(layers, step)
+    _outputs(outputs, step)
+    _examples(figure, examples, step)
+    _errors(errors, step)
+    return figure
+
+
+def _layers(axes: Any, step: "ExplainedStep") -> None:
+    names, values = list(step.shares), [100 * share for share in step.shares.values()]
+    axes.barh(names, values, color=[BLUE if value >= 0 else ORANGE for value in values])
+    axes.invert_yaxis()
+    axes.set(title="Which layer lowered the loss", xlabel="share of the first-order change, %")
+
+
+def _outputs(axes: Any, step: "ExplainedStep") -> None:
+    true, foretold = step.true.flatten().cpu(), step.predicted.flatten().cpu()
+    low, high = float(min(true.min(), foretold.min())), float(max(true.max(), foretold.max()))
+    axes.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
+    axes.scatter(foretold, true, s=8, color=BLUE, alpha=0.6, linewidths=0)
+    axes.set(title="Change of every output", xlabel="foretold", ylabel="true")
+
+
+def _examples(figure: Any, axes: Any, step: "ExplainedStep") -> None:
+    axes.set(title="What examples did to each other", xlabel="gradient of example", ylabel="loss of example")
+    if step.influence is None:
+        axes.text(0.5, 0.5, "not defined: examples are coupled", ha="center", va="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
+        return
+    shown = step.influence.cpu()
+    reach = float(shown.abs().max()) or 1.0
+    image = axes.imshow(shown, cmap="RdBu_r", vmin=-reach, vmax=reach, interpolation="nearest", aspect="auto")
+    figure.colorbar(image, ax=axes, label="loss change (blue helps)")
+
+
+def _errors(axes: Any, step: "ExplainedStep") -> None:
+    errors = {"all that was missed": step.errors["all"], **{k: v for k, v in step.errors.items() if k != "all"}}
+    bars = axes.barh(
+        list(errors), [100 * value for value in errors.values()], color=[GREY, BLUE, ORANGE][: len(errors)]
+    )
+    axes.bar_label(bars, fmt="%.2g %%", padding=3)
+    axes.margins(x=0.2)
+    axes.invert_yaxis()
+    axes.set(title="Where the prediction fails", xlabel="% of the true change of the outputs")
+
+
+def _pyplot() -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'gramscope[plot]'") from error
+    return pyplot

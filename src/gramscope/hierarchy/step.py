@@ -1,0 +1,145 @@
+"""What one gradient step does to the fields: foretold to first order, and measured."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.hierarchy.fields import check_lr
+
+if TYPE_CHECKING:
+    from gramscope.hierarchy.fields import Fields
+
+
+@dataclass(frozen=True, eq=False)
+class FieldChange:
+    """Changes of all fields in one step: lists over layers 0..L, and the outputs."""
+
+    activations: list[Tensor]
+    conjugates: list[Tensor]
+    outputs: Tensor
+
+    @property
+    def residual(self) -> Tensor:
+        """``Δe = Δf`` for the squared error, whose targets stand still."""
+        return self.outputs
+
+    def __sub__(self, other: "FieldChange") -> "FieldChange":
+        return FieldChange(
+            [a - b for a, b in zip(self.activations, other.activations, strict=True)],
+            [a - b for a, b in zip(self.conjugates, other.conjugates, strict=True)],
+            self.outputs - other.outputs,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StepPrediction(FieldChange):
+    """First-order changes at fixed masks; ``loss_decrease[ℓ-1]`` is ``η eᵀ K^ℓ e``, the part of layer ℓ."""
+
+    loss_decrease: Float[Tensor, " L"]
+    lr: float
+
+
+def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPrediction:
+    """Changes of all fields to first order in the learning rate, masks held.
+
+    - ``Δx^ℓ_μ = -η Σ_ν Q^{ℓ-1}_{μν} P^ℓ_{μν} g^ℓ_ν e_ν + D^ℓ_μ W^ℓ Δx^{ℓ-1}_μ``, ``Δx^0 = 0``
+    - ``Δg^ℓ_μ = -η Σ_ν A^ℓ_{μν} x^ℓ_ν e_ν``, by its recursion ``-η Σ_ν G^{ℓ+1}_{μν} x^ℓ_ν e_ν + W^{ℓ+1,T} D^{ℓ+1}_μ
+      Δg^{ℓ+1}_μ``
+    - ``Δf_μ = A Δx^L_μ = -η Σ_ν K_{μν} e_ν``
+
+    (arXiv:2606.09744, sections 4 and 5.) Both sums over ν are products with the gradient of the layer's weights.
+    """
+    check_lr(lr)
+    e = fields.residual(residual)
+    chain = fields.chain
+    weights, biases = fields.gradients(residual)
+    change = torch.zeros_like(fields.activations[0])
+    activations = [change]
+    for layer in range(1, fields.depth + 1):
+        pushed = -lr * (fields.activations[layer - 1] @ weights[layer - 1].T) + change @ chain.weights[layer - 1].T
+        bias = biases[layer - 1]
+        if bias is not None:
+            pushed = pushed - lr * bias
+        change = fields.slopes(layer) * pushed
+        activations.append(change)
+    conjugate = torch.zeros_like(fields._conjugates[-1])
+    conjugates = [conjugate]
+    for layer in range(fields.depth, 0, -1):
+        carried = (fields.slopes(layer)[:, None] * conjugate) @ chain.weights[layer - 1]
+        conjugate = carried - lr * (fields._signal(layer) @ weights[layer - 1])
+        conjugates.append(conjugate)
+    return StepPrediction(
+        activations=activations,
+        conjugates=[fields._public(g) for g in reversed(conjugates)],
+        outputs=fields._public(activations[-1] @ chain.readout.T),
+        loss_decrease=lr * fields.loss_decrease(residual) if bool(e.any()) else e.new_zeros(fields.depth),
+        lr=lr,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StepComparison:
+    """One step, foretold and taken: ``true = predicted + second_order + by_flips``, exactly, field by field.
+
+    ``held`` is the same finite step with every mask held; what it adds to the prediction is of second order in the
+    learning rate, and what the true step adds to it is the work of neurons that crossed zero.
+    """
+
+    predicted: StepPrediction
+    held: FieldChange
+    true: FieldChange
+    flips: list[int]
+    neurons: list[int]
+
+    @property
+    def second_order(self) -> FieldChange:
+        return self.held - self.predicted
+
+    @property
+    def by_flips(self) -> FieldChange:
+        return self.true - self.held
+
+    @property
+    def flip_fraction(self) -> list[float]:
+        """Fraction of (example, neuron) masks that flipped, for layers 1..L."""
+        return [flips / count for flips, count in zip(self.flips, self.neurons, strict=True)]
+
+    def errors(self) -> dict[str, float]:
+        """Norms of the parts of Δf, as fractions of the norm of the true change."""
+        whole = float(self.true.outputs.norm())
+        parts = {
+            "predicted": self.predicted.outputs,
+            "second order": self.second_order.outputs,
+            "mask flips": self.by_flips.outputs,
+        }
+        return {name: float(part.norm()) / whole if whole else 0.0 for name, part in parts.items()}
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {100 * value:.3g} %" for name, value in self.errors().items())
+        return f"Change of the outputs: {parts} of the true one. Mask flips by layer: {self.flips}"
+
+
+def compare_step(fields: "Fields", residual: Tensor, lr: float) -> StepComparison:
+    """Predict a step, take it with masks held and with masks free, and count the flips of each layer."""
+    predicted = predict_step(fields, residual, lr)
+    after = fields.take_step(residual, lr)
+    held_activations = after.chain.forward(fields.activations[0], fields.masks)[1]
+    held_conjugates = after.chain.backward(fields.masks)[0]
+    true = _change(fields, after.activations, after._conjugates)
+    held = _change(fields, held_activations, held_conjugates)
+    flips, neurons = [], []
+    for before, now in zip(fields.masks[1:], after.masks[1:], strict=True):
+        assert before is not None
+        assert now is not None
+        flips.append(int((before != now).sum()))
+        neurons.append(before.numel())
+    return StepComparison(predicted, held, true, flips, neurons)
+
+
+def _change(fields: "Fields", activations: list[Tensor], conjugates: list[Tensor]) -> FieldChange:
+    moved = [now - then for now, then in zip(activations, fields.activations, strict=True)]
+    turned = [now - then for now, then in zip(conjugates, fields._conjugates, strict=True)]
+    return FieldChange(moved, [fields._public(g) for g in turned], fields._public(moved[-1] @ fields.chain.readout.T))

@@ -1,0 +1,189 @@
+"""Many steps in field space: the field equations integrated, and how far they drift from true training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.errors import InputError
+from gramscope.base.progress import progress
+from gramscope.hierarchy.chain import Chain
+from gramscope.hierarchy.fields import Fields, check_lr
+
+Residual = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Outputs foretold and true at steps 0..S, and what became of the fields.
+
+    ``drift[t]`` is ``|f_predicted - f_true| / |f_true - f_true(0)|`` (0 at t = 0), ``field_drift[t, ℓ]`` the same for
+    ``x^ℓ``, ``flips[t, ℓ-1]`` the number of masks in which the two disagree.
+    """
+
+    predicted: Float[Tensor, "steps n C"]
+    true: Float[Tensor, "steps n C"]
+    drift: Float[Tensor, " steps"]
+    field_drift: Float[Tensor, "steps layers"]
+    flips: Tensor
+
+    def __str__(self) -> str:
+        last = float(self.drift[-1])
+        return (
+            f"Trajectory of {len(self.drift) - 1} steps: the outputs drifted by {100 * last:.3g} % of their true change"
+        )
+
+
+def predict_trajectory(
+    fields: Fields,
+    y: Tensor | Residual,
+    lr: float,
+    steps: int,
+    masks: str = "follow",
+) -> Trajectory:
+    """Integrate the field equations for many steps and compare with true gradient descent from the same start.
+
+    The state is the pre-activation fields ``h^ℓ``, the conjugate fields ``g^ℓ`` and the elementary transports ``W^ℓ``.
+    One step:
+
+    - ``W^ℓ ← W^ℓ + ΔW^ℓ``, ``ΔW^ℓ = -η Σ_ν e_ν b^ℓ_ν x^{ℓ-1}_νᵀ``
+    - ``h^ℓ_μ ← h^ℓ_μ + ΔW^ℓ x^{ℓ-1}_μ + W^ℓ Δx^{ℓ-1}_μ``; the term ``ΔW Δx`` of second order is what the equations
+      neglect
+    - ``g^ℓ_μ ← g^ℓ_μ + ΔW^{ℓ+1,T} b^{ℓ+1}_μ + W^{ℓ+1,T} Δb^{ℓ+1}_μ``
+
+    Args:
+        y: targets, for the loss ``½ Σ (f - y)²``; or a function f -> ∂loss/∂f.
+        masks: "follow" reads them from the integrated ``h``; "held" keeps those of the start.
+
+    One layer deep the equations are exact, flips included. (arXiv:2606.09744, sections 4 to 6; the paper keeps masks
+    held.)
+    """
+    check_lr(lr)
+    if not isinstance(steps, int) or steps < 1:
+        raise InputError(f"steps must be an int of at least 1, got {steps!r}.")
+    if masks not in ("follow", "held"):
+        raise InputError(f'masks must be "follow" or "held", got {masks!r}.')
+    residual = _residual(fields, y)
+    state, true = _State.of(fields), fields
+    predicted, outputs, field_drift, flips = (
+        [state.outputs],
+        [fields.outputs],
+        [_no_drift(fields)],
+        [[0] * fields.depth],
+    )
+    with progress("steps in field space", steps) as advance:
+        for _ in range(steps):
+            state = state.stepped(fields, residual(fields._public(state.f)), lr, masks == "follow")
+            true = true.take_step(residual(true.outputs), lr)
+            predicted.append(state.outputs)
+            outputs.append(true.outputs)
+            field_drift.append(_field_drift(fields, state, true))
+            flips.append(_disagreements(state, true))
+            advance()
+    shape = (steps + 1, fields.n, -1)
+    foretold, found = torch.stack(predicted).reshape(shape), torch.stack(outputs).reshape(shape)
+    moved = (found - found[0]).flatten(1).norm(dim=1)
+    apart = (foretold - found).flatten(1).norm(dim=1)
+    drift = torch.where(moved > 0, apart / moved.clamp_min(torch.finfo(moved.dtype).tiny), apart)
+    return Trajectory(foretold, found, drift, torch.stack(field_drift), torch.tensor(flips))
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """Fields as integrated, which are no longer those of any weights."""
+
+    chain: Chain
+    h: list[Tensor | None]
+    x: list[Tensor]
+    masks: list[Tensor | None]
+    g: list[Tensor]
+    single: bool
+
+    @classmethod
+    def of(cls, fields: Fields) -> "_State":
+        return cls(
+            fields.chain, fields.preactivations, fields.activations, fields.masks, fields._conjugates, fields.single
+        )
+
+    @property
+    def f(self) -> Float[Tensor, "n C"]:
+        return self.chain.read_out(self.x[-1])
+
+    @property
+    def outputs(self) -> Tensor:
+        return self.f[:, 0] if self.single else self.f
+
+    def slopes(self, layer: int) -> Tensor:
+        mask = self.masks[layer]
+        assert mask is not None
+        return self.chain.slopes(layer, mask)
+
+    def signal(self, layer: int) -> Float[Tensor, "n C N"]:
+        return self.slopes(layer)[:, None] * self.g[layer]
+
+    def stepped(self, fields: Fields, residual: Tensor, lr: float, follow: bool) -> "_State":
+        e = fields.residual(residual)
+        pulled = [torch.einsum("nc,nci->ni", e, self.signal(layer)) for layer in range(1, self.chain.depth + 1)]
+        weights = [p.T @ x for p, x in zip(pulled, self.x, strict=False)]
+        biases = [None if b is None else p.sum(0) for p, b in zip(pulled, self.chain.biases, strict=True)]
+        chain = self.chain.stepped(weights, biases, lr)
+        h, x, masks = self._forward(weights, biases, lr, follow)
+        after = replace(self, chain=chain, h=h, x=x, masks=masks)
+        return replace(after, g=self._backward(after, weights, lr))
+
+    def _forward(
+        self, weights: list[Tensor], biases: list[Tensor | None], lr: float, follow: bool
+    ) -> tuple[list[Tensor | None], list[Tensor], list[Tensor | None]]:
+        h, x, masks = list[Tensor | None]([None]), [self.x[0]], list[Tensor | None]([None])
+        for layer in range(1, self.chain.depth + 1):
+            before, bias = self.h[layer], biases[layer - 1]
+            assert before is not None
+            moved = x[-1] - self.x[layer - 1]
+            now = before - lr * (self.x[layer - 1] @ weights[layer - 1].T) + moved @ self.chain.weights[layer - 1].T
+            now = now if bias is None else now - lr * bias
+            mask = now > 0 if follow else self.masks[layer]
+            assert mask is not None
+            h.append(now)
+            masks.append(mask)
+            x.append(self.chain.slopes(layer, mask) * now)
+        return h, x, masks
+
+    def _backward(self, after: "_State", weights: list[Tensor], lr: float) -> list[Tensor]:
+        conjugates = [self.g[-1]]
+        for layer in range(self.chain.depth, 0, -1):
+            turned = after.slopes(layer)[:, None] * conjugates[-1] - self.signal(layer)
+            change = turned @ self.chain.weights[layer - 1] - lr * (self.signal(layer) @ weights[layer - 1])
+            conjugates.append(self.g[layer - 1] + change)
+        return conjugates[::-1]
+
+
+def _residual(fields: Fields, y: Tensor | Residual) -> Residual:
+    if callable(y) and not isinstance(y, Tensor):
+        return y
+    target = y.detach().to(fields.outputs)
+    if target.shape != fields.outputs.shape:
+        raise InputError(f"y must have shape {tuple(fields.outputs.shape)} like the outputs, got {tuple(y.shape)}.")
+    return lambda f: f - target
+
+
+def _no_drift(fields: Fields) -> Tensor:
+    return fields.outputs.new_zeros(fields.depth + 1)
+
+
+def _field_drift(start: Fields, state: _State, true: Fields) -> Tensor:
+    each = []
+    for first, ours, theirs in zip(start.activations, state.x, true.activations, strict=True):
+        moved = (theirs - first).norm()
+        apart = (ours - theirs).norm()
+        each.append(apart / moved if bool(moved > 0) else apart)
+    return torch.stack(each)
+
+
+def _disagreements(state: _State, true: Fields) -> list[int]:
+    return [
+        int((ours != theirs).sum())
+        for ours, theirs in zip(state.masks[1:], true.masks[1:], strict=True)
+        if ours is not None and theirs is not None
+    ]

@@ -1,0 +1,267 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from hierarchy.chains import close
+from references.fingerprint import assert_same_fingerprint
+from references.fingerprint import fingerprint as whole_fingerprint
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 3)).double()
+
+
+def convnet(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3),
+        nn.Linear(36, 3),
+    ).double()  # fmt: skip
+
+
+X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).double(), torch.randn(6, 3).double()
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(2)).double()
+
+
+def fingerprint(model, x):
+    # The runtime type checker of the test suite draws from Python's random stream; users run without it.
+    return {key: value for key, value in whole_fingerprint(model, x).items() if key != "python random numbers"}
+
+
+def true_step(model, x, y, loss, optimizer):
+    """What the user's own loop would do."""
+    before = model(x).detach()
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+    return model(x).detach() - before
+
+
+@pytest.mark.parametrize("loss", ["mse", "half_squared", "cross_entropy"])
+def test_plain_gradient_descent_is_the_kernel_at_work(loss):
+    model = mlp()
+    y = LABELS if loss == "cross_entropy" else Y
+    step = gs.explain_step(model, X, y, lr=1e-3, loss=loss)
+    kernel = gs.kernel(model, X)
+    residual = {
+        "mse": 2 * (model(X) - Y) / Y.numel(),
+        "half_squared": model(X) - Y,
+        "cross_entropy": (model(X).softmax(1) - F.one_hot(LABELS)) / 6,
+    }[loss].detach()
+    assert close(step.residual, residual)
+    assert close(step.predicted, -1e-3 * torch.einsum("ncmd,md->nc", kernel.total, residual))
+    for name, share in kernel.share(residual).items():
+        assert step.parameter_shares[name] == pytest.approx(share, rel=1e-10)
+    assert sum(step.shares.values()) == pytest.approx(1)
+    assert list(step.shares) == ["0", "2", "4"]
+    wanted = -1e-3 * torch.einsum("nc,ncmd,md->nm", residual, kernel.total, residual)
+    assert close(step.influence, wanted)
+    assert step.predicted_loss_change == pytest.approx(float(wanted.sum()), rel=1e-10)
+    assert close(step.example_change, wanted.sum(1))
+    assert close(step.example_effect, wanted.sum(0))
+
+
+OPTIMISERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1, weight_decay=0.1),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.003, weight_decay=0.1),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.003, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.003, weight_decay=0.1),
+    "maximize": lambda p: torch.optim.SGD(p, lr=0.01, maximize=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.003),
+    "groups": lambda p: torch.optim.SGD([{"params": p[:2], "lr": 0.1}, {"params": p[2:4], "momentum": 0.5}], lr=0.01),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+}
+
+
+@pytest.mark.parametrize("warm", [0, 3])
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_the_step_really_taken(name, warm):
+    """An optimiser in use, its memory included: the rehearsed step is the one the user's loop then takes."""
+    model = mlp()
+    optimizer = OPTIMISERS[name](list(model.parameters()))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(X), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(warm):
+        closure()
+        optimizer.step(closure)
+    before, memory = fingerprint(model, X), copy.deepcopy(optimizer.state_dict())
+    step = gs.explain_step(model, X, Y, optimizer=optimizer)
+    assert_same_fingerprint(before, fingerprint(model, X))
+    assert str(memory) == str(optimizer.state_dict())
+    old = {n: p.detach().clone() for n, p in model.named_parameters()}
+    start = model(X).detach()
+    closure()
+    optimizer.step(closure)
+    for n, p in model.named_parameters():
+        assert close(step.parts.change[n], p.detach() - old[n], 1e-14)
+        parts = step.parts
+        # -D g + memory + decay is the step, by construction; what must hold is that D is a factor of the gradient.
+        assert close(-parts.preconditioner[n] * step.gradients[n] + parts.memory[n] + parts.decay[n], parts.change[n])
+    assert close(step.true, model(X).detach() - start)
+    assert sum(step.loss_change_by_part.values()) == pytest.approx(step.predicted_loss_change)
+    assert step.parts.kind == ("effective" if name in ("rmsprop", "lbfgs") else "exact")
+    if warm == 0 and name in ("sgd", "nesterov", "maximize", "adam", "amsgrad", "adamw", "groups"):
+        # On the first step there is no memory, so that gradient and decay are all there is.
+        assert all(float(m.norm()) < 1e-12 for m in step.parts.memory.values())
+
+
+def test_the_preconditioned_kernel():
+    """J D Jᵀ e of the step's own D is the part of the prediction that the gradient of now makes."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    true_step(model, X, Y, F.mse_loss, optimizer)
+    step = gs.explain_step(model, X, Y, optimizer=optimizer)
+    operator = gs.ntk_operator(model, X, metric=step.parts.preconditioner)
+    from_gradient = -(operator @ step.residual.flatten()).reshape(6, 3)
+    memory = gs.ntk_operator(model, X).jacobian @ torch.cat([m.flatten() for m in step.parts.memory.values()])
+    assert close(from_gradient + memory.reshape(6, 3), step.predicted)
+    assert float(memory.norm()) > 1e-4
+    assert close(step.influence.sum(1), (step.residual * from_gradient).sum(1))
+
+
+def test_the_error_is_split_exactly():
+    """Second order falls as lr², and the three parts sum to the truth; masks flip at the larger steps."""
+    model = mlp()
+    steps = [gs.explain_step(model, X, Y, lr=lr, loss="half_squared") for lr in (0.08, 0.002, 0.001)]
+    for step in steps:
+        assert close(step.predicted + step.second_order + step.by_flips, step.true)
+    assert steps[0].flip_count > 0
+    assert steps[0].errors["mask flips"] > 0
+    assert steps[1].flip_count == 0
+    assert float(steps[1].by_flips.norm()) == pytest.approx(0, abs=1e-14)
+    ratio = float(steps[1].second_order.norm() / steps[2].second_order.norm())
+    assert ratio == pytest.approx(4, rel=0.1)
+    fields = gs.hierarchy.Fields.from_module(model, X)
+    frozen = mlp()
+    frozen[4].requires_grad_(False)
+    compared = fields.compare_step(fields.outputs - Y, 0.08)
+    step = gs.explain_step(frozen, X, Y, lr=0.08, loss="half_squared")
+    assert close(compared.predicted.outputs, step.predicted)
+    assert close(compared.by_flips.outputs, step.by_flips)
+    assert [flips.flipped for flips in step.flips] == compared.flips
+
+
+def test_any_network_in_training_mode():
+    """Batch norm couples the examples, dropout draws: the truth is that of the user's loop with the same draw."""
+    model = convnet()
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(7)
+    before = fingerprint(model, IMAGES)
+    step = gs.explain_step(model, IMAGES, LABELS, optimizer=optimizer, loss="cross_entropy")
+    assert_same_fingerprint(before, fingerprint(model, IMAGES))
+    assert step.influence is None
+    assert "batch norm" in " ".join(step.notes)
+    with pytest.raises(InputError, match="batch norm"):
+        step.conflicts()
+    torch.manual_seed(7)
+    start = model(IMAGES).detach()
+    torch.manual_seed(7)
+    F.cross_entropy(model(IMAGES), LABELS).backward()
+    optimizer.step()
+    torch.manual_seed(7)
+    assert close(step.true, model(IMAGES).detach() - start, 1e-11)
+    assert {flips.name for flips in step.flips} == {"relu 1", "max_pool2d 1"}
+    step.plot()
+
+
+def test_any_loss_and_any_output_shape():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 8), nn.Unflatten(1, (2, 4))).double()
+    y = torch.randn(6, 2, 4).double()
+    step = gs.explain_step(model, X, y, lr=0.01, loss=lambda f, y: F.huber_loss(f, y))
+    assert step.true.shape == (6, 8)
+    assert step.flips == ()
+    assert step.true_loss_change < 0
+    first = gs.explain_step(model, X, y[:, :1], lr=0.01, loss=lambda f, y: F.mse_loss(f[:, :1], y))
+    assert float(first.residual[:, 4:].norm()) == 0
+
+
+def test_conflicts_are_pairs_that_harm_each_other():
+    model = nn.Linear(2, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    y = torch.tensor([[1.0], [-1.0], [1.0]]).double()  # the first two want opposite things
+    step = gs.explain_step(model, x, y, lr=0.1, loss="half_squared")
+    (worst,) = step.conflicts()
+    assert (worst.first, worst.second) == (0, 1)
+    assert worst.harm == pytest.approx(0.2)
+    assert step.example_change.tolist() == pytest.approx([0, 0, -0.1])
+
+
+def test_float64_rehearsal_of_a_float32_model():
+    model = mlp().float()
+    optimizer = torch.optim.Adam(model.parameters())
+    true_step(model, X.float(), Y.float(), F.mse_loss, optimizer)
+    step = gs.explain_step(model, X.float(), Y.float(), optimizer=optimizer, precision="float64")
+    assert step.true.dtype == torch.float64
+    assert step.errors["all"] < 0.2
+    assert next(iter(optimizer.state.values()))["exp_avg"].dtype == torch.float32
+    plain = gs.explain_step(model, X.float(), Y.float(), optimizer=optimizer)
+    assert close(plain.true.double(), step.true, 1e-5)
+
+
+def test_words_and_numbers():
+    step = gs.explain_step(mlp(), X, Y, lr=0.01)
+    assert "The step lowered the loss" in step.verdict
+    assert "share of loss change" in str(step)
+    assert step.to_dict()["verdict"] == step.verdict
+    blown = gs.explain_step(mlp(), X, Y, lr=30.0)
+    assert "raised the loss" in blown.verdict
+    assert "mostly" in blown.verdict
+    solved = mlp()
+    still = gs.explain_step(solved, X, solved(X).detach(), lr=0.1)
+    assert "changed nothing" in still.verdict
+    assert still.shares == {"0": 0.0, "2": 0.0, "4": 0.0}
+    step.plot()
+
+
+def test_an_optimiser_may_be_made_or_overruled():
+    model = mlp()
+    own = torch.optim.SGD(model.parameters(), lr=0.5)
+    by_name = gs.explain_step(model, X, Y, lr=0.01, optimizer="sgd")
+    made = gs.explain_step(model, X, Y, lr=0.01, optimizer=torch.optim.SGD)
+    overruled = gs.explain_step(model, X, Y, lr=0.01, optimizer=own)
+    assert torch.equal(by_name.true, made.true)
+    assert torch.equal(by_name.true, overruled.true)
+    assert own.param_groups[0]["lr"] == 0.5
+    adam = gs.explain_step(model, X, Y, lr=0.01, optimizer="adam")
+    assert adam.parts.kind == "exact"
+
+
+def test_bad_input():
+    model = mlp()
+    with pytest.raises(InputError, match="lr must be given"):
+        gs.explain_step(model, X, Y)
+    with pytest.raises(InputError, match="lr must be a positive"):
+        gs.explain_step(model, X, Y, lr=-1.0)
+    with pytest.raises(InputError, match="y must be a floating tensor of the output's shape"):
+        gs.explain_step(model, X, LABELS, lr=0.1)
+    with pytest.raises(InputError, match="loss must be one of mse"):
+        gs.explain_step(model, X, Y, lr=0.1, loss="hinge")
+    with pytest.raises(InputError, match="loss must return one number"):
+        gs.explain_step(model, X, Y, lr=0.1, loss=lambda f, y: f - y)
+    with pytest.raises(InputError, match="optimizer must be one of"):
+        gs.explain_step(model, X, Y, lr=0.1, optimizer="lion")
+    with pytest.raises(InputError, match="holds none of them"):
+        gs.explain_step(model, X, Y, optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1))
+    with pytest.raises(InputError, match="finite"):
+        gs.explain_step(model, X, Y * float("nan"), lr=0.1)
+    with pytest.raises(InputError, match="at least one example"):
+        gs.explain_step(model, X[:0], Y[:0], lr=0.1)
+    with pytest.raises(InputError, match="lower the learning rate"):
+        gs.explain_step(model, X, Y, lr=1e200)
