@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from gramscope import linalg as linalg
     from gramscope import measures as measures
     from gramscope import propagators as propagators
+    from gramscope import record as record
     from gramscope import spectra as spectra
+    from gramscope import store as store
     from gramscope import tasks as tasks
     from gramscope import theory as theory
     from gramscope.capture.capture import capture as capture
@@ -23,6 +25,9 @@ _NAMES = {
     "ntk_operator": "gramscope.kernels.operator:ntk_operator",
     "kernel": "gramscope.kernels.kernel:kernel",
     "Kernel": "gramscope.kernels.kernel:Kernel",
+    "watch": "gramscope.record.watch:watch",
+    "open_run": "gramscope.store:open_run",
+    "report": "gramscope.report:report",
     "explain_step": "gramscope.hierarchy.explain:explain_step",
     "LinearOperator": "gramscope.linalg:LinearOperator",
 }
@@ -34,7 +39,9 @@ _ROOMS = (
     "linalg",
     "measures",
     "propagators",
+    "record",
     "spectra",
+    "store",
     "tasks",
     "theory",
 )

@@ -57,7 +57,7 @@ def _restorer_of_state(model: nn.Module) -> Any:
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
 
     def restore() -> None:
-        with torch.no_grad(), torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference mode turns gradients on
             for owner, name, tensor, value, changed in held:
                 owner[name] = tensor
                 if changed():

@@ -1,11 +1,14 @@
 """``gramscope``: the commands. Heavy imports happen inside them, so that ``--help`` answers at once."""
 
+import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import gramscope
+from gramscope.base.errors import GramscopeError
 
 app = typer.Typer(
     name="gramscope",
@@ -14,6 +17,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 def _version(show: bool | None) -> None:
@@ -28,31 +33,171 @@ def main(
         bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = None,
 ) -> None:
-    """See how a neural network learns, layer by layer."""
+    """See how a neural network learns, layer by layer.
+
+    Begin with [bold]gramscope demo[/bold]. In your own training loop, [bold]gs.watch[/bold] writes a run;
+    [bold]report[/bold] and [bold]serve[/bold] show it, [bold]analyze[/bold] needs only a checkpoint,
+    [bold]verify[/bold] checks every number on your own model.
+    """
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("gramscope-demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 400,
-    width: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 128,
+    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("gramscope-demo"),
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 400,
+    width: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,
+    as_json: Json = False,
 ) -> None:
-    """Train a small network on handwritten digits and watch which layer learns.
+    """Train one network on digits twice, richly and lazily, and compare the two in a table and a report.
 
-    At a few moments of the training the exact tangent kernel of a probe of 100 digits is computed. It tells how the
-    next step's decrease of the loss is shared among the layers, how far the kernel has moved since the start (near 1:
-    lazy learning, the features stay as they were; well below 1: rich learning), and how well it fits the labels.
+    Example:  gramscope demo --steps 1000 --out my-demo
     """
     from gramscope.cli.demo import run
 
-    run(out, steps, width, seed)
+    with _explained(as_json):
+        run(out, steps, width, seed, as_json)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see docs/cli.md for all keys.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Overrule one key, e.g. --set optimiser.lr=0.01", metavar="KEY=VALUE"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train and watch what a config file describes: data set, model, optimiser, schedule, measures.
+
+    Example:  gramscope run experiment.toml --set train.steps=2000 --set model.width=256
+    """
+    with _explained(as_json):
+        from gramscope.cli.config import run_config
+
+        found = run_config(config, changes or [], quiet=as_json)
+        if as_json:
+            typer.echo(json.dumps(found, default=str))
+
+
+@app.command()
+def analyze(
+    checkpoint: Annotated[Path, typer.Argument(help="A .safetensors file, or a .pt file of plain tensors.")],
+    convention: Annotated[str, typer.Option(help='"gramscope", or "weightwatcher" for its numbers.')] = "gramscope",
+    out: Annotated[Path | None, typer.Option(help="Write the whole table as CSV.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Spectra of the weights in a checkpoint: tail exponent, ranks, what was skipped and why. No data needed.
+
+    A .pt file is read with weights_only=True, so that it cannot run code.
+
+    Example:  gramscope analyze model.safetensors --out spectra.csv
+    """
+    with _explained(as_json):
+        from gramscope.cli.analyze import analyze_checkpoint
+
+        analyze_checkpoint(checkpoint, convention, out, as_json)
+
+
+@app.command()
+def verify(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="module:callable or file.py:callable that returns (model, x); a built-in if left out."),
+    ] = None,
+    examples: Annotated[int, typer.Option(min=2, help="Examples to check on; each output costs a backward pass.")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Check all identities on your model against plain autograd, and print the errors. Exit code 1 if one fails.
+
+    Example:  gramscope verify my_models.py:build
+    """
+    with _explained(as_json):
+        from gramscope.cli.verify import default_target, load
+        from gramscope.cli.verify import verify as check
+
+        findings = check(*(load(target) if target else default_target()), examples)
+        if as_json:
+            typer.echo(json.dumps([{**vars(f), "passed": f.passed} for f in findings]))
+        else:
+            _print_findings(findings)
+        if not all(finding.passed for finding in findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders written by gs.watch.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """One self-contained page about one or several runs; it opens offline and can be sent by mail.
+
+    Example:  gramscope report runs/a runs/b -o report.html
+    """
+    with _explained(as_json):
+        page = gramscope.report(runs, out=out)
+        typer.echo(json.dumps({"report": str(page)}) if as_json else f"Report: {page}")
+
+
+@app.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(help="A run that may still be growing.", metavar="RUN")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
+) -> None:
+    """The report of a run, live, on this machine only. Stop it with Ctrl-C.
+
+    Example:  gramscope serve runs/a
+    """
+    with _explained(False):
+        from gramscope.report import serve as serve_run
+
+        serve_run(folder, port=port)
 
 
 @app.command(name="help", hidden=True)
 def show_help(context: typer.Context) -> None:
     """Show the commands."""
     typer.echo(context.parent.get_help() if context.parent else "")
+
+
+class _explained:
+    """Our own errors as one line (or one JSON object) and exit code 2; anything else as it is."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, GramscopeError | FileNotFoundError):
+            message = str(error)
+            typer.echo(json.dumps({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
+            raise typer.Exit(2) from error
+
+
+def _print_findings(findings: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Identities on this model, in float64", title_justify="left")
+    for heading in ("identity", "error", "allowed", ""):
+        table.add_column(heading, justify="left" if heading in ("identity", "") else "right")
+    for f in findings:
+        verdict = (
+            "[yellow]skipped[/yellow]"
+            if f.error is None
+            else "[green]holds[/green]"
+            if f.passed
+            else "[red]FAILS[/red]"
+        )
+        table.add_row(f.name, "" if f.error is None else f"{f.error:.1e}", f"{f.allowed:.0e}", verdict)
+    console = Console()
+    console.print(table)
+    for f in findings:
+        if f.note:
+            console.print(f"{f.name}: {f.note}", style="dim")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,6 @@
+"""Watching a training run: what to measure when; callbacks for plain loops, Lightning and Hugging Face."""
+
+from gramscope.record.readings import READERS, Reader, Reading, reader
+from gramscope.record.watch import Scope, WatchWarning, watch
+
+__all__ = ["READERS", "Reader", "Reading", "Scope", "WatchWarning", "reader", "watch"]

@@ -1,0 +1,41 @@
+"""How much time measuring may take, and how much it took."""
+
+import time
+from dataclasses import dataclass, field
+
+from gramscope.base.errors import InputError
+
+
+@dataclass
+class Budget:
+    """``share`` of the time of training that measuring may take (None: any). Costs are what each measure took last."""
+
+    share: float | None
+    started: float = field(default_factory=time.perf_counter)
+    spent: float = 0.0
+    costs: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0 < self.share < 1:
+            raise InputError(f"overhead must be a fraction between 0 and 1, or None for no limit, got {self.share!r}.")
+
+    def allows(self, name: str) -> bool:
+        """Would this measure, at its last cost, keep measuring within its share? What was never tried is tried once."""
+        if self.share is None or name not in self.costs:
+            return True
+        return self.spent + self.costs[name] <= self.share * self.training_time
+
+    def note(self, name: str, seconds: float) -> None:
+        self.spent += seconds
+        self.costs[name] = seconds
+
+    @property
+    def training_time(self) -> float:
+        """Seconds since the start that were not spent here."""
+        return time.perf_counter() - self.started - self.spent
+
+    @property
+    def overhead(self) -> float:
+        """Seconds spent measuring for each second of training so far."""
+        training = self.training_time
+        return self.spent / training if training > 0 else 0.0

@@ -1,0 +1,63 @@
+"""A Lightning callback that watches a fit; ``lightning`` is imported here and nowhere else."""
+
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:
+    try:
+        from pytorch_lightning import Callback, LightningModule, Trainer
+    except ImportError as missing:
+        raise ImportError("the Lightning callback needs lightning: pip install 'gramscope[lightning]'") from missing
+
+from gramscope.record.watch import Scope, watch
+
+
+class WatchCallback(Callback):  # type: ignore[misc]
+    """``Trainer(callbacks=[WatchCallback(probe=(x, y), out="runs/a")])``; arguments as for :func:`gramscope.watch`.
+
+    Steps are optimiser steps: with ``accumulate_grad_batches=2`` two batches make one. ``module`` names the part of the
+    LightningModule to watch; the whole if None.
+    """
+
+    def __init__(self, probe: Any, out: Any = None, *, module: str | None = None, **options: Any) -> None:
+        super().__init__()
+        self._arguments, self._module, self._options = (probe, out), module, options
+        self.scope: Scope | None = None
+        self._seen = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        probe, out = self._arguments
+        model = pl_module if self._module is None else pl_module.get_submodule(self._module)
+        self._seen = trainer.global_step
+        self.scope = watch(model, _moved(probe, pl_module.device), out, **self._options)
+        if trainer.optimizers:
+            self.scope.use(trainer.optimizers[0])
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.scope is None or trainer.global_step == self._seen:
+            return
+        self._seen = trainer.global_step
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        self.scope.step(loss=loss)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.scope is not None:
+            self.scope.close()
+
+
+def _moved(probe: Any, device: Any) -> Any:
+    from gramscope.capture.recorder import map_tensors
+
+    return map_tensors(lambda t: t.to(device), probe)

@@ -1,0 +1,133 @@
+"""One moment of training: what the measures see, computed once and shared."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gramscope.base.errors import InputError
+from gramscope.capture import OuterSite, Snapshot, capture
+from gramscope.capture.network import Outputs
+from gramscope.kernels.ntk import contracted
+
+Loss = Callable[[Tensor, Any], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is watched: the model, a fixed probe, and how to judge its outputs."""
+
+    model: nn.Module
+    x: Any
+    y: Tensor | None
+    loss: Loss | None
+    outputs: Outputs
+    layers: Callable[[str], bool]
+    optimizer: Optimizer | None = None
+    lr: float | None = None
+
+
+@dataclass(eq=False)
+class Memory:
+    """What later moments are compared with: the kernel and the features of the first."""
+
+    kernel: Tensor | None = None
+    features: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Moment:
+    """The model as it stands. Measures ask for what they need; the snapshot is taken once, in evaluation mode."""
+
+    subject: Subject
+    step: int
+    memory: Memory = field(default_factory=Memory)
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """Inputs and signals of every weight site: one forward pass, one batched backward pass."""
+        with evaluating(self.subject.model):
+            return capture(self.subject.model, self.subject.x, outputs=self.subject.outputs)
+
+    @property
+    def f(self) -> Float[Tensor, "n C"]:
+        return self.snapshot.outputs
+
+    @cached_property
+    def targets(self) -> Float[Tensor, "n C"]:
+        """Targets as rows: one-hot for classes."""
+        y = self.labels_or_values
+        if y.is_floating_point():
+            return y.reshape(len(y), -1).double().to(self.f.device)
+        classes = max(int(y.max()) + 1, self.f.shape[1] if self.f.shape[1] > 1 else 0)
+        return F.one_hot(y.reshape(len(y)).long(), classes).double().to(self.f.device)
+
+    @property
+    def labels_or_values(self) -> Tensor:
+        if self.subject.y is None:
+            raise InputError("this measure needs targets: pass probe=(x, y).")
+        return self.subject.y
+
+    @cached_property
+    def loss_and_residual(self) -> tuple[float, Float[Tensor, "n C"]]:
+        y = self.labels_or_values
+        with torch.enable_grad():
+            f = self.f.detach().clone().requires_grad_()
+            value = (self.subject.loss or default_loss(y))(f, y.to(f.device))
+            (residual,) = torch.autograd.grad(value, f)
+        return float(value.detach()), residual
+
+    @cached_property
+    def kernel(self) -> Float[Tensor, "n n"]:
+        """The tangent kernel, traced over outputs."""
+        with torch.no_grad():
+            return contracted(self.snapshot, trace=True, by_site=False)[""]
+
+    @cached_property
+    def features(self) -> dict[str, Float[Tensor, "n d"]]:
+        """What each weight is given, averaged over positions, by parameter name in order of use."""
+        found: dict[str, Tensor] = {}
+        for site in self.snapshot.sites:
+            if isinstance(site, OuterSite) and site.name not in found and self.subject.layers(layer_of(site.name)):
+                found[site.name] = site.inputs.mean(1).flatten(1)
+        return found
+
+    @property
+    def last(self) -> str:
+        """The last weight that makes the outputs."""
+        outer = [site for site in self.snapshot.sites if isinstance(site, OuterSite)]
+        ends = [site.name for site in outer if site.groups * site.fan_out == self.f.shape[1] and site.positions == 1]
+        if not ends:
+            raise InputError("the network has no last linear layer that makes its outputs; name features yourself.")
+        return ends[-1]
+
+
+def default_loss(y: Tensor) -> Loss:
+    """Cross-entropy for labels, mean squared error for numbers."""
+    if y.is_floating_point():
+        return lambda f, target: F.mse_loss(f, target.reshape(f.shape).to(f.dtype))
+    return lambda f, target: F.cross_entropy(f, target.reshape(len(f)))
+
+
+def layer_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own flag back afterwards."""
+    flags = [(module, module.training) for module in model.modules()]
+    for module, _ in flags:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag

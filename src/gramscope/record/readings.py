@@ -1,0 +1,225 @@
+"""What the watcher can read off a moment, by name; scalars and arrays carry the names of the store."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gramscope import measures, spectra
+from gramscope.capture import LookupSite, OuterSite, Site
+from gramscope.hierarchy.explain import explain_step
+from gramscope.hierarchy.explained import ExplainedStep
+from gramscope.record.moment import Moment, default_loss, layer_of
+
+SAMPLE = 2000  # entries of predicted and true changes that are kept
+
+
+@dataclass
+class Reading:
+    """Numbers and arrays of one measure at one moment."""
+
+    scalars: dict[str, float] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reading with what a report says about it. ``needs_targets``: only for a probe with y."""
+
+    name: str
+    read: Callable[[Moment], Reading]
+    needs_targets: bool
+    how_to_read: str
+
+
+READERS: dict[str, Reader] = {}
+
+
+def reader(
+    name: str, how_to_read: str, needs_targets: bool = True
+) -> Callable[[Callable[[Moment], Reading]], Callable[[Moment], Reading]]:
+    def register(read: Callable[[Moment], Reading]) -> Callable[[Moment], Reading]:
+        READERS[name] = Reader(name, read, needs_targets, how_to_read)
+        return read
+
+    return register
+
+
+@reader("loss", "Loss and accuracy on the probe, in evaluation mode.")
+def read_loss(moment: Moment) -> Reading:
+    value, _ = moment.loss_and_residual
+    scalars = {"loss/probe": value}
+    y = moment.labels_or_values
+    if not y.is_floating_point() and moment.f.shape[1] > 1:
+        right = moment.f.argmax(1).cpu() == y.reshape(-1).cpu()
+        scalars["accuracy/probe"] = float(right.double().mean())
+    return Reading(scalars)
+
+
+@reader("shares", "Share of each layer in the loss decrease of a small gradient step; they sum to one.")
+def read_shares(moment: Moment) -> Reading:
+    _, residual = moment.loss_and_residual
+    by_layer: dict[str, float] = {}
+    total = 0.0
+    for name, sites in moment.snapshot.by_parameter().items():
+        size = float(_gradient(sites, residual).square().sum()) if sites else 0.0
+        total += size
+        by_layer[layer_of(name)] = by_layer.get(layer_of(name), 0.0) + size
+    if total == 0:
+        return Reading()  # no error left, so that there is nothing to share
+    return Reading({f"share/{layer}": v / total for layer, v in by_layer.items() if moment.subject.layers(layer)})
+
+
+def _gradient(sites: tuple[Site, ...], residual: Tensor) -> Tensor:
+    """``Σ_{nk} e_{nk} ∂f_{nk}/∂θ`` over all uses of a parameter, without the gradients of single examples."""
+    total: Tensor | None = None
+    for site in sites:
+        e = residual.to(site.dtype)
+        if isinstance(site, OuterSite):
+            pulled = torch.einsum("nk,nkTgo->nTgo", e, site.signals)
+            flat = torch.einsum("nTgo,nTgi->goi", pulled, site.inputs.to(site.dtype)).reshape(1, 1, -1)
+            own = site.own_axes(flat).reshape(-1)
+        elif isinstance(site, LookupSite):
+            pulled = torch.einsum("nk,nkTo->nTo", e, site.signals).flatten(0, 1)
+            table = pulled.new_zeros(site.table, pulled.shape[1])
+            own = table.index_add_(0, site.ids.flatten(), pulled).reshape(-1)
+        else:
+            own = torch.einsum("nk,nkp->p", e, site.rows())
+        if site.frame is not None:
+            whole = own.new_zeros(math.prod(site.frame.parameter[0]))
+            own = whole.index_copy_(0, site.frame.index().to(own.device), own)
+        total = own if total is None else total + own
+    assert total is not None
+    return total
+
+
+@reader("kernel", "Drift of the tangent kernel from the first moment, its alignment with the targets and its rank.")
+def read_kernel(moment: Moment) -> Reading:
+    kernel = moment.kernel.double()
+    if moment.memory.kernel is None:
+        moment.memory.kernel = kernel.cpu()
+    start = moment.memory.kernel.to(kernel.device)
+    order = torch.arange(len(kernel))
+    y = moment.labels_or_values
+    arrays: dict[str, Any] = {}
+    if not y.is_floating_point():
+        order = torch.argsort(y.reshape(-1).cpu(), stable=True)
+        arrays["kernel/labels"] = y.reshape(-1).cpu()[order].numpy()
+    arrays["kernel"] = kernel.cpu()[order][:, order].float().numpy()
+    trace, square = float(kernel.trace()), float(kernel.square().sum())
+    scalars = {
+        "kernel/drift": float((kernel - start).norm() / start.norm()),
+        "kernel/alignment": measures.kernel_target_alignment(kernel, moment.targets),
+        "kernel/effective_rank": trace**2 / square if square else math.nan,
+    }
+    return Reading(scalars, arrays)
+
+
+@reader("richness", "Distance of the last features from those of the minimal rich solution: near 0 rich, near 1 lazy.")
+def read_richness(moment: Moment) -> Reading:
+    features = moment.features[moment.last] if moment.last in moment.features else _inputs(moment, moment.last)
+    scalars = {"richness": measures.richness(features, moment.f)}
+    if moment.memory.features is None:
+        moment.memory.features = features.cpu()
+    else:
+        scalars["richness/initial_similarity"] = measures.initial_similarity(
+            moment.memory.features.to(features.device), features
+        )
+    half = len(features) // 2
+    if half <= features.shape[1]:  # too few examples to tell eigenfunctions from noise
+        return Reading(scalars)
+    curves = measures.richness_curves(features[:half], features[half:], moment.targets[half:], moment.f[half:])
+    scalars["richness/effective_dimension"] = curves.effective_dimension
+    named = {"quality": curves.quality, "utilisation": curves.utilisation, "intensity": curves.intensity}
+    return Reading(scalars, {f"richness/{name}": _numpy(curve) for name, curve in named.items() if curve is not None})
+
+
+@reader("target_linearity", "How much of the targets a linear map reads off the input of each layer, from 0 to 1.")
+def read_target_linearity(moment: Moment) -> Reading:
+    found = {
+        f"target_linearity/{layer_of(name)}": float(measures.target_linearity(features, moment.targets))
+        for name, features in moment.features.items()
+    }
+    return Reading(found)
+
+
+@reader("spectra", "Tail exponent of each weight, with that of the same weight shuffled.", needs_targets=False)
+def read_spectra(moment: Moment) -> Reading:
+    reading = Reading()
+    for name, values in spectra.esds(moment.subject.model).items():
+        if not moment.subject.layers(layer_of(name)):
+            continue
+        reading.arrays[f"spectrum/{name}"] = _numpy(values)
+        reading.scalars[f"alpha/{name}"] = float(spectra.fit_tail(values).alpha)
+    for name, parameter in moment.subject.model.named_parameters():
+        if f"alpha/{name}" in reading.scalars and parameter.dim() == 2:
+            null = spectra.shuffled_null(parameter.detach(), shuffles=1, seed=0)
+            reading.scalars[f"alpha_null/{name}"] = float(null.alpha[0])
+    return reading
+
+
+@reader("step", "One optimiser step rehearsed on the probe: foretold and true change, second order, mask flips.")
+def read_step(moment: Moment) -> Reading:
+    subject = moment.subject
+    if subject.optimizer is None and subject.lr is None:
+        return Reading()
+    y = moment.labels_or_values
+    step = explain_step(
+        subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None,
+        loss=subject.loss or default_loss(y), optimizer=subject.optimizer, outputs=subject.outputs,
+    )  # fmt: skip
+    scalars = {
+        "step/predicted_loss_change": step.predicted_loss_change,
+        "step/true_loss_change": step.true_loss_change,
+        "step/error": step.errors["all"],
+    }
+    for part, name in (("second order", "second_order"), ("mask flips", "mask_flips")):
+        if part in step.errors:
+            scalars[f"step/{name}"] = step.errors[part]
+    scalars |= {f"flips/{flips.name}": float(flips.flipped) for flips in step.flips}
+    scalars |= _gram_changes(moment, step)
+    chosen = torch.linspace(0, step.true.numel() - 1, min(SAMPLE, step.true.numel())).long()
+    arrays = {
+        "step/predicted": _numpy(step.predicted.flatten().cpu()[chosen]),
+        "step/true": _numpy(step.true.flatten().cpu()[chosen]),
+    }
+    return Reading(scalars, arrays)
+
+
+def _gram_changes(moment: Moment, step: ExplainedStep) -> dict[str, float]:
+    """ΔGram ``W'ᵀW' - WᵀW`` and ΔVC ``-2 sym(Wᵀ D g)`` of this step: sizes and cosine (arXiv:2605.06258)."""
+    found: dict[str, float] = {}
+    named = dict(moment.subject.model.named_parameters())
+    for name, change in step.parts.change.items():
+        weight = named.get(name)
+        if weight is None or weight.dim() < 2 or not moment.subject.layers(layer_of(name)):
+            continue
+        w, d = weight.detach().flatten(1).double(), change.flatten(1).double()
+        pulled = (step.parts.preconditioner[name] * step.gradients[name]).flatten(1).double()
+        gram = (w + d).T @ (w + d) - w.T @ w
+        virtual = -(w.T @ pulled + pulled.T @ w)
+        layer = layer_of(name)
+        found[f"delta_gram/{layer}"], found[f"delta_vc/{layer}"] = float(gram.norm()), float(virtual.norm())
+        sizes = float(gram.norm() * virtual.norm())
+        if sizes:
+            found[f"gram_vc_correlation/{layer}"] = float((gram * virtual).sum()) / sizes
+    return found
+
+
+@reader("norm", "Norm of all parameters.", needs_targets=False)
+def read_norm(moment: Moment) -> Reading:
+    return Reading({"norm/parameters": measures.parameter_norm(moment.subject.model)})
+
+
+def _inputs(moment: Moment, name: str) -> Tensor:
+    site = next(s for s in moment.snapshot.sites if s.name == name and isinstance(s, OuterSite))
+    assert isinstance(site, OuterSite)
+    return site.inputs.mean(1).flatten(1)
+
+
+def _numpy(values: Any) -> Any:
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)

@@ -1,0 +1,50 @@
+"""At which optimiser steps to measure."""
+
+from collections.abc import Callable, Collection
+
+from gramscope.base.errors import InputError
+
+Every = int | str | Collection[int] | Callable[[int], bool]
+
+
+def due_at(every: Every) -> Callable[[int], bool]:
+    """A function step -> is it time to measure? Step 0, before any training, always is.
+
+    ``every`` is a number of steps, "log" (1, 2, 3, 5, 7, 10, 14, 20, 28, 40, ...: a factor √2 apart), "log:10" (that
+    many a decade), a collection of steps, or a function of the step.
+
+    >>> [step for step in range(60) if due_at("log")(step)]
+    [0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45]
+    >>> [step for step in range(200) if due_at("log:3")(step)]
+    [0, 1, 2, 5, 10, 22, 46, 100]
+    """
+    if isinstance(every, bool):
+        raise InputError(f"every must be a positive number of steps, got {every!r}.")
+    if isinstance(every, int):
+        if every < 1:
+            raise InputError(f"every must be a positive number of steps, got {every}.")
+        return lambda step: step % every == 0
+    if isinstance(every, str):
+        return _logarithmic(every)
+    if callable(every):
+        return lambda step: step == 0 or bool(every(step))
+    steps = frozenset(every)
+    return lambda step: step == 0 or step in steps
+
+
+def _logarithmic(every: str) -> Callable[[int], bool]:
+    kind, _, count = every.partition(":")
+    if kind != "log" or not (count == "" or (count.isdecimal() and int(count) > 0)):
+        raise InputError(f'every must be a number of steps, "log" or "log:10" (that many a decade), got {every!r}.')
+    ratio = 2**0.5 if not count else 10 ** (1 / int(count))
+
+    def due(step: int) -> bool:
+        if step < 2:
+            return True
+        place, value = 0, 1.0
+        while round(value) < step:
+            place += 1
+            value = ratio**place
+        return round(value) == step
+
+    return due

@@ -1,0 +1,90 @@
+"""MNIST and Fashion-MNIST from gzipped idx files on disk; nothing is downloaded."""
+
+import gzip
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gramscope.tasks.digits import Task
+
+DTYPES = {8: torch.uint8, 9: torch.int8, 11: torch.int16, 12: torch.int32, 13: torch.float32, 14: torch.float64}
+FILES = {
+    "x": ("train-images-idx3-ubyte", "train-images.idx3-ubyte"),
+    "y": ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte"),
+    "x_test": ("t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte"),
+    "y_test": ("t10k-labels-idx1-ubyte", "t10k-labels.idx1-ubyte"),
+}
+
+
+def data_folder(name: str) -> Path | None:
+    """Where the files of a data set lie: ``$GRAMSCOPE_DATA``, then ``../shared/data``; None where neither has them."""
+    roots = [os.environ.get("GRAMSCOPE_DATA"), "../shared/data"]
+    for root in roots:
+        if root and (Path(root) / name).is_dir():
+            return Path(root) / name
+    return None
+
+
+def read_idx(path: Path) -> Tensor:
+    """The tensor in an idx file, gzipped or not."""
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if len(raw) < 4 or raw[:2] != b"\x00\x00" or raw[2] not in DTYPES:
+        raise ValueError(f"{path} must be an idx file, but its first bytes are {raw[:4]!r}. Fetch it again.")
+    axes = raw[3]
+    sizes = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(axes)]
+    dtype = DTYPES[raw[2]]
+    body = raw[4 + 4 * axes :]
+    wanted = torch.Size(sizes).numel() * dtype.itemsize
+    if len(body) != wanted:
+        raise ValueError(f"{path} must hold {wanted} bytes of data for shape {sizes}, got {len(body)}. Fetch it again.")
+    swapped = bytearray(body)
+    if dtype.itemsize > 1:  # idx is big-endian
+        swapped = bytearray(b"".join(body[i : i + dtype.itemsize][::-1] for i in range(0, len(body), dtype.itemsize)))
+    return torch.frombuffer(swapped, dtype=dtype).reshape(sizes).clone()
+
+
+def mnist(
+    name: str = "mnist", folder: str | Path | None = None, train: int | None = None, test: int | None = None
+) -> Task:
+    """MNIST (or ``name="fashion-mnist"``) with pixels standardised as one variable, images flattened to 784.
+
+    ``folder`` holds the four idx files; if None it is looked for in ``$GRAMSCOPE_DATA`` and ``../shared/data``.
+    """
+    place = Path(folder) if folder is not None else data_folder(name)
+    if place is None:
+        raise FileNotFoundError(
+            f"{name} must lie in a folder {name!r} under $GRAMSCOPE_DATA or ../shared/data, but neither has it. Put "
+            "the four gzipped idx files there, or pass folder=."
+        )
+    found = {key: read_idx(_file(place, names)) for key, names in FILES.items()}
+    x, x_test = (found[key].flatten(1).float() / 255 for key in ("x", "x_test"))
+    mean, std = x.mean(), x.std()
+    return Task(
+        ((x - mean) / std)[:train], found["y"].long()[:train], ((x_test - mean) / std)[:test],
+        found["y_test"].long()[:test],
+    )  # fmt: skip
+
+
+def _file(folder: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        for candidate in (folder / f"{name}.gz", folder / name):
+            if candidate.exists():
+                return candidate
+    raise FileNotFoundError(f"{folder} must hold {names[0]}.gz, but has {sorted(p.name for p in folder.iterdir())}.")
+
+
+def label_encoded(task: Task, scale: float = 1.0) -> Task:
+    """The same images with their first pixels overwritten by the one-hot label, which a rich network can read off.
+
+    The encoded data set of arXiv:2410.04264: a network that uses the label pixels generalises by shortcut.
+    """
+    classes = task.classes
+
+    def encoded(x: Tensor, y: Tensor) -> Tensor:
+        marked = x.clone()
+        marked[:, :classes] = scale * torch.nn.functional.one_hot(y, classes).to(x.dtype)
+        return marked
+
+    return Task(encoded(task.x, task.y), task.y, encoded(task.x_test, task.y_test), task.y_test)

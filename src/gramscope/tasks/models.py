@@ -1,0 +1,118 @@
+"""Networks to train and watch, in plain torch, each seeded without touching the global random stream."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+P = ParamSpec("P")
+
+
+def _seeded(build: Callable[P, nn.Module]) -> Callable[Concatenate[int, P], nn.Module]:
+    @wraps(build)
+    def seeded(seed: int, *args: P.args, **kwargs: P.kwargs) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return build(*args, **kwargs)
+
+    return seeded
+
+
+class Residual(nn.Module):
+    """``relu(branch(x) + shortcut(x))``."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut = branch, shortcut
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d h2 w2"]:
+        return torch.relu(self.branch(x) + self.shortcut(x))
+
+
+def _block(fan_in: int, fan_out: int, stride: int) -> Residual:
+    branch = nn.Sequential(
+        nn.Conv2d(fan_in, fan_out, 3, stride, 1, bias=False), nn.BatchNorm2d(fan_out), nn.ReLU(),
+        nn.Conv2d(fan_out, fan_out, 3, 1, 1, bias=False), nn.BatchNorm2d(fan_out),
+    )  # fmt: skip
+    same = stride == 1 and fan_in == fan_out
+    shortcut = nn.Identity() if same else nn.Sequential(
+        nn.Conv2d(fan_in, fan_out, 1, stride, bias=False), nn.BatchNorm2d(fan_out)
+    )  # fmt: skip
+    return Residual(branch, shortcut)
+
+
+@_seeded
+def cnn(channels: int = 1, classes: int = 10, width: int = 16, size: int = 8) -> nn.Sequential:
+    """Two convolutions, a pool and a linear readout, for square images given flat or as (n, channels, size, size)."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Unflatten(1, (channels, size, size)), nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(2 * width * (size // 2) ** 2, classes),
+    )  # fmt: skip
+
+
+@_seeded
+def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Sequential:
+    """ResNet-18 for small images: a 3 x 3 stem, four stages of two blocks, no first pool."""
+    stages: list[nn.Module] = []
+    fan_in = width
+    for place in range(4):
+        fan_out = width * 2**place
+        stages += [_block(fan_in, fan_out, 1 if place == 0 else 2), _block(fan_out, fan_out, 1)]
+        fan_in = fan_out
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), *stages,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, classes),
+    )  # fmt: skip
+
+
+class Transformer(nn.Module):
+    """A small encoder for token sequences that reads its answer off the last token."""
+
+    def __init__(self, tokens: int, length: int, classes: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width)
+        self.position = nn.Parameter(torch.randn(length, width) / width**0.5)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, ids: Int[Tensor, "n length"]) -> Float[Tensor, "n classes"]:
+        x = self.embed(ids) + self.position[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, -1])
+
+
+@_seeded
+def transformer(
+    tokens: int, length: int, classes: int, width: int = 64, heads: int = 4, layers: int = 2
+) -> Transformer:
+    """A small transformer; see :class:`Transformer`."""
+    return Transformer(tokens, length, classes, width, heads, layers)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer with a linear readout at every step: (n, time, inputs) -> (n, time, outputs)."""
+
+    def __init__(self, kind: str, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        cells = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+        if kind not in cells:
+            raise ValueError(f"kind must be one of {', '.join(cells)}, got {kind!r}.")
+        self.cell = cells[kind](inputs, hidden, batch_first=True)
+        self.readout = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Float[Tensor, "n time inputs"]) -> Float[Tensor, "n time outputs"]:
+        return self.readout(self.cell(x)[0])
+
+
+@_seeded
+def recurrent(kind: str, inputs: int, hidden: int, outputs: int) -> Recurrent:
+    """An RNN, GRU or LSTM with a readout; see :class:`Recurrent`."""
+    return Recurrent(kind, inputs, hidden, outputs)

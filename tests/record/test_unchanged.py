@@ -1,0 +1,206 @@
+"""Watching changes nothing: each way of training, with and without, bit by bit."""
+
+import copy
+import os
+import random
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import gramscope as gs
+
+X = torch.randn(24, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(1))
+STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_it():
+    # The runtime type checker of the test suite draws from Python's random stream; users run without it.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def network() -> nn.Module:
+    """Batch norm moves its buffers, dropout draws, ReLU overwrites."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, 8),
+        nn.ReLU(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(36, 36), nn.Linear(36, 36), nn.Linear(36, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(torch.relu(self.second(torch.relu(self.first(x.flatten(1))))))
+
+
+def frozen() -> nn.Module:
+    model = network()
+    model[0].requires_grad_(False)
+    return model
+
+
+def batches():
+    order = torch.randperm(24)  # the loop draws, too
+    return order.split(8)
+
+
+def plain(model, optimizer, scope, attached):
+    for _ in range(STEPS):
+        for some in batches():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(X[some]), Y[some])
+            loss.backward()
+            optimizer.step()
+            if scope is not None and not attached:
+                scope.step(loss=loss)
+
+
+def accumulating(model, optimizer, scope, attached):
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for some in batches():
+            F.cross_entropy(model(X[some]), Y[some]).backward()
+        optimizer.step()
+        if scope is not None and not attached:
+            scope.step()
+
+
+def mixed_precision(model, optimizer, scope, attached):
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(STEPS):
+        for some in batches():
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(X[some]), Y[some])
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if scope is not None and not attached:
+                scope.step(loss=loss)
+
+
+OPTIMISERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+RUNS = {
+    "plain": (network, plain, "sgd", False),
+    "attached": (network, plain, "adam", True),
+    "accumulating": (network, accumulating, "adam", False),
+    "accumulating, attached": (network, accumulating, "sgd", True),
+    "mixed precision": (network, mixed_precision, "sgd", True),
+    "tied": (Tied, plain, "adam", False),
+    "frozen": (frozen, plain, "sgd", True),
+    "compiled": (lambda: torch.compile(network(), backend="eager"), plain, "sgd", False),
+}
+
+
+def state(model, optimizer):
+    """All that training leaves behind."""
+    return {
+        "parameters": {n: p.detach().clone() for n, p in model.named_parameters()},
+        "gradients": {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()},
+        "flags": [(n, p.requires_grad) for n, p in model.named_parameters()],
+        "buffers": {n: b.clone() for n, b in model.named_buffers()},
+        "modes": [(n, m.training) for n, m in model.named_modules()],
+        "hooks": [(n, len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()],
+        "optimiser": copy.deepcopy(optimizer.state_dict()),
+        "streams": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),  # noqa: NPY002
+        "settings": (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_float32_matmul_precision()),
+    }
+
+
+def assert_same(a, b, where="") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (one, two) in enumerate(zip(a, b, strict=True)):
+            assert_same(one, two, f"{where}[{i}]")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), f"{where} differs"
+    else:
+        assert a == b, f"{where} differs"
+
+
+def train(name, out):
+    make, loop, optimiser, attached = RUNS[name]
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    model = make()
+    optimizer = OPTIMISERS[optimiser]([p for p in model.parameters() if p.requires_grad])
+    scope = None
+    if out is not None:
+        scope = gs.watch(model, probe=(X[:12], Y[:12]), out=out, every=2, on_error="raise")
+        scope = scope.attach(optimizer) if attached else scope.use(optimizer)
+    model.train()
+    loop(model, optimizer, scope, attached)
+    if scope is not None:
+        scope.close()
+    return state(model, optimizer), scope
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_training_is_the_same_to_the_last_bit(name, tmp_path):
+    without, _ = train(name, None)
+    watched, scope = train(name, tmp_path / "run")
+    assert_same(without, watched)
+    expected = STEPS if "accumulating" in name else 3 * STEPS
+    assert scope.count == expected, "steps are optimiser steps, not batches"
+    run = gs.open_run(tmp_path / "run")
+    steps = [step for step in run.scalars().index if step % 2 == 0]
+    assert steps == list(range(0, expected + 1, 2))
+    assert set(run.scalars().index) - set(steps) <= {expected}, "the last loss is kept, measured or not"
+    assert not any(record["failures"] for record in scope.records)
+    columns = set(run.scalars().columns)
+    assert {"loss/probe", "accuracy/probe", "kernel/drift", "richness", "step/error"} <= columns
+
+
+def test_the_check_sees_a_change():
+    """The comparison itself, fed a run that was disturbed."""
+    without, _ = train("plain", None)
+    for key in ("parameters", "buffers"):
+        name = next(iter(without[key]))
+        other = copy.deepcopy(without)
+        other[key][name] = other[key][name] + 1e-7
+        with pytest.raises(AssertionError, match="differs"):
+            assert_same(without, other)
+
+
+def test_data_parallel(tmp_path):
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+
+        def run(out):
+            torch.manual_seed(3)
+            model = nn.parallel.DistributedDataParallel(network())
+            optimizer = OPTIMISERS["sgd"](model.parameters())
+            if out is not None:
+                scope = gs.watch(model, probe=(X[:12], Y[:12]), out=out, every=5, on_error="raise").attach(optimizer)
+            plain(model, optimizer, None, True)
+            if out is not None:
+                scope.close()
+                assert all(not name.startswith("module.") for name in scope.records[-1]["scalars"])
+                assert "share/0" in scope.records[-1]["scalars"]
+            return state(model, optimizer)
+
+        assert_same(run(None), run(tmp_path / "run"))
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,236 @@
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from gramscope.record import READERS, Reading, WatchWarning
+from gramscope.record.schedule import due_at
+
+X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).double()
+Y = torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(1))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+
+
+def train(model, scope, steps, optimizer=None):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(X), Y)
+        loss.backward()
+        optimizer.step()
+        if scope is not None:
+            scope.step(loss=loss)
+
+
+def test_numbers_are_those_of_the_library(tmp_path):
+    """Each reading against the plain function it stands for."""
+    model = network()
+    with gs.watch(model, probe=(X, Y), out=tmp_path / "a", every=10, lr=0.1, on_error="raise") as scope:
+        train(model, scope, 10)
+    seen = scope.records[-1]["scalars"]
+    f = model(X).detach()
+    residual = (f.softmax(1) - F.one_hot(Y)) / len(Y)
+    kernel = gs.kernel(model, X)
+    shares = kernel.share(residual)
+    assert seen["share/0"] == pytest.approx(shares["0.weight"] + shares["0.bias"], rel=1e-9)
+    assert sum(v for k, v in seen.items() if k.startswith("share/")) == pytest.approx(1)
+    assert seen["loss/probe"] == pytest.approx(float(F.cross_entropy(f, Y)))
+    assert seen["accuracy/probe"] == pytest.approx(float((f.argmax(1) == Y).double().mean()))
+    traced = torch.einsum("ncmc->nm", kernel.total)
+    start = torch.einsum("ncmc->nm", gs.ntk(network(), X))
+    assert seen["kernel/drift"] == pytest.approx(float((traced - start).norm() / start.norm()))
+    hidden = model[:4](X).detach()
+    assert seen["richness"] == pytest.approx(gs.measures.richness(hidden, f))
+    assert seen["target_linearity/4"] == pytest.approx(float(gs.measures.target_linearity(hidden, Y)))
+    step = gs.explain_step(model, X, Y, lr=0.1, loss="cross_entropy")
+    assert seen["step/error"] == pytest.approx(step.errors["all"])
+    assert seen["alpha/2.weight"] == pytest.approx(float(gs.spectra.fit_tail(gs.spectra.esd(model[2].weight)).alpha))
+    assert seen["norm/parameters"] == pytest.approx(gs.measures.parameter_norm(model))
+    run = gs.open_run(tmp_path / "a")
+    order = torch.argsort(Y, stable=True)
+    assert torch.allclose(torch.tensor(run.array("kernel", 10)).double(), traced[order][:, order], rtol=1e-6)
+    assert run.meta["probe"] == {"examples": 40, "classes": 3}
+
+
+def test_shares_of_every_kind_of_site():
+    """Embeddings, shared tables and convolutions: the share is that of the gradient autograd gives."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(7, 4)
+            self.conv = nn.Conv1d(4, 4, 3, padding=1, groups=2)
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, ids):
+            x = self.conv(self.table(ids).mT).mT
+            return self.norm(torch.tanh(x)).mean(1) @ self.table.weight.T
+
+    torch.manual_seed(0)
+    model = Reader().double()
+    ids, y = torch.randint(0, 7, (6, 5)), torch.randint(0, 7, (6,))
+    scope = gs.watch(model, probe=(ids, y), measures="shares", on_error="raise")
+    F.cross_entropy(model(ids), y).backward()
+    sizes = {name: float(p.grad.square().sum()) for name, p in model.named_parameters()}
+    total = sum(sizes.values())
+    seen = scope.records[0]["scalars"]
+    assert seen["share/table"] == pytest.approx(sizes["table.weight"] / total)
+    assert seen["share/conv"] == pytest.approx((sizes["conv.weight"] + sizes["conv.bias"]) / total)
+
+
+def test_one_plan_captures_once(monkeypatch):
+    from gramscope.record import moment
+
+    calls = []
+    real = moment.capture
+    monkeypatch.setattr(moment, "capture", lambda *a, **k: calls.append(1) or real(*a, **k))
+    gs.watch(network(), probe=(X, Y), measures=["loss", "shares", "kernel", "richness", "target_linearity"])
+    assert len(calls) == 1
+
+
+def test_a_failing_measure_never_stops_training(tmp_path, monkeypatch):
+    def broken(moment):
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(READERS, "broken", READERS["norm"].__class__("broken", broken, False, ""))
+    model = network()
+    with pytest.warns(WatchWarning, match="broken"), gs.watch(model, (X, Y), tmp_path / "a", every=2) as scope:
+        train(model, scope, 4)
+    record = gs.open_run(tmp_path / "a").failures()
+    assert "no such thing" in str(record)
+    assert scope.count == 4
+    with pytest.raises(ValueError, match="no such thing"):
+        gs.watch(model, (X, Y), on_error="raise")
+
+
+def test_a_full_disk_never_stops_training(tmp_path, monkeypatch):
+    from gramscope.store import StoreError
+
+    model = network()
+    scope = gs.watch(model, (X, Y), tmp_path / "a", every=1, measures="norm")
+
+    def full(*args, **kwargs):
+        raise StoreError("No space left on device")
+
+    monkeypatch.setattr(scope._writer, "append", full)
+    with pytest.warns(WatchWarning, match="No space left"):
+        train(model, scope, 2)
+    assert scope.count == 2
+    scope.close()
+
+
+def test_the_budget_is_kept():
+    model = network()
+    calls = []
+
+    def slow(moment):
+        import time
+
+        time.sleep(0.05)
+        calls.append(moment.step)
+        return Reading({"slow": 1.0})
+
+    READERS["slow"] = READERS["norm"].__class__("slow", slow, False, "")
+    try:
+        scope = gs.watch(model, (X, Y), every=1, measures=["slow", "norm"], overhead=0.05)
+        train(model, scope, 30)
+    finally:
+        del READERS["slow"]
+    assert len(calls) < 10
+    assert any("overhead" in r["failures"].get("slow", "") for r in scope.records)
+
+
+def test_log_and_forward():
+    seen = []
+    model = network()
+    scope = gs.watch(
+        model, (X, Y), every=2, measures="norm", forward=lambda scalars, step: seen.append((step, scalars))
+    )
+    scope.log(lr=0.1, note=torch.tensor(2.0))
+    train(model, scope, 2)
+    assert [step for step, _ in seen] == [0, 2]
+    assert seen[-1][1]["lr"] == 0.1
+    assert seen[-1][1]["loss"] > 0
+    with pytest.raises(InputError, match="one number"):
+        scope.log(bad="text")
+
+
+def test_tensorboard_takes_the_forwarded_numbers(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(tmp_path)
+    model = network()
+
+    def forward(scalars, step):
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+
+    train(model, gs.watch(model, (X, Y), every=2, measures="norm", forward=forward), 2)
+    writer.close()
+    assert list(tmp_path.glob("events*"))
+
+
+def test_resume_after_a_restart(tmp_path):
+    model = network()
+    with gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm") as scope:
+        train(model, scope, 6)
+    with gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm", resume=4) as scope:
+        assert scope.count == 4
+        train(model, scope, 4)
+    assert list(gs.open_run(tmp_path / "a").scalars().index) == [0, 2, 4, 6, 8]
+    with gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm", resume=True) as scope:
+        assert scope.count == 8
+
+
+def test_unlabelled_and_regression_probes():
+    model = network()
+    scope = gs.watch(model, X, on_error="raise")
+    assert "norm/parameters" in scope.records[0]["scalars"]
+    assert "loss/probe" not in scope.records[0]["scalars"]
+    scope = gs.watch(model, (X, torch.randn(40, 3).double()), on_error="raise")
+    assert "accuracy/probe" not in scope.records[0]["scalars"]
+    assert math.isfinite(scope.records[0]["scalars"]["kernel/alignment"])
+
+
+def test_layers_by_glob():
+    scope = gs.watch(network(), (X, Y), layers=["0", "4"], on_error="raise")
+    named = {name.split("/")[1] for name in scope.records[0]["scalars"] if name.startswith("target_linearity/")}
+    assert named == {"0", "4"}
+
+
+def test_schedules():
+    assert [s for s in range(10) if due_at(3)(s)] == [0, 3, 6, 9]
+    assert [s for s in range(10) if due_at([2, 5])(s)] == [0, 2, 5]
+    assert [s for s in range(10) if due_at(lambda s: s == 7)(s)] == [0, 7]
+    for wrong in (0, -1, "linear", "log:0", True):
+        with pytest.raises(InputError, match="every must be"):
+            due_at(wrong)
+
+
+def test_bad_input():
+    model = network()
+    with pytest.raises(InputError, match="one target for each"):
+        gs.watch(model, (X, Y[:3]))
+    with pytest.raises(InputError, match="measures must name some of"):
+        gs.watch(model, (X, Y), measures="nothing")
+    with pytest.raises(InputError, match="on_error must be"):
+        gs.watch(model, (X, Y), on_error="ignore")
+    with pytest.raises(InputError, match="overhead must be"):
+        gs.watch(model, (X, Y), overhead=2.0)
+    with pytest.raises(InputError, match="holds none of them"):
+        gs.watch(model, (X, Y), measures="norm").attach(torch.optim.SGD(network().parameters(), lr=0.1))
+
+
+def test_no_warning_reaches_the_user():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = network()
+        train(model, gs.watch(model, (X, Y), every=1, lr=0.1), 1)
