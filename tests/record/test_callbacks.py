@@ -41,7 +41,7 @@ def test_lightning(tmp_path):
         trainer.fit(module, loader)
         return module
 
-    watcher = WatchCallback(probe=(X[:8], Y[:8]), out=tmp_path / "run", every=2, on_error="raise")
+    watcher = WatchCallback(probe=(X[:8], Y[:8]), out=tmp_path / "run", every=2, on_error="raise", overhead=None)
     watched, plain = fit([watcher]), fit([])
     for one, two in zip(watched.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -69,14 +69,16 @@ def test_hugging_face(tmp_path):
         rows = [{"input_ids": ids[i], "labels": int(Y[i])} for i in range(16)]
         arguments = transformers.TrainingArguments(
             output_dir=str(tmp_path / "hf"), per_device_train_batch_size=2, gradient_accumulation_steps=2,
-            num_train_epochs=1, report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no", logging_steps=2, seed=0,
+            num_train_epochs=1, report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no", logging_steps=2,
+            seed=0,
         )  # fmt: skip
         made = [callback({"input_ids": ids[:4]}, Y[:4]) for callback in callbacks]
         transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=made).train()
         return model, made
 
     def watcher(x, y):
-        return WatchCallback(probe=(x, y), out=tmp_path / "run", every=2, measures=["loss", "shares"], on_error="raise")
+        options = {"every": 2, "measures": ["loss", "shares"], "on_error": "raise", "overhead": None}
+        return WatchCallback(probe=(x, y), out=tmp_path / "run", **options)
 
     (watched, (callback,)), (plain, _) = fit([watcher]), fit([])
     for one, two in zip(watched.parameters(), plain.parameters(), strict=True):

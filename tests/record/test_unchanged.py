@@ -147,7 +147,7 @@ def train(name, out):
     optimizer = OPTIMISERS[optimiser]([p for p in model.parameters() if p.requires_grad])
     scope = None
     if out is not None:
-        scope = gs.watch(model, probe=(X[:12], Y[:12]), out=out, every=2, on_error="raise")
+        scope = gs.watch(model, probe=(X[:12], Y[:12]), out=out, every=2, on_error="raise", overhead=None)
         scope = scope.attach(optimizer) if attached else scope.use(optimizer)
     model.train()
     loop(model, optimizer, scope, attached)
@@ -193,7 +193,9 @@ def test_data_parallel(tmp_path):
             model = nn.parallel.DistributedDataParallel(network())
             optimizer = OPTIMISERS["sgd"](model.parameters())
             if out is not None:
-                scope = gs.watch(model, probe=(X[:12], Y[:12]), out=out, every=5, on_error="raise").attach(optimizer)
+                scope = gs.watch(
+                    model, probe=(X[:12], Y[:12]), out=out, every=5, on_error="raise", overhead=None
+                ).attach(optimizer)
             plain(model, optimizer, None, True)
             if out is not None:
                 scope.close()

@@ -34,7 +34,7 @@ def train(model, scope, steps, optimizer=None):
 def test_numbers_are_those_of_the_library(tmp_path):
     """Each reading against the plain function it stands for."""
     model = network()
-    with gs.watch(model, probe=(X, Y), out=tmp_path / "a", every=10, lr=0.1, on_error="raise") as scope:
+    with gs.watch(model, probe=(X, Y), out=tmp_path / "a", every=10, lr=0.1, on_error="raise", overhead=None) as scope:
         train(model, scope, 10)
     seen = scope.records[-1]["scalars"]
     f = model(X).detach()
@@ -78,7 +78,7 @@ def test_shares_of_every_kind_of_site():
     torch.manual_seed(0)
     model = Reader().double()
     ids, y = torch.randint(0, 7, (6, 5)), torch.randint(0, 7, (6,))
-    scope = gs.watch(model, probe=(ids, y), measures="shares", on_error="raise")
+    scope = gs.watch(model, probe=(ids, y), measures="shares", on_error="raise", overhead=None)
     F.cross_entropy(model(ids), y).backward()
     sizes = {name: float(p.grad.square().sum()) for name, p in model.named_parameters()}
     total = sum(sizes.values())
@@ -103,20 +103,23 @@ def test_a_failing_measure_never_stops_training(tmp_path, monkeypatch):
 
     monkeypatch.setitem(READERS, "broken", READERS["norm"].__class__("broken", broken, False, ""))
     model = network()
-    with pytest.warns(WatchWarning, match="broken"), gs.watch(model, (X, Y), tmp_path / "a", every=2) as scope:
+    with (
+        pytest.warns(WatchWarning, match="broken"),
+        gs.watch(model, (X, Y), tmp_path / "a", every=2, overhead=None) as scope,
+    ):
         train(model, scope, 4)
     record = gs.open_run(tmp_path / "a").failures()
     assert "no such thing" in str(record)
     assert scope.count == 4
     with pytest.raises(ValueError, match="no such thing"):
-        gs.watch(model, (X, Y), on_error="raise")
+        gs.watch(model, (X, Y), on_error="raise", overhead=None)
 
 
 def test_a_full_disk_never_stops_training(tmp_path, monkeypatch):
     from gramscope.store import StoreError
 
     model = network()
-    scope = gs.watch(model, (X, Y), tmp_path / "a", every=1, measures="norm")
+    scope = gs.watch(model, (X, Y), tmp_path / "a", every=1, measures="norm", overhead=None)
 
     def full(*args, **kwargs):
         raise StoreError("No space left on device")
@@ -146,14 +149,20 @@ def test_the_budget_is_kept():
     finally:
         del READERS["slow"]
     assert len(calls) < 10
-    assert any("overhead" in r["failures"].get("slow", "") for r in scope.records)
+    assert any("slow" in r["skipped"] for r in scope.records)
+    assert scope.records[-1]["scalars"]["skipped"] >= 1
 
 
 def test_log_and_forward():
     seen = []
     model = network()
     scope = gs.watch(
-        model, (X, Y), every=2, measures="norm", forward=lambda scalars, step: seen.append((step, scalars))
+        model,
+        (X, Y),
+        every=2,
+        overhead=None,
+        measures="norm",
+        forward=lambda scalars, step: seen.append((step, scalars)),
     )
     scope.log(lr=0.1, note=torch.tensor(2.0))
     train(model, scope, 2)
@@ -173,35 +182,35 @@ def test_tensorboard_takes_the_forwarded_numbers(tmp_path):
         for name, value in scalars.items():
             writer.add_scalar(name, value, step)
 
-    train(model, gs.watch(model, (X, Y), every=2, measures="norm", forward=forward), 2)
+    train(model, gs.watch(model, (X, Y), every=2, overhead=None, measures="norm", forward=forward), 2)
     writer.close()
     assert list(tmp_path.glob("events*"))
 
 
 def test_resume_after_a_restart(tmp_path):
     model = network()
-    with gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm") as scope:
+    with gs.watch(model, (X, Y), tmp_path / "a", every=2, overhead=None, measures="norm") as scope:
         train(model, scope, 6)
-    with gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm", resume=4) as scope:
+    with gs.watch(model, (X, Y), tmp_path / "a", every=2, overhead=None, measures="norm", resume=4) as scope:
         assert scope.count == 4
         train(model, scope, 4)
     assert list(gs.open_run(tmp_path / "a").scalars().index) == [0, 2, 4, 6, 8]
-    with gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm", resume=True) as scope:
+    with gs.watch(model, (X, Y), tmp_path / "a", every=2, overhead=None, measures="norm", resume=True) as scope:
         assert scope.count == 8
 
 
 def test_unlabelled_and_regression_probes():
     model = network()
-    scope = gs.watch(model, X, on_error="raise")
+    scope = gs.watch(model, X, on_error="raise", overhead=None)
     assert "norm/parameters" in scope.records[0]["scalars"]
     assert "loss/probe" not in scope.records[0]["scalars"]
-    scope = gs.watch(model, (X, torch.randn(40, 3).double()), on_error="raise")
+    scope = gs.watch(model, (X, torch.randn(40, 3).double()), on_error="raise", overhead=None)
     assert "accuracy/probe" not in scope.records[0]["scalars"]
     assert math.isfinite(scope.records[0]["scalars"]["kernel/alignment"])
 
 
 def test_layers_by_glob():
-    scope = gs.watch(network(), (X, Y), layers=["0", "4"], on_error="raise")
+    scope = gs.watch(network(), (X, Y), layers=["0", "4"], on_error="raise", overhead=None)
     named = {name.split("/")[1] for name in scope.records[0]["scalars"] if name.startswith("target_linearity/")}
     assert named == {"0", "4"}
 
@@ -233,4 +242,4 @@ def test_no_warning_reaches_the_user():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = network()
-        train(model, gs.watch(model, (X, Y), every=1, lr=0.1), 1)
+        train(model, gs.watch(model, (X, Y), every=1, lr=0.1, overhead=None), 1)

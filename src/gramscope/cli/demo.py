@@ -37,7 +37,7 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
         scopes[name] = train(
             model, task, optimizer, loss, steps=steps, batch=BATCH, seed=seed, out=folder, every=max(1, steps // 20),
             probe=task.balanced(PER_CLASS), label=f"{name} (targets x {scale})", console=console, name=name,
-            config={"target scale": scale, "steps": steps, "width": width, "seed": seed},
+            overhead=None, config={"target scale": scale, "steps": steps, "width": width, "seed": seed},
         )  # fmt: skip
     console.print(_comparison(scopes))
     console.print(_verdict(scopes))

@@ -116,7 +116,8 @@ def verify(
         from gramscope.cli.verify import default_target, load
         from gramscope.cli.verify import verify as check
 
-        findings = check(*(load(target) if target else default_target()), examples)
+        model, x = load(target) if target else default_target()
+        findings = check(model, x, examples)
         if as_json:
             typer.echo(json.dumps([{**vars(f), "passed": f.passed} for f in findings]))
         else:
@@ -136,7 +137,9 @@ def report(
     Example:  gramscope report runs/a runs/b -o report.html
     """
     with _explained(as_json):
-        page = gramscope.report(runs, out=out)
+        from gramscope.report import report as write_report
+
+        page = write_report(runs, out=out)
         typer.echo(json.dumps({"report": str(page)}) if as_json else f"Report: {page}")
 
 

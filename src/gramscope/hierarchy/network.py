@@ -143,7 +143,7 @@ class NetworkPullback(LinearOperator):
     def _signals(self) -> list[list[list[Tensor | None]]]:
         """∂f/∂u of every output at every meeting, kept: each product needs them twice."""
         edges = [edge for meeting in self._meetings for edge in meeting.edges]
-        by_output = []
+        by_output: list[list[list[Tensor | None]]] = []
         for cotangent in self._cotangents():
             found = iter(torch.autograd.grad(self._f, edges, cotangent, retain_graph=True, allow_unused=True))
             by_output.append([[next(found) for _ in meeting.edges] for meeting in self._meetings])

@@ -7,10 +7,11 @@ try:
 except ImportError as missing:
     raise ImportError("the Trainer callback needs transformers: pip install 'gramscope[transformers]'") from missing
 
+from gramscope.capture.recorder import map_tensors
 from gramscope.record.watch import Scope, watch
 
 
-class WatchCallback(TrainerCallback):  # type: ignore[misc]
+class WatchCallback(TrainerCallback):
     """``Trainer(..., callbacks=[WatchCallback(probe=(x, y), out="runs/a")])``; arguments as for
     :func:`gramscope.watch`.
 
@@ -26,8 +27,6 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None,
         optimizer: Any = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        from gramscope.capture.recorder import map_tensors
-
         probe, out = self._arguments
         device = next(model.parameters()).device
         self.scope = watch(model, map_tensors(lambda t: t.to(device), probe), out, **self._options)

@@ -1,16 +1,22 @@
 """A Lightning callback that watches a fit; ``lightning`` is imported here and nowhere else."""
 
+from importlib import import_module
 from typing import Any
 
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:
-    try:
-        from pytorch_lightning import Callback, LightningModule, Trainer
-    except ImportError as missing:
-        raise ImportError("the Lightning callback needs lightning: pip install 'gramscope[lightning]'") from missing
-
+from gramscope.capture.recorder import map_tensors
 from gramscope.record.watch import Scope, watch
+
+
+def _package() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise ImportError("the Lightning callback needs lightning: pip install 'gramscope[lightning]'")
+
+
+Callback: Any = _package().Callback
 
 
 class WatchCallback(Callback):  # type: ignore[misc]
@@ -26,7 +32,7 @@ class WatchCallback(Callback):  # type: ignore[misc]
         self.scope: Scope | None = None
         self._seen = 0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         probe, out = self._arguments
         model = pl_module if self._module is None else pl_module.get_submodule(self._module)
         self._seen = trainer.global_step
@@ -34,22 +40,20 @@ class WatchCallback(Callback):  # type: ignore[misc]
         if trainer.optimizers:
             self.scope.use(trainer.optimizers[0])
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.scope is None or trainer.global_step == self._seen:
             return
         self._seen = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self.scope.step(loss=loss)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._close()
 
     def _close(self) -> None:
@@ -58,6 +62,4 @@ class WatchCallback(Callback):  # type: ignore[misc]
 
 
 def _moved(probe: Any, device: Any) -> Any:
-    from gramscope.capture.recorder import map_tensors
-
     return map_tensors(lambda t: t.to(device), probe)

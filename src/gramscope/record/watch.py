@@ -41,7 +41,7 @@ def watch(
     loss: Loss | None = None,
     outputs: Outputs = None,
     lr: float | None = None,
-    overhead: float | None = None,
+    overhead: float | None = 0.05,
     on_error: str = "warn",
     forward: Forward | None = None,
     resume: int | bool = False,
@@ -70,7 +70,8 @@ def watch(
         loss: (outputs, y) -> number; cross-entropy for labels and mean squared error for numbers if None.
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
-        overhead: fraction of the training time that measuring may take; measures are skipped to stay under it.
+        overhead: fraction of the training time that measuring may take. Measures take turns to stay under it, those not
+            read for longest first; None reads all of them whenever a measurement is due. The first is always whole.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
         does. forward: called as forward(scalars, step) after every record, for TensorBoard, wandb, MLflow.
         resume: True goes on after the last committed step of ``out``; a number goes on from that step.
@@ -102,6 +103,7 @@ class Scope:
         self.count = 0
         self._due, self._on_error, self._forward = due, on_error, forward
         self._memory, self._pending = Memory(), dict[str, Any]()
+        self._last_read: dict[str, int] = {}
         self._hooks: list[Any] = []
         self._writes = rank() == 0
         self._closed = False
@@ -187,18 +189,22 @@ class Scope:
         arrays: dict[str, Any] = {}
         failures: dict[str, str] = {}
         moment = Moment(self.subject, self.count, self._memory)
+        skipped: list[str] = []
         with untouched(self.model), torch.inference_mode(False):
-            for name in self.readers:
+            for name in sorted(self.readers, key=lambda name: self._last_read.get(name, -1)):
                 if not self.budget.allows(name):
-                    failures[name] = "skipped: it would have taken more than the overhead allows"
+                    skipped.append(name)
                     continue
+                self._last_read[name] = self.count
                 begun = time.perf_counter()
                 reading = self._read(name, moment, failures)
                 self.budget.note(name, time.perf_counter() - begun)
                 scalars |= reading.scalars
                 arrays |= reading.arrays
         del moment
-        self._commit(scalars, arrays, failures)
+        if skipped:
+            scalars["skipped"] = float(len(skipped))
+        self._commit(scalars, arrays, failures, skipped)
 
     def _read(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
         with warnings.catch_warnings(record=True) as said:
@@ -217,12 +223,14 @@ class Scope:
             self._warn(f"the measure {name!r} failed at step {self.count}: {failures[name]}")
         return reading
 
-    def _commit(self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str]) -> None:
+    def _commit(
+        self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str], skipped: Sequence[str] = ()
+    ) -> None:
         begun = time.perf_counter()
         given = {name: float(value) for name, value in self._pending.items()}
         self._pending.clear()
         scalars = {**scalars, **given, "overhead": self.budget.overhead}
-        self.records.append({"step": self.count, "scalars": scalars, "failures": failures})
+        self.records.append({"step": self.count, "scalars": scalars, "failures": failures, "skipped": list(skipped)})
         if self._writer is not None:
             try:
                 self._writer.append(self.count, scalars, arrays, failures=failures)

@@ -1,0 +1,62 @@
+"""Memory-pro: remember the direction of a stimulus through a delay, then report it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceTask:
+    """Trials of a task in time: inputs, wanted outputs, and where outputs count (``mask``, True where they do)."""
+
+    x: Float[Tensor, "trial time i"]
+    y: Float[Tensor, "trial time o"]
+    mask: Bool[Tensor, "trial time"]
+
+    def loss(self, outputs: Float[Tensor, "trial time o"]) -> Float[Tensor, ""]:
+        """Mean squared error over the entries that count."""
+        error = ((outputs - self.y.to(outputs)) ** 2).mean(dim=2)
+        return (error * self.mask.to(error)).sum() / self.mask.sum()
+
+
+def memory_pro(
+    trials: int = 20,
+    *,
+    seed: int = 0,
+    fixation: int = 10,
+    stimulus: int = 20,
+    delay: int = 30,
+    response: int = 20,
+    noise: float = 0.0,
+) -> SequenceTask:
+    """Trials of memory-pro (Yang et al., Nat. Neurosci. 22, 2019; Driscoll et al., Nat. Neurosci. 27, 2024).
+
+    Three inputs: a fixation signal, on until the response, and cos θ, sin θ while the stimulus lasts. Three outputs: the
+    fixation signal, and cos θ, sin θ during the response. Angles are spaced evenly round the circle from a random
+    start; ``noise`` is the standard deviation of noise on the inputs.
+
+    >>> task = memory_pro(4, seed=0)
+    >>> task.x.shape, task.y.shape, bool(task.mask.all())
+    (torch.Size([4, 80, 3]), torch.Size([4, 80, 3]), True)
+    """
+    _require_positive(trials=trials, stimulus=stimulus, response=response)
+    rng = torch.Generator().manual_seed(seed)
+    start = float(torch.rand((), generator=rng))
+    angles = 2 * torch.pi * (torch.arange(trials) / trials + start)
+    direction = torch.stack([angles.cos(), angles.sin()], dim=1)[:, None]
+    steps = fixation + stimulus + delay + response
+    x, y = torch.zeros(trials, steps, 3), torch.zeros(trials, steps, 3)
+    x[:, : steps - response, 0] = y[:, : steps - response, 0] = 1.0
+    x[:, fixation : fixation + stimulus, 1:] = direction
+    y[:, steps - response :, 1:] = direction
+    if noise:
+        x += noise * torch.randn(x.shape, generator=rng)
+    return SequenceTask(x, y, torch.ones(trials, steps, dtype=torch.bool))
+
+
+def _require_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}.")

@@ -1,0 +1,157 @@
+"""The commands beside the demo, as a user types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import gramscope as gs
+from gramscope.cli.main import app
+from gramscope.tasks import mlp
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+CONFIG = """
+[data]
+name = "teacher-student"
+n = 128
+
+[model]
+width = 8
+depth = 2
+
+[optimiser]
+name = "adam"
+lr = 0.01
+
+[train]
+steps = 6
+
+[watch]
+every = 3
+probe = 5
+measures = ["loss", "shares"]
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(CONFIG + f'out = "{tmp_path / "run"}"\n')
+    return path
+
+
+def test_run(config, tmp_path):
+    done = call("run", config, "--json", "--set", "train.steps=4", "--set", "optimiser.name=sgd")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["steps"] == 4
+    run = gs.open_run(tmp_path / "run")
+    assert list(run.scalars().index) == [0, 3, 4]
+    assert run.meta["config"]["optimiser"]["name"] == "sgd"
+    assert "accuracy/test" in run.scalars()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("model.name=nothing", "model.name must be one of"),
+        ("nonsense.key=1", "[nonsense]"),
+        ("model.colour=3", "key that does not fit"),
+        ("train.loss=hinge", "train.loss must be"),
+        ("broken", "section.key=value"),
+    ],
+)
+def test_run_with_a_wrong_config(config, tmp_path, change, words):
+    done = call("run", config, "--set", change)
+    assert done.exit_code == 2
+    assert words in done.output
+    assert not (tmp_path / "run").exists(), "nothing half-made is left behind"
+
+
+def test_analyze(tmp_path):
+    model = mlp((30, 40, 20))
+    save_file(model.state_dict(), tmp_path / "m.safetensors")
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "m.pt")
+    one, two = (json.loads(call("analyze", tmp_path / name, "--json").output) for name in ("m.safetensors", "m.pt"))
+    assert one == two
+    assert {row["name"] for row in one["weights"]} == {"0.weight", "2.weight"}
+    assert {row["name"] for row in one["skipped"]} == {"0.bias", "2.bias"}
+    shown = call("analyze", tmp_path / "m.pt", "--out", tmp_path / "t.csv")
+    assert shown.exit_code == 0, shown.output
+    assert "alpha" in shown.output
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 3
+
+
+def test_analyze_runs_no_code_from_a_file(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (exec, ("open('trapped', 'w')",))
+
+    torch.save(Trap(), tmp_path / "trap.pt")
+    done = call("analyze", tmp_path / "trap.pt")
+    assert done.exit_code == 2
+    assert "weights_only" in done.output
+    done = call("analyze", tmp_path / "missing.pt", "--json")
+    assert "no such file" in done.output
+
+
+def test_verify_the_built_in_and_an_own_model(tmp_path):
+    done = call("verify", "--json")
+    assert done.exit_code == 0, done.output
+    findings = json.loads(done.output)
+    assert len(findings) == 10
+    assert all(f["passed"] and f["error"] is not None for f in findings)
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef build():\n    torch.manual_seed(0)\n    return torch.nn.Sequential(torch.nn.Linear(3, 4), "
+        "torch.nn.ReLU(), torch.nn.Linear(4, 2)), torch.randn(5, 3)\n"
+    )
+    done = call("verify", f"{tmp_path / 'mine.py'}:build")
+    assert done.exit_code == 0, done.output
+    assert "holds" in done.output
+
+
+def test_verify_fails_on_a_wrong_kernel(monkeypatch):
+    from gramscope.cli import verify
+
+    wrong = dict(verify.CHECKS)
+    wrong["a wrong identity"] = (lambda w: 1.0, 1e-3)
+    monkeypatch.setattr(verify, "CHECKS", wrong)
+    done = call("verify")
+    assert done.exit_code == 1
+    assert "FAILS" in done.output
+
+
+@pytest.mark.parametrize(("target", "words"), [("nothing", "module:callable"), ("no_such_module:f", "importable")])
+def test_verify_with_a_wrong_target(target, words):
+    done = call("verify", target)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_report_of_a_run(config, tmp_path):
+    assert call("run", config, "--json").exit_code == 0
+    done = call("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    assert "<html" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    missing = call("report", tmp_path / "nowhere", "-o", tmp_path / "other.html")
+    assert missing.exit_code == 2
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_help_is_fast_and_teaches():
+    done = call("--help")
+    for command in ("demo", "run", "analyze", "verify", "report", "serve"):
+        assert command in done.stdout
+        assert "Example" in call(command, "--help").output
+    heavy = ("torch", "pandas", "scipy", "sklearn")
+    code = f"import sys, gramscope.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert loaded == "[]", "help must not wait for these; it answers in about a tenth of a second without"

@@ -1,0 +1,109 @@
+"""Data sets and models that ship: seeded, shaped, and read from files without a download."""
+
+import gzip
+import struct
+
+import pytest
+import torch
+
+from gramscope import tasks
+from gramscope.tasks.idx import data_folder, read_idx
+
+
+def write_idx(path, tensor, code):
+    head = bytes([0, 0, code, tensor.dim()]) + b"".join(struct.pack(">I", size) for size in tensor.shape)
+    body = tensor.numpy().astype(tensor.numpy().dtype.newbyteorder(">")).tobytes()
+    path.write_bytes(gzip.compress(head + body) if path.suffix == ".gz" else head + body)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code"), [(torch.uint8, 8), (torch.int16, 11), (torch.int32, 12), (torch.float32, 13)]
+)
+@pytest.mark.parametrize("name", ["a.gz", "a"])
+def test_idx_files(tmp_path, dtype, code, name):
+    tensor = (torch.arange(24).reshape(2, 3, 4) * 7).to(dtype)
+    write_idx(tmp_path / name, tensor, code)
+    assert torch.equal(read_idx(tmp_path / name), tensor)
+
+
+def test_damaged_idx_files(tmp_path):
+    (tmp_path / "a").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="must be an idx file"):
+        read_idx(tmp_path / "a")
+    write_idx(tmp_path / "b", torch.zeros(5, dtype=torch.uint8), 8)
+    (tmp_path / "b").write_bytes((tmp_path / "b").read_bytes()[:-2])
+    with pytest.raises(ValueError, match="must hold 5 bytes"):
+        read_idx(tmp_path / "b")
+
+
+def mnist_like(folder):
+    folder.mkdir(parents=True)
+    for part, count in (("train", 6), ("t10k", 4)):
+        images = torch.randint(0, 255, (count, 4, 4), dtype=torch.uint8)
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images, 8)
+        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", torch.arange(count).to(torch.uint8) % 3, 8)
+
+
+def test_mnist_from_a_folder(tmp_path, monkeypatch):
+    mnist_like(tmp_path / "mnist")
+    monkeypatch.setenv("GRAMSCOPE_DATA", str(tmp_path))
+    task = tasks.mnist(train=5)
+    assert task.x.shape == (5, 16)
+    assert task.x_test.shape == (4, 16)
+    assert task.classes == 3
+    coded = tasks.label_encoded(task)
+    assert torch.equal(coded.x[:, :3], torch.nn.functional.one_hot(task.y, 3).float())
+    assert torch.equal(coded.x[:, 3:], task.x[:, 3:])
+    monkeypatch.setenv("GRAMSCOPE_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="GRAMSCOPE_DATA"):
+        tasks.mnist()
+
+
+@pytest.mark.skipif(data_folder("mnist") is None, reason="MNIST lies in neither $GRAMSCOPE_DATA nor ../shared/data")
+def test_the_real_mnist():
+    task = tasks.mnist(train=1000, test=100)
+    assert task.x.shape == (1000, 784)
+    assert task.classes == 10
+
+
+@pytest.mark.parametrize("make", [tasks.digits, tasks.teacher_student, tasks.heaviside])
+def test_seeded_without_touching_the_global_stream(make):
+    stream = torch.get_rng_state()
+    one, two, other = make(seed=1), make(seed=1), make(seed=2)
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert torch.equal(one.x, two.x)
+    assert torch.equal(one.y, two.y)
+    assert not torch.equal(one.x, other.x)
+    assert set(one.y.tolist()) == set(range(one.classes))
+
+
+MODELS = {
+    "cnn": (lambda seed: tasks.cnn(seed, size=8), torch.randn(3, 64), (3, 10)),
+    "resnet18": (lambda seed: tasks.resnet18(seed, width=4), torch.randn(3, 3, 16, 16), (3, 10)),
+    "transformer": (
+        lambda seed: tasks.transformer(seed, 11, 6, 5, width=8, heads=2),
+        torch.randint(0, 11, (3, 6)),
+        (3, 5),
+    ),
+    "rnn": (lambda seed: tasks.recurrent(seed, "rnn", 2, 5, 3), torch.randn(3, 7, 2), (3, 7, 3)),
+    "gru": (lambda seed: tasks.recurrent(seed, "gru", 2, 5, 3), torch.randn(3, 7, 2), (3, 7, 3)),
+    "lstm": (lambda seed: tasks.recurrent(seed, "lstm", 2, 5, 3), torch.randn(3, 7, 2), (3, 7, 3)),
+    "mlp": (lambda seed: tasks.mlp((4, 5, 2), seed), torch.randn(3, 4), (3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    build, x, shape = MODELS[name]
+    stream = torch.get_rng_state()
+    one, two = build(3).eval(), build(3).eval()
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert one(x).shape == shape
+    assert torch.equal(one(x), two(x))
+    assert not torch.equal(build(4).eval()(x), one(x))
+
+
+def test_an_unknown_cell():
+    with pytest.raises(ValueError, match="kind must be one of"):
+        tasks.recurrent(0, "elman", 1, 1, 1)
