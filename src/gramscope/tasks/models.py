@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import ParamSpec
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 P = ParamSpec("P")
 
 
-def _seeded(build: Callable[P, nn.Module]) -> Callable[Concatenate[int, P], nn.Module]:
+def _seeded(build: Callable[P, nn.Module]) -> Callable[..., nn.Module]:
     @wraps(build)
     def seeded(seed: int, *args: P.args, **kwargs: P.kwargs) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,167 @@
+"""How the entries of one parameter become matrices: slices or patches of convolutions, gates, packed q, k, v."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.rnn import RNNCellBase
+
+_ELEMENTWISE = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.PReLU,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    _NormBase,
+)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, _ConvTransposeNd)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, _ConvNd, *_TRANSPOSED)
+_LSTM, _GRU = (nn.LSTM, nn.LSTMCell), (nn.GRU, nn.GRUCell)
+_RECURRENT = (nn.RNN, nn.RNNCell, nn.RNNBase, RNNCellBase, *_LSTM, *_GRU)
+_GATES = {4: ("i", "f", "g", "o"), 3: ("r", "z", "n"), 1: ("",)}
+# Modules that pack query, key and value one after another, and are known to. Others (GPT-NeoX's query_key_value)
+# interleave them head by head, and thirds of those would be mixtures.
+_PACKED = {"in_proj", "c_attn", "qkv", "Wqkv", "qkv_proj"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to cut: convolutions by kernel position ("slices") or as (out, in · positions) ("unfold").
+
+    ``weightwatcher``: groups are ignored, and λ of two-dimensional convolutions halved.
+    """
+
+    conv: str = "slices"
+    weightwatcher: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Named parts of one parameter, each a stack (k, rows, cols)."""
+
+    kind: str
+    parts: dict[str, Tensor]
+    scale: float = 1.0
+
+
+def cut_module_parameter(module: nn.Module, called: str, name: str, tensor: Tensor, layout: Layout) -> Cut | str:
+    """The matrices of a parameter whose module is known, or why it has none."""
+    if _is(module, *_ELEMENTWISE):
+        return f"scales or shifts single features of a {_class_name(module)}, so it is no matrix"
+    small = _why_no_matrix(tensor)
+    if small:
+        return small
+    if _is(module, *_CONVOLUTIONS) and tensor.ndim > 2:
+        return _convolution(tensor, int(getattr(module, "groups", 1)), _is(module, *_TRANSPOSED), layout)
+    if _is(module, *_RECURRENT):
+        return _gates(name, tensor, _gate_count(module))
+    if _is(module, nn.MultiheadAttention) and name == "in_proj_weight":
+        return Cut("attention", _thirds(tensor))
+    if _is(module, nn.Embedding, nn.EmbeddingBag):
+        return Cut("embedding", {"": tensor[None]})
+    if _is(module, nn.Bilinear):
+        return Cut("bilinear", {"": tensor.flatten(1)[None]})
+    # transformers' Conv1D is a Linear whose weight lies the other way round: (in, out).
+    transposed = _class_name(module) == "Conv1D"
+    if (_is(module, nn.Linear) or transposed) and tensor.ndim == 2:
+        return _linear(called, tensor, transposed)
+    return _bare(tensor)
+
+
+def cut_named_tensor(name: str, tensor: Tensor, layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Cut | str:
+    """The matrices of a tensor of which only the name is known, as in a state dict."""
+    if ".parametrizations." in f".{name}":
+        return "part of a parametrised weight, which needs the module to be computed: pass the module"
+    if name.endswith(("_g", "_v")) and {name[:-1] + "g", name[:-1] + "v"} <= set(shapes):
+        return "part of a weight-normalised weight, which needs the module to be computed: pass the module"
+    small = _why_no_matrix(tensor)
+    if small:
+        return small
+    owner, _, last = name.rpartition(".")
+    if re.match(r"weight_(ih|hh|hr)(_l\d+)?(_reverse)?$", last):
+        return _gates(last, tensor, _gate_count_from_shapes(name, shapes))
+    if last == "in_proj_weight" and tensor.ndim == 2 and tensor.shape[0] == 3 * tensor.shape[1]:
+        return Cut("attention", _thirds(tensor))
+    if last == "weight" and tensor.ndim >= 3:
+        return _convolution(tensor, 1, False, layout)
+    if last == "weight" and tensor.ndim == 2:
+        called = owner.rpartition(".")[2]
+        cut = _linear(called, tensor, called == "c_attn" and tensor.shape[1] == 3 * tensor.shape[0])
+        return Cut("matrix" if cut.kind == "linear" else cut.kind, cut.parts)
+    return _bare(tensor)
+
+
+def _why_no_matrix(tensor: Tensor) -> str | None:
+    if tensor.numel() == 0:
+        return "it has no entries"
+    if tensor.ndim < 2:
+        return "a vector or a number (bias, gain), so it is no matrix"
+    return None
+
+
+def _convolution(tensor: Tensor, groups: int, transposed: bool, layout: Layout) -> Cut:
+    """Weights are (out, in/groups, *kernel), of a transposed convolution (in, out/groups, *kernel)."""
+    halved = layout.weightwatcher and layout.conv == "slices" and tensor.ndim == 4
+    groups = 1 if layout.weightwatcher else groups
+    grouped = tensor.reshape(groups, tensor.shape[0] // groups, tensor.shape[1], -1)
+    if layout.conv == "unfold":
+        stack = grouped.flatten(2)
+    else:
+        stack = grouped.permute(3, 0, 1, 2).flatten(0, 1)
+    return Cut("conv_transpose" if transposed else "conv", {"": stack}, 0.5 if halved else 1.0)
+
+
+def _gates(name: str, tensor: Tensor, count: int) -> Cut:
+    # The projection (weight_hr) of an LSTM is one map for all gates.
+    whole = name.startswith("weight_hr") or count not in _GATES or tensor.shape[0] % count
+    if tensor.ndim != 2 or whole:
+        return Cut("recurrent", _bare(tensor).parts)
+    return Cut("recurrent", {gate: part[None] for gate, part in zip(_GATES[count], tensor.chunk(count), strict=True)})
+
+
+def _gate_count(module: nn.Module) -> int:
+    if _is(module, *_LSTM):
+        return 4
+    return 3 if _is(module, *_GRU) else 1
+
+
+def _class_name(module: nn.Module) -> str:
+    return str(getattr(module, "original_name", type(module).__name__))
+
+
+def _is(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """isinstance, or what a scripted module was compiled from."""
+    return isinstance(module, classes) or _class_name(module) in {each.__name__ for each in classes}
+
+
+def _gate_count_from_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """weight_hh is (gates · hidden, hidden), except in an LSTM with a projection, which has a weight_hr."""
+    if re.sub(r"weight_(ih|hh)", "weight_hr", name) in shapes:
+        return 4
+    hidden = shapes.get(re.sub(r"weight_ih", "weight_hh", name), ())
+    return hidden[0] // hidden[1] if len(hidden) == 2 else 1
+
+
+def _linear(called: str, tensor: Tensor, transposed: bool) -> Cut:
+    matrix = tensor.mT if transposed else tensor
+    if called in _PACKED and matrix.shape[0] == 3 * matrix.shape[1]:
+        return Cut("attention", _thirds(matrix))
+    return Cut("linear", {"": matrix[None]})
+
+
+def _thirds(matrix: Tensor) -> dict[str, Tensor]:
+    return {part: rows[None] for part, rows in zip("qkv", matrix.chunk(3), strict=True)}
+
+
+def _bare(tensor: Tensor) -> Cut:
+    """A parameter of which nothing is known: its last two axes longer than one span a matrix, the others stack them."""
+    sizes = [size for size in tensor.shape if size > 1]
+    if len(sizes) < 2:
+        return Cut("parameter", {"": tensor.reshape(1, tensor.shape[0], math.prod(tensor.shape[1:]))})
+    return Cut("parameter", {"": tensor.reshape(-1, sizes[-2], sizes[-1])})
