@@ -61,6 +61,24 @@ def test_numbers_are_those_of_the_library(tmp_path):
     assert run.meta["probe"] == {"examples": 40, "classes": 3}
 
 
+def test_predictions_of_the_other_theories_by_name():
+    """The dNTK and the state operator are dear, so that they are read only where they are asked for."""
+    model = network()
+    assert not {"dntk", "states"} & set(gs.watch(model, (X[:6], Y[:6])).readers)
+    scope = gs.watch(model, (X[:6], Y[:6]), measures=["dntk", "states"], lr=0.01, on_error="raise", overhead=None)
+    seen = scope.records[0]["scalars"]
+
+    def loss(f):
+        return F.cross_entropy(f, Y[:6])
+
+    step = gs.kernels.crossings.ntk_step(model, X[:6], loss, 0.01)
+    assert seen["dntk/error"] == pytest.approx(step.error)
+    states = gs.propagators.prediction.predict_step(model, X[:6], loss, 0.01)
+    assert seen["states/error"] == pytest.approx(states.relative_error)
+    with pytest.raises(InputError, match="needs a learning rate"):
+        gs.watch(model, (X, Y), measures="dntk", on_error="raise")
+
+
 def test_shares_of_every_kind_of_site():
     """Embeddings, shared tables and convolutions: the share is that of the gradient autograd gives."""
 

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from gramscope import measures, spectra
+from gramscope.base.errors import InputError
 from gramscope.capture import LookupSite, OuterSite, Site
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
-from gramscope.record.moment import Moment, default_loss, layer_of
+from gramscope.kernels.crossings import ntk_step
+from gramscope.propagators.prediction import predict_step
+from gramscope.record.moment import Moment, default_loss, evaluating, layer_of
 
 SAMPLE = 2000  # entries of predicted and true changes that are kept
 
@@ -28,22 +31,26 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader:
-    """A reading with what a report says about it. ``needs_targets``: only for a probe with y."""
+    """A reading with what a report says about it.
+
+    ``needs_targets``: only for a probe with y. ``by_default``: also read where measures are chosen by a glob.
+    """
 
     name: str
     read: Callable[[Moment], Reading]
     needs_targets: bool
     how_to_read: str
+    by_default: bool = True
 
 
 READERS: dict[str, Reader] = {}
 
 
 def reader(
-    name: str, how_to_read: str, needs_targets: bool = True
+    name: str, how_to_read: str, needs_targets: bool = True, by_default: bool = True
 ) -> Callable[[Callable[[Moment], Reading]], Callable[[Moment], Reading]]:
     def register(read: Callable[[Moment], Reading]) -> Callable[[Moment], Reading]:
-        READERS[name] = Reader(name, read, needs_targets, how_to_read)
+        READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default)
         return read
 
     return register
@@ -208,6 +215,43 @@ def _gram_changes(moment: Moment, step: ExplainedStep) -> dict[str, float]:
         if sizes:
             found[f"gram_vc_correlation/{layer}"] = float((gram * virtual).sum()) / sizes
     return found
+
+
+@reader("dntk", "Change of the kernel in one step: foretold by the dNTK, true, and by crossed kinks.", by_default=False)
+def read_dntk(moment: Moment) -> Reading:
+    subject = moment.subject
+    with evaluating(subject.model):
+        step = ntk_step(subject.model, subject.x, _loss_of(moment), _rate(moment), outputs=subject.outputs)
+    return Reading(
+        {
+            "dntk/relative_change": step.relative_change,
+            "dntk/error": step.error,
+            "dntk/error_with_crossings": step.error_with_crossings,
+            "dntk/crossed": float(step.crossings.crossed),
+        }
+    )
+
+
+@reader("states", "Change of every hidden state in one step: foretold by P K P*, against the truth.", by_default=False)
+def read_states(moment: Moment) -> Reading:
+    subject = moment.subject
+    with evaluating(subject.model):
+        step = predict_step(subject.model, subject.x, _loss_of(moment), _rate(moment))
+    return Reading({"states/error": step.relative_error, "states/alignment": step.alignment})
+
+
+def _loss_of(moment: Moment) -> Callable[[Tensor], Tensor]:
+    y = moment.labels_or_values
+    loss = moment.subject.loss or default_loss(y)
+    return lambda f: loss(f, y.to(f.device))
+
+
+def _rate(moment: Moment) -> float:
+    if moment.subject.lr is not None:
+        return moment.subject.lr
+    if moment.subject.optimizer is None:
+        raise InputError("this measure needs a learning rate: pass lr=, or attach an optimiser.")
+    return float(moment.subject.optimizer.param_groups[0]["lr"])
 
 
 @reader("norm", "Norm of all parameters.", needs_targets=False)

@@ -303,7 +303,8 @@ def _chosen(measures: str | Sequence[str], y: Tensor | None) -> tuple[str, ...]:
     patterns = [measures] if isinstance(measures, str) else list(measures)
     found: list[str] = []
     for pattern in patterns:
-        matched = [name for name in READERS if fnmatch.fnmatchcase(name, pattern)]
+        known = [name for name, reader in READERS.items() if reader.by_default or name == pattern]
+        matched = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         if not matched:
             raise InputError(f"measures must name some of {', '.join(READERS)}, got {pattern!r}.")
         found += matched
