@@ -1,0 +1,150 @@
+"""Means and scatter matrices in float64 that merge exactly: over batches, over ranks, in any order.
+
+Second moments are kept about the mean (Chan, Golub & LeVeque 1983): ``E[x²] - E[x]²`` of float32 sums can come out
+negative, and loses all digits where the mean is large beside the spread.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.errors import InputError
+
+
+def as_rows(x: Tensor, what: str = "x") -> Float[Tensor, "n p"]:
+    """``x`` (n, ...) of any real dtype as float64 rows (n, p), detached; axes after the first are flattened.
+
+    >>> as_rows(torch.ones(2, 3, 4, dtype=torch.bfloat16)).shape
+    torch.Size([2, 12])
+    """
+    if not isinstance(x, Tensor):
+        raise InputError(f"{what} must be a torch.Tensor, got {type(x).__name__}. Convert it: torch.as_tensor(...).")
+    check_plain(x, what)
+    if x.dim() == 0:
+        raise InputError(f"{what} must have examples on its first axis, got a single number. Add a batch axis.")
+    x = x.detach()
+    if x.device.type == "mps":  # the one common device that knows no float64
+        x = x.cpu()
+    rows = x.to(torch.float64).reshape(x.shape[0], -1) if x.numel() else x.new_zeros(_empty(x), dtype=torch.float64)
+    check_finite(rows, what, "Look for overflow (float16, bfloat16) or for a run that has diverged.")
+    return rows
+
+
+def _empty(x: Tensor) -> tuple[int, int]:
+    width = 1
+    for size in x.shape[1:]:
+        width *= size
+    return x.shape[0], width
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Number ``n``, ``mean`` (p,) and ``scatter`` ``Σ (x - mean)(x - mean)ᵀ`` (p, p) of rows.
+
+    Merging two (Chan, Golub & LeVeque 1983, eq. 2.1): ``M = M_a + M_b + (n_a n_b / n) δ δᵀ``, ``δ = mean_b - mean_a``.
+
+    >>> x = torch.arange(6.0).reshape(3, 2)
+    >>> split = Moments.of(x[:1]).merged(Moments.of(x[1:]))
+    >>> split.n, split.mean.tolist(), split.scatter.tolist()
+    (3, [2.0, 3.0], [[8.0, 8.0], [8.0, 8.0]])
+    """
+
+    n: int
+    mean: Float[Tensor, " p"]
+    scatter: Float[Tensor, "p p"]
+
+    @classmethod
+    def of(cls, x: Tensor, what: str = "x") -> "Moments":
+        """Moments of the rows of ``x`` (n, ...); no rows give the neutral element of merging."""
+        cross = CrossMoments.of(x, x, what, what)
+        return cls(cross.n, cross.mean_x, cross.scatter)
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Moments of both sets of rows."""
+        _check_widths(self.mean, other.mean)
+        mean, other_mean, scatter = self.mean, other.mean.to(self.mean), other.scatter.to(self.mean)
+        n = self.n + other.n
+        if other.n == 0 or self.n == 0:
+            return self if other.n == 0 else Moments(n, other_mean, scatter)
+        gap = other_mean - mean
+        total = self.scatter + scatter + torch.outer(gap, gap) * (self.n * other.n / n)
+        return Moments(n, mean + gap * (other.n / n), total)
+
+    def covariance(self, *, unbiased: bool = False) -> Float[Tensor, "p p"]:
+        """``scatter / n``, or ``/(n-1)`` if ``unbiased``."""
+        return self.scatter / _divisor(self.n, unbiased)
+
+    def second_moment(self) -> Float[Tensor, "p p"]:
+        """The uncentred ``XᵀX / n``."""
+        return self.covariance() + torch.outer(self.mean, self.mean)
+
+
+@dataclass(frozen=True, eq=False)
+class CrossMoments:
+    """Number ``n``, means and cross scatter ``Σ (x - mean_x)(y - mean_y)ᵀ`` (p, q) of paired rows.
+
+    >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+    >>> CrossMoments.of(x, 2 * x).scatter.item()
+    4.0
+    """
+
+    n: int
+    mean_x: Float[Tensor, " p"]
+    mean_y: Float[Tensor, " q"]
+    scatter: Float[Tensor, "p q"]
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, what_x: str = "x", what_y: str = "y") -> "CrossMoments":
+        """Moments of paired rows of ``x`` (n, ...) and ``y`` (n, ...)."""
+        rows_x = as_rows(x, what_x)
+        rows_y = rows_x if y is x else as_rows(y, what_y).to(rows_x.device)
+        check_paired(rows_x, rows_y, what_x, what_y)
+        n = len(rows_x)
+        if n == 0:
+            return cls(0, rows_x.new_zeros(rows_x.shape[1]), rows_y.new_zeros(rows_y.shape[1]), rows_x.mT @ rows_y)
+        mean_x, mean_y = rows_x.mean(0), rows_y.mean(0)
+        centred_x = rows_x - mean_x
+        centred_y = centred_x if rows_y is rows_x else rows_y - mean_y
+        return cls(n, mean_x, mean_y, centred_x.mT @ centred_y)
+
+    def merged(self, other: "CrossMoments") -> "CrossMoments":
+        """Moments of both sets of pairs."""
+        _check_widths(self.mean_x, other.mean_x)
+        _check_widths(self.mean_y, other.mean_y)
+        other_x, other_y = other.mean_x.to(self.mean_x), other.mean_y.to(self.mean_x)
+        scatter, n = other.scatter.to(self.mean_x), self.n + other.n
+        if other.n == 0 or self.n == 0:
+            return self if other.n == 0 else CrossMoments(n, other_x, other_y, scatter)
+        gap_x, gap_y, weight = other_x - self.mean_x, other_y - self.mean_y, other.n / n
+        total = self.scatter + scatter + torch.outer(gap_x, gap_y) * (self.n * weight)
+        return CrossMoments(n, self.mean_x + gap_x * weight, self.mean_y + gap_y * weight, total)
+
+    def covariance(self, *, unbiased: bool = False) -> Float[Tensor, "p q"]:
+        """``scatter / n``, or ``/(n-1)`` if ``unbiased``."""
+        return self.scatter / _divisor(self.n, unbiased)
+
+
+def check_paired(x: Tensor, y: Tensor, what_x: str, what_y: str) -> None:
+    """Raise unless both have the same number of rows."""
+    if len(x) != len(y):
+        raise InputError(
+            f"{what_x} and {what_y} must have one row for each of the same examples, got {len(x)} and {len(y)} rows. "
+            "Pass the two for the same batch, in the same order."
+        )
+
+
+def _check_widths(a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:
+        raise InputError(
+            f"moments of rows of the same width can be merged, got widths {a.shape[-1]} and {b.shape[-1]}. "
+            "Batches of unequal spatial size or length need a pooling reduction first."
+        )
+
+
+def _divisor(n: int, unbiased: bool) -> int:
+    if n <= unbiased:
+        raise InputError(f"a covariance needs at least {1 + unbiased} rows, got {n}.")
+    return n - unbiased

@@ -1,0 +1,277 @@
+"""Inputs or outputs of named modules in a forward pass that leaves the model as it was."""
+
+import difflib
+import fnmatch
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.base.checks import check_plain
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap
+from gramscope.capture.recorder import tensors_in
+from gramscope.capture.surroundings import exact_arithmetic, untouched
+
+At = Literal["output", "input"]
+Mode = Literal["eval", "train", "as_is"]
+Layers = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One call of a chosen module: its name, the module, and which call of this forward pass it is (from 1)."""
+
+    name: str
+    module: nn.Module
+    call: int
+    examples: int
+
+
+Reader = Callable[[Tensor, Visit], Tensor]
+
+
+def activations(
+    model: nn.Module,
+    x: Any,
+    layers: Layers = "*",
+    *,
+    at: At | Mapping[str, At] = "output",
+    mode: Mode = "eval",
+    reader: Reader | None = None,
+    missing: Literal["raise", "skip"] = "raise",
+) -> dict[str, Tensor]:
+    """Outputs (or inputs) of the modules named by ``layers`` in one forward pass on ``x``, in the order of the calls.
+
+    A module called once appears under its name, one called several times as ``name@1``, ``name@2``, ... ; the model
+    itself has the name ``""``. Of an output object the logits count, of a tuple or dict the first floating tensor. What
+    comes back is a copy, so later in-place operations do not show. The model, its flags, buffers and hooks and all
+    random streams are left as they were.
+
+    Args:
+        model: any module; compiled and data-parallel wrappers are opened.
+        x: a tensor with examples first, a tuple of positional arguments, or a dict of keyword arguments.
+        layers: names or globs (``"blocks.*.mlp"``, where ``*`` also crosses dots), or a list of them; ``"!name"`` in a
+            list leaves layers out.
+        at: what the module returns, or what it is given; or a dict by layer name (the rest: output).
+        mode: run in evaluation mode, in training mode, or as the flags of the model stand.
+        reader: reduces a tensor as soon as it is seen, so that large ones need not be kept; see ``measures.features``.
+        missing: what to do with a chosen layer that does not run: raise, or skip it.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(inplace=True), torch.nn.Linear(4, 2))
+        >>> found = activations(model, torch.randn(5, 3), ["0", "2"])
+        >>> {name: tuple(value.shape) for name, value in found.items()}
+        {'0': (5, 4), '2': (5, 2)}
+    """
+    _check_options(at, mode)
+    model = unwrap(model)
+    chosen = choose_layers(model, layers)
+    n = count_examples(x)
+    try:
+        visits, calls = _run(model, prepare_input(x), n, chosen, at, mode, reader, gradients=False)
+    except RuntimeError as error:
+        # Models that differentiate inside their forward pass (energies and forces) need a graph.
+        if "does not require grad" not in str(error):
+            raise
+        visits, calls = _run(model, prepare_input(x), n, chosen, at, mode, reader, gradients=True)
+    return _named(visits, calls, chosen, missing)
+
+
+def choose_layers(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, int | None]]:
+    """Modules by name for names and globs; ``name@k`` asks for the k-th call alone. Raises where nothing matches."""
+    named = {_plain(name): module for name, module in model.named_modules(remove_duplicate=False)}
+    asked = [layers] if isinstance(layers, str) else list(layers)
+    if not all(isinstance(pattern, str) for pattern in asked) or not any(not p.startswith("!") for p in asked):
+        raise InputError(f"layers must be a name, a glob or a list of them, got {layers!r}.")
+    patterns = [pattern for pattern in asked if not pattern.startswith("!")]
+    unwanted = {name for pattern in asked if pattern.startswith("!") for name, _ in _matches(pattern[1:], named)}
+    chosen: dict[str, tuple[nn.Module, int | None]] = {}
+    for pattern in patterns:
+        for name, visit in _matches(pattern, named):
+            if name not in unwanted:
+                chosen.setdefault(name, (named[name.rpartition("@")[0] if visit else name], visit))
+    first_names: dict[tuple[int, int | None], str] = {}
+    for name, (module, visit) in chosen.items():
+        first_names.setdefault((id(module), visit), name)  # a module under two names is one module
+    if not first_names:
+        raise InputError(f"layers must leave at least one module, got {layers!r}, which leaves none.")
+    return {name: chosen[name] for name in first_names.values()}
+
+
+def _matches(pattern: str, named: dict[str, nn.Module]) -> list[tuple[str, int | None]]:
+    if pattern in named:
+        return [(pattern, None)]
+    numbered = re.fullmatch(r"(.*)@(\d+)", pattern)
+    if numbered and numbered[1] in named:
+        return [(pattern, int(numbered[2]))]
+    found = [name for name in named if name and fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        near = difflib.get_close_matches(pattern, list(named), n=3, cutoff=0.4) or [name for name in named if name][:5]
+        raise InputError(
+            f"layers must name modules of the model, but nothing matches {pattern!r}. Close names: {', '.join(near)}. "
+            "Globs use * and ?; model.named_modules() lists all names."
+        )
+    return [(name, None) for name in found]
+
+
+def _run(
+    model: nn.Module,
+    x: Any,
+    n: int,
+    chosen: dict[str, tuple[nn.Module, int | None]],
+    at: At | Mapping[str, At],
+    mode: Mode,
+    reader: Reader | None,
+    *,
+    gradients: bool,
+) -> tuple[list[tuple[Visit, Tensor]], dict[str, int]]:
+    """One hooked forward pass; hooks and flags are gone after it, whatever happens."""
+    names = {id(module): name.rpartition("@")[0] if visit else name for name, (module, visit) in chosen.items()}
+    wanted: dict[int, set[int | None]] = {}
+    for module, visit_number in chosen.values():
+        wanted.setdefault(id(module), set()).add(visit_number)
+    visits: list[tuple[Visit, Tensor]] = []
+    calls = dict.fromkeys(names, 0)
+
+    def watch(module: nn.Module, side: At, value: Any) -> None:
+        calls[id(module)] += 1
+        numbers = wanted[id(module)]
+        if None not in numbers and calls[id(module)] not in numbers:
+            return
+        visit = Visit(names[id(module)], module, calls[id(module)], n)
+        tensor = _first_floating(value, visit, side).detach()
+        kept = tensor if reader is None else reader(tensor, visit)
+        # A view of what the network goes on working with would change under in-place operations.
+        shares = kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        visits.append((visit, kept.clone() if shares else kept))
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        watch(module, "input", (args, kwargs))
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        watch(module, "output", output)
+
+    with ExitStack() as stack:
+        # Buffers are put back while the flags still say how they were changed: mode outside, untouched inside.
+        stack.enter_context(_in_mode(model, mode))
+        stack.enter_context(untouched(model))
+        _release_tables(model)
+        stack.enter_context(exact_arithmetic())
+        stack.enter_context(_eager())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        for module in dict.fromkeys(module for module, _ in chosen.values()):
+            if isinstance(module, torch.jit.ScriptModule):
+                raise UnsupportedError(
+                    f"layer {names[id(module)]!r} must be a Python module for its activations to be read, but it is "
+                    "compiled by TorchScript. Measure the model before scripting or tracing it."
+                )
+            side = at if isinstance(at, str) else at.get(names[id(module)], "output")
+            if side == "input":
+                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            else:
+                stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        call(model, x)
+    return visits, {names[key]: count for key, count in calls.items()}
+
+
+def _release_tables(model: nn.Module) -> None:
+    """Tables that torch renormalises in the forward pass can be put back only as leaves without gradient.
+
+    ``untouched`` puts the flag back afterwards, as it puts back the values.
+    """
+    for module in model.modules():
+        if getattr(module, "max_norm", None) is not None:
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(False)
+
+
+def _first_floating(value: Any, visit: Visit, at: At) -> Tensor:
+    """The tensor itself; the logits of an output object; else its first floating tensor that is not a single number."""
+    plain = isinstance(value, Tensor | Mapping | tuple | list)
+    fields = value if plain or not hasattr(value, "__dict__") else vars(value)
+    if isinstance(fields, Mapping) and isinstance(fields.get("logits"), Tensor):
+        fields = fields["logits"]
+    floating = [tensor for tensor in tensors_in(fields) if tensor.is_floating_point() or tensor.is_complex()]
+    floating.sort(key=lambda tensor: tensor.dim() == 0)  # a loss comes first in the outputs of Hugging Face
+    if floating:
+        check_plain(floating[0], f"the {at} of layer {visit.name!r}")
+        return floating[0]
+    raise InputError(
+        f"the {at} of layer {visit.name!r} must hold a floating tensor, got {type(value).__name__}. Leave this layer "
+        "out, or choose the other side with at='input' or at='output'."
+    )
+
+
+def _named(
+    visits: list[tuple[Visit, Tensor]],
+    calls: dict[str, int],
+    chosen: dict[str, tuple[nn.Module, int | None]],
+    missing: str,
+) -> dict[str, Tensor]:
+    asked = {name for name, (_, number) in chosen.items() if number is not None}
+    found: dict[str, Tensor] = {}
+    for visit, tensor in visits:
+        numbered = f"{visit.name}@{visit.call}"
+        found[numbered if calls[visit.name] > 1 or numbered in asked else visit.name] = tensor
+    for name, (module, number) in chosen.items():
+        count = calls[name if number is None else name.rpartition("@")[0]]
+        if missing == "raise" and count < (number or 1):
+            again = f"was called {count} times" if count else "was not called"
+            raise InputError(
+                f"layer {name!r} ({type(module).__name__}) must run in the forward pass on x, but it {again}. Its "
+                "weights may be used by a parent (as in nn.MultiheadAttention) or by compiled code; name that parent."
+            )
+    return found
+
+
+@contextmanager
+def _in_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """Flags set one by one, not by ``model.train()``, which models override."""
+    if mode == "as_is":
+        yield
+        return
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            if not isinstance(module, torch.jit.ScriptModule):
+                module.training = mode == "train"
+            else:
+                module.train(mode == "train")
+        yield
+    finally:
+        for module, flag in before:
+            if module.training != flag:
+                module.training = flag
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """No compiled code and no fused encoder layers: both pass over the modules inside them."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+
+
+def _plain(name: str) -> str:
+    for prefix in PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def _check_options(at: At | Mapping[str, At], mode: str) -> None:
+    if any(side not in ("output", "input") for side in ([at] if isinstance(at, str) else at.values())):
+        raise InputError(f'at must be "output" or "input" (or a dict of them by layer name), got {at!r}.')
+    if mode not in ("eval", "train", "as_is"):
+        raise InputError(f'mode must be "eval", "train" or "as_is", got {mode!r}.')

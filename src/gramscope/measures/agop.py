@@ -1,0 +1,353 @@
+"""The average gradient outer product of a network, at its input and at the input of every weight."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.axes import Axes
+from gramscope.base.errors import CoupledExamplesError, InputError
+from gramscope.base.progress import progress
+from gramscope.capture import capture
+from gramscope.capture.layout import TOLERANCE, example_weights
+from gramscope.capture.network import (
+    Outputs,
+    count_examples,
+    evaluate,
+    named_parameters,
+    prepare_input,
+    slice_examples,
+    unwrap,
+)
+from gramscope.capture.recorder import map_tensors, tensors_in
+from gramscope.capture.signals import batched_gradients
+from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.linalg import LinearOperator
+from gramscope.measures.feature_learning import private_copy
+from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
+
+__all__ = ["AGOP", "LayerAGOP", "LayerAGOPs", "agop", "agop_operator", "layer_agop"]
+
+Precision = Literal["float64"] | None
+REFERENCE = "arXiv:2605.06258 (theory 2, AGOP); Radhakrishnan et al., Science 383 (2024) 1461"
+
+
+def agop(
+    model: nn.Module,
+    x: Any,
+    *,
+    outputs: Outputs = None,
+    batch_size: int | None = None,
+    precision: Precision = None,
+) -> Float[Tensor, "d d"]:
+    """The average gradient outer product at the network's input, ``(1/n) Σ_μ J_μᵀ J_μ``, ``J_μ = ∂f_μ/∂x_μ`` (C, d).
+
+    Its top eigenvectors are the input directions to which the outputs react most. Jacobians are made a few outputs at a
+    time and added up in float64; only (d, d) is kept.
+
+    Args:
+        model: any module whose examples do not mix; it is left as it was.
+        x: examples first; the first floating tensor is what the outputs are differentiated by, flattened to d entries.
+        outputs: columns of the flattened output, or a function of (model, x), as for :func:`gramscope.capture`.
+        batch_size: examples taken at once; all if None.
+        precision: "float64" runs a float64 copy.
+
+    Reference: theory 2, AGOP.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2, bias=False)
+        >>> W = model.weight.detach().double()
+        >>> torch.allclose(agop(model, torch.randn(5, 3)), W.T @ W)
+        True
+    """
+    return _in_batches(AGOP(model, outputs=outputs, precision=precision), x, batch_size)
+
+
+def layer_agop(
+    model: nn.Module,
+    x: Any,
+    weights: str | Sequence[str] = "*",
+    *,
+    outputs: Outputs = None,
+    batch_size: int | None = None,
+    precision: Precision = None,
+) -> "LayerAGOPs":
+    """The average gradient outer product at the input of every weight, ``Wᵀ K W``, K the covariance of its signals.
+
+    Exact, and cheaper than Jacobians: ``K = (1/n) Σ_μ s_μ s_μᵀ`` with ``s = ∂f/∂u`` at the layer's output ``u = W h``.
+    Where several weights read one input, it is the part through this weight. For a convolution h is the unfolded patch
+    and K sums over positions. Arguments are those of :func:`agop`; ``weights`` is a glob, or globs, of parameter names.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> x = torch.randn(5, 3)
+        >>> found = layer_agop(model, x)
+        >>> {name: tuple(matrix.shape) for name, matrix in found.items()}
+        {'0.weight': (1, 3, 3), '2.weight': (1, 4, 4)}
+        >>> torch.allclose(found["0.weight"][0], agop(model, x), atol=1e-6)
+        True
+    """
+    return _in_batches(LayerAGOP(model, weights, outputs=outputs, precision=precision), x, batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class GradientSum:
+    """``Σ_μ J_μᵀ J_μ`` over n examples."""
+
+    n: int
+    total: Float[Tensor, "d d"]
+
+    def merged(self, other: "GradientSum") -> "GradientSum":
+        if self.total.shape != other.total.shape:
+            raise InputError(f"inputs must have one size, got {len(self.total)} and {len(other.total)} entries.")
+        return GradientSum(self.n + other.n, self.total + other.total.to(self.total))
+
+
+class AGOP(Measure[GradientSum, Tensor]):
+    """:func:`agop` batch by batch: ``update(x)`` takes a batch of inputs.
+
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()), torch.randn(6, 3)
+    >>> torch.allclose(AGOP(model).over([x[:1], x[1:]]), agop(model, x))
+    True
+    """
+
+    facts = Facts(
+        name="average gradient outer product",
+        symbol="AGOP",
+        bounds=(-float("inf"), float("inf")),
+        low="directions of the input to which no output reacts",
+        high="directions of the input to which the outputs react most",
+        reference=REFERENCE,
+    )
+
+    def __init__(self, model: nn.Module, *, outputs: Outputs = None, precision: Precision = None) -> None:
+        self.model, self.outputs, self.precision = model, outputs, precision
+
+    def update(self, x: Any) -> GradientSum:
+        with _outputs_of_leaf(self.model, x, self.outputs, self.precision) as (f, leaf):
+            n, width = f.shape
+            _check_separate(f, leaf)
+            d = leaf.numel() // n
+            total = torch.zeros(d, d, dtype=torch.float64, device=leaf.device)
+            some = max(1, BLOCK_ENTRIES // max(1, n * (d + width)))
+            for columns in torch.arange(width, device=f.device).split(some):
+                one_hot = f.new_zeros(len(columns), n, width)
+                one_hot[torch.arange(len(columns), device=f.device), :, columns] = 1
+                (gradients,) = batched_gradients(f, [leaf], one_hot)
+                if gradients is not None:
+                    rows = gradients.detach().double().reshape(-1, d)
+                    total += rows.mT @ rows
+        return GradientSum(n, total)
+
+    def compute(self, state: GradientSum) -> Float[Tensor, "d d"]:
+        return state.total / state.n
+
+
+@dataclass(frozen=True, eq=False)
+class SignalSums:
+    """Sums of ``s sᵀ`` (g, o, o) over n examples, by weight, with the weights (g, o, i) that they belong to."""
+
+    n: int
+    totals: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    left_out: dict[str, str]
+
+    def merged(self, other: "SignalSums") -> "SignalSums":
+        same = self.weights.keys() == other.weights.keys()
+        if not same or not all(torch.equal(w, other.weights[name].to(w)) for name, w in self.weights.items()):
+            raise InputError(
+                "batches of one network in one state can be merged, but the weights differ. Measure all batches "
+                "between two training steps."
+            )
+        totals = {name: total + other.totals[name].to(total) for name, total in self.totals.items()}
+        return SignalSums(self.n + other.n, totals, self.weights, self.left_out)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAGOPs(Mapping[str, Tensor]):
+    """AGOP (g, i, i) by weight name; ``left_out`` names every other parameter and says why.
+
+    ``signal_covariances`` are K (g, o, o), ``grams`` are WᵀW (g, i, i).
+    """
+
+    matrices: dict[str, Tensor]
+    grams: dict[str, Tensor]
+    signal_covariances: dict[str, Tensor]
+    left_out: dict[str, str]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.matrices[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.matrices)
+
+    def __len__(self) -> int:
+        return len(self.matrices)
+
+
+class LayerAGOP(Measure[SignalSums, LayerAGOPs]):
+    """:func:`layer_agop` batch by batch: ``update(x)`` takes a batch of inputs.
+
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()), torch.randn(6, 3)
+    >>> torch.allclose(LayerAGOP(model).over([x[:1], x[1:]])["0.weight"], layer_agop(model, x)["0.weight"])
+    True
+    """
+
+    facts = Facts(
+        name="average gradient outer product by layer",
+        symbol="WᵀKW",
+        bounds=(-float("inf"), float("inf")),
+        low="directions of a layer's input to which no output reacts",
+        high="directions of a layer's input to which the outputs react most",
+        reference=REFERENCE,
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: str | Sequence[str] = "*",
+        *,
+        outputs: Outputs = None,
+        precision: Precision = None,
+    ) -> None:
+        self.model, self.globs, self.outputs, self.precision = model, weights, outputs, precision
+
+    def update(self, x: Any) -> SignalSums:
+        snapshot = capture(self.model, x, outputs=self.outputs, precision=self.precision)
+        forms = weight_forms(snapshot).chosen(self.globs)
+        parameters = named_parameters(unwrap(self.model))
+        totals = {name: _signal_sum(use) for name, use in forms.items()}
+        weights = {name: use.form.matrices(parameters[use.parameter]) for name, use in forms.items()}
+        return SignalSums(snapshot.examples, totals, weights, forms.left_out)
+
+    def compute(self, state: SignalSums) -> LayerAGOPs:
+        covariances = {name: total / state.n for name, total in state.totals.items()}
+        grams = {name: w.mT @ w for name, w in state.weights.items()}
+        matrices = {name: w.mT @ covariances[name] @ w for name, w in state.weights.items()}
+        return LayerAGOPs(matrices, grams, covariances, state.left_out)
+
+
+def _signal_sum(use: WeightForm) -> Float[Tensor, "g o o"]:
+    total: Tensor | None = None
+    for _, signals in use.rows():
+        flat = signals.flatten(1, 2)
+        total = flat.mT @ flat if total is None else total + flat.mT @ flat
+    assert total is not None
+    return total
+
+
+class AGOPOperator(LinearOperator):
+    """``v ↦ (1/n) Σ_μ J_μᵀ J_μ v`` by two passes through the network's graph; no (d, d) matrix is formed."""
+
+    def __init__(self, f: Float[Tensor, "n C"], leaf: Tensor) -> None:
+        self._f, self._leaf = f, leaf
+        self._cotangent = torch.zeros_like(f, requires_grad=True)
+        # Jᵀc with a graph that is linear in c: J v is a backward pass through it.
+        (self._transposed,) = torch.autograd.grad(f, leaf, self._cotangent, create_graph=True, allow_unused=True)
+        axes = Axes(input=leaf.numel() // len(f))
+        dtype = torch.promote_types(f.dtype, torch.float32)
+        super().__init__(axes, axes, dtype=dtype, device=f.device, symmetric=True)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        columns = [self._apply(column) for column in x.T]
+        return torch.stack(columns, dim=1) if columns else x.new_zeros(self.rows.size, 0)
+
+    def _apply(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        n = len(self._f)
+        if self._transposed is None or not self._transposed.requires_grad:  # the outputs do not depend on the input
+            return torch.zeros_like(v)
+        tangents = v.to(self._leaf.dtype).expand(n, -1).reshape(self._leaf.shape)
+        (forward,) = torch.autograd.grad(self._transposed, self._cotangent, tangents, retain_graph=True)
+        (back,) = torch.autograd.grad(self._f, self._leaf, forward, retain_graph=True)
+        return back.reshape(n, -1).sum(0).to(self.dtype) / n
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return self._matmat(x)
+
+
+def agop_operator(model: nn.Module, x: Any, *, outputs: Outputs = None, precision: Precision = None) -> AGOPOperator:
+    """The AGOP at the input as an operator, for inputs too large for a (d, d) matrix; arguments as for :func:`agop`.
+
+    The model is copied: later training does not change the operator.
+
+    Example:
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()), torch.randn(6, 3)
+        >>> torch.allclose(agop_operator(model, x).dense().double(), agop(model, x), atol=1e-6)
+        True
+    """
+    with _outputs_of_leaf(private_copy(model, precision), x, outputs, precision) as (f, leaf):
+        _check_separate(f, leaf)
+        return AGOPOperator(f, leaf)
+
+
+class _outputs_of_leaf:
+    """Outputs (n, C) with a graph to the first floating tensor of x; the model is left as it was."""
+
+    def __init__(self, model: nn.Module, x: Any, outputs: Outputs, precision: Precision) -> None:
+        self.model = unwrap(model) if precision is None else private_copy(model, precision)
+        self.outputs = outputs
+        self.n = count_examples(x)
+        self.x = prepare_input(x, torch.float64 if precision == "float64" else None)
+        self.contexts = (untouched(self.model), exact_arithmetic(), plain_execution())
+
+    def __enter__(self) -> tuple[Tensor, Tensor]:
+        leaf = next((t for t in tensors_in(self.x) if t.is_floating_point() and t.shape[:1] == (self.n,)), None)
+        if leaf is None:
+            raise InputError(
+                "x must hold a floating tensor to differentiate by, but it has only integers (token ids?). "
+                "Take the AGOP at the layers' inputs instead: layer_agop(model, x)."
+            )
+        for context in self.contexts:
+            context.__enter__()
+        try:
+            leaf.requires_grad_()
+            f = evaluate(
+                self.model, map_tensors(lambda t: t.view_as(t) if t is leaf else t, self.x), self.n, self.outputs
+            )
+            if not f.requires_grad:
+                raise InputError("the model's output must depend on x, but it carries no gradient. Is it detached?")
+            return f, leaf
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(None, None, None)
+
+
+def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
+    """Raise where the gradient of example μ's outputs reaches another example: scaled rows must come back scaled."""
+    n = len(f)
+    if n == 1:
+        return
+    weights = example_weights(n, f.dtype, f.device)
+    mixture = torch.randn(f.shape[1], generator=torch.Generator().manual_seed(0)).to(f).expand(n, -1)
+    (plain,) = torch.autograd.grad(f, leaf, mixture, retain_graph=True, allow_unused=True)
+    (scaled,) = torch.autograd.grad(f, leaf, weights[:, None] * mixture, retain_graph=True, allow_unused=True)
+    if plain is None or scaled is None:
+        return
+    expected = plain.reshape(n, -1) * weights[:, None].to(plain)
+    if float((scaled.reshape(n, -1) - expected).norm()) > TOLERANCE.get(f.dtype, 1e-3) * float(expected.norm()):
+        raise CoupledExamplesError(
+            "each example's output must depend on that example alone, but gradients at the input mix the examples. Put "
+            "layers that mix a batch (batch norm) into eval mode: model.eval()."
+        )
+
+
+def _in_batches(measure: Any, x: Any, batch_size: int | None) -> Any:
+    n = count_examples(x)
+    size = n if batch_size is None else batch_size
+    if size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+    states: list[Any] = []
+    with progress(type(measure).__name__, -(-n // size)) as step:
+        for start in range(0, n, size):
+            state = measure.update(slice_examples(x, n, slice(start, start + size)))
+            states = [measure.merge(states[0], state)] if states else [state]
+            step()
+    return measure.compute(states[0])

@@ -1,0 +1,146 @@
+"""The neural feature ansatz: is the Gram matrix of a weight a power of the network's gradient outer product?"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.capture.network import Outputs
+from gramscope.measures.agop import Precision, layer_agop
+from gramscope.measures.measure import undefined
+
+__all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]
+
+
+def matrix_power(matrix: Tensor, power: float) -> Float[Tensor, "*g d d"]:
+    """``M^α`` of a positive semidefinite matrix (..., d, d) in float64; eigenvalues below zero count as zero.
+
+    >>> matrix_power(torch.diag(torch.tensor([4.0, 9.0])), 0.5).tolist()
+    [[2.0, 0.0], [0.0, 3.0]]
+    """
+    if not power > 0:
+        raise InputError(f"power must be positive, got {power}.")
+    values, vectors = torch.linalg.eigh(matrix.detach().double())
+    return (vectors * values.clamp_min(0).pow(power)[..., None, :]) @ vectors.mT
+
+
+def ansatz_correlation(gram: Tensor, agop: Tensor, power: float = 0.5) -> float:
+    """Pearson correlation, over entries, of ``WᵀW`` and ``AGOP^α``: 1 where the neural feature ansatz holds.
+
+    Shapes: (..., d, d) both; blocks of groups are pooled. α = ½ by default; a deep linear balanced network has
+    α = 1/(number of layers from this one to the output). NaN, with a warning, where one of them is constant over its
+    entries. Reference: theory 2, Neural Feature Ansatz; Radhakrishnan et al., Science 383 (2024) 1461.
+
+    Example:
+        >>> gram = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> round(ansatz_correlation(gram, gram @ gram, power=0.5), 12)
+        1.0
+    """
+    gram = gram.detach().double()
+    if gram.shape != agop.shape or gram.dim() < 2:
+        raise InputError(f"gram and agop must have one shape (d, d), got {tuple(gram.shape)} and {tuple(agop.shape)}.")
+    return _pearson(gram, matrix_power(agop, power), "the ansatz correlation")
+
+
+def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0.02, 3.0)) -> float:
+    """The power α within ``bounds`` for which ``AGOP^α`` correlates best with ``WᵀW``; 1/L for deep linear networks.
+
+    Shapes: (..., d, d) both. The maximum is sought on a grid of 60 powers and then refined. A value at a bound says
+    that no power fits.
+
+    Example:
+        >>> gram = torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
+        >>> round(ansatz_exponent(gram, gram @ gram @ gram), 6)
+        0.333333
+    """
+    from scipy.optimize import minimize_scalar
+
+    gram = gram.detach().double()
+    values, vectors = torch.linalg.eigh(agop.detach().double())
+
+    def loss(power: float) -> float:
+        raised = (vectors * values.clamp_min(0).pow(power)[..., None, :]) @ vectors.mT
+        return -_pearson(gram, raised, "the ansatz exponent")
+
+    grid = torch.logspace(math.log10(bounds[0]), math.log10(bounds[1]), 60, dtype=torch.float64).tolist()
+    losses = [loss(power) for power in grid]
+    if any(value != value for value in losses):
+        return float("nan")
+    best = min(range(len(grid)), key=losses.__getitem__)
+    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-10})
+    return float(found.x)
+
+
+@dataclass(frozen=True, eq=False)
+class Ansatz(Mapping[str, float]):
+    """Correlations by weight name; ``left_out`` names every other parameter and says why."""
+
+    correlations: dict[str, float]
+    power: float
+    left_out: dict[str, str]
+
+    def __getitem__(self, name: str) -> float:
+        return self.correlations[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.correlations)
+
+    def __len__(self) -> int:
+        return len(self.correlations)
+
+
+def neural_feature_ansatz(
+    model: nn.Module,
+    x: Any,
+    *,
+    power: float = 0.5,
+    weights: str | Sequence[str] = "*",
+    outputs: Outputs = None,
+    batch_size: int | None = None,
+    precision: Precision = None,
+) -> Ansatz:
+    """Correlation of ``WᵀW`` and ``AGOP^α`` for every weight on the examples ``x``.
+
+    A weight whose signals are a multiple of the identity (the last linear layer) has ``AGOP ∝ WᵀW`` by construction and
+    is left out, with that reason. Other arguments are those of :func:`layer_agop`. Compare with the correlation at
+    initialisation: the Gram matrix of a random weight correlates with that of any matrix built from it.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> found = neural_feature_ansatz(model, torch.randn(5, 3))
+        >>> list(found), found.left_out["2.weight"]
+        (['0.weight'], 'trivial: its signals are a multiple of the identity, so AGOP ∝ WᵀW by construction')
+    """
+    if not power > 0:
+        raise InputError(f"power must be positive, got {power}.")
+    found = layer_agop(model, x, weights, outputs=outputs, batch_size=batch_size, precision=precision)
+    correlations: dict[str, float] = {}
+    left_out = dict(found.left_out)
+    for name, matrix in found.items():
+        if _proportional_to_identity(found.signal_covariances[name]):
+            left_out[name] = "trivial: its signals are a multiple of the identity, so AGOP ∝ WᵀW by construction"
+        else:
+            correlations[name] = ansatz_correlation(found.grams[name], matrix, power)
+    return Ansatz(correlations, power, left_out)
+
+
+def _proportional_to_identity(covariance: Float[Tensor, "g o o"]) -> bool:
+    scale = covariance.diagonal(dim1=-2, dim2=-1).mean()
+    identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    return bool((covariance - scale * identity).abs().max() <= 1e-6 * scale.abs()) and bool(scale > 0)
+
+
+def _pearson(a: Tensor, b: Tensor, what: str) -> float:
+    x, y = a.reshape(-1) - a.mean(), b.reshape(-1) - b.mean()
+    # Beside the entries themselves, what centring leaves of a constant is rounding.
+    constant = [float(c.norm()) <= 1e-12 * float(full.norm()) for c, full in ((x, a), (y, b))]
+    if any(constant):
+        which = " and ".join(n for n, flat in zip(("WᵀW", "AGOP^α"), constant, strict=True) if flat)
+        return undefined(what, f"{which} is the same in all entries")
+    return float((x @ y) / (x.norm() * y.norm()))

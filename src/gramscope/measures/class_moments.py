@@ -1,0 +1,187 @@
+"""Means and scatter of labelled rows, class by class, mergeable; rows are kept while that takes less memory."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gramscope.base.errors import InputError
+from gramscope.base.moments import check_paired
+from gramscope.measures.rows import Rows
+
+
+def class_labels(labels: Tensor) -> Int[Tensor, " n"]:
+    """Labels (n,) as int64; one-hot rows (n, C) count as the labels they stand for."""
+    if not isinstance(labels, Tensor):
+        raise InputError(f"labels must be a torch.Tensor, got {type(labels).__name__}. Use torch.as_tensor(labels).")
+    labels = labels.detach()
+    if labels.dim() == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.dim() == 2:
+        hot = labels != 0
+        if not bool(((labels == 1) == hot).all()) or not bool((hot.sum(1) == 1).all()):
+            raise InputError("labels must be classes (n,) or one-hot rows (n, C), got rows that are not one-hot.")
+        return hot.long().argmax(1)
+    if labels.dim() != 1 or labels.is_complex():
+        raise InputError(f"labels must have shape (n,) or be one-hot (n, C), got {tuple(labels.shape)}.")
+    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+        raise InputError("labels must be whole numbers, got fractions. Pass classes, not regression targets.")
+    return labels.long()
+
+
+@dataclass(frozen=True, eq=False)
+class ClassStatistics:
+    """What the measures of collapse read: means, within-class variances, and the within scatter along directions."""
+
+    labels: tuple[int, ...]
+    counts: Float[Tensor, " C"]
+    means: Float[Tensor, "C p"]
+    variances: Float[Tensor, " C"]  # E_c |φ - μ_c|²
+    scatter: Float[Tensor, "p p"] | None = field(repr=False, default=None)  # Σ_W
+    residuals: tuple[Rows, Int[Tensor, " n"]] | None = field(repr=False, default=None)
+
+    @property
+    def centred(self) -> Float[Tensor, "C p"]:
+        """Class means minus their mean; every class counts alike."""
+        return self.means - self.means.mean(0)
+
+    @property
+    def scale(self) -> float:
+        """The size of numbers that rounding is measured against."""
+        return float(self.means.norm(dim=1).max()) + float(self.variances.max().sqrt())
+
+    def within_along(self, directions: Float[Tensor, "p r"]) -> Float[Tensor, " r"]:
+        """``vᵀ Σ_W v`` for each column v."""
+        if self.scatter is not None:
+            return torch.einsum("pr,pq,qr->r", directions, self.scatter, directions)
+        assert self.residuals is not None
+        rows, places = self.residuals
+        total = torch.zeros(directions.shape[1], dtype=torch.float64, device=directions.device)
+        for start in range(0, rows.n, 1024):
+            at = places[start : start + 1024]
+            along = (rows.block(start, start + 1024) - self.means[at]) @ directions
+            total += (along.square() / self.counts[at, None]).sum(0)
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMoments:
+    """For each class its number of rows, their mean and their scatter about it."""
+
+    labels: Int[Tensor, " C"]
+    counts: Float[Tensor, " C"]
+    means: Float[Tensor, "C p"]
+    scatters: Float[Tensor, "C p p"]
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "n p"], labels: Int[Tensor, " n"]) -> "ClassMoments":
+        present = labels.unique()
+        counts, means, scatters = [], [], []
+        for label in present:
+            own = rows[labels == label]
+            mean = own.mean(0)
+            counts.append(float(len(own)))
+            means.append(mean)
+            scatters.append((own - mean).mT @ (own - mean))
+        return cls(present, torch.tensor(counts).to(rows), torch.stack(means), torch.stack(scatters))
+
+    def merged(self, other: "ClassMoments") -> "ClassMoments":
+        labels = torch.cat([self.labels, other.labels.to(self.labels)]).unique()
+        a, b = self._spread(labels), other._spread(labels.to(other.labels))
+        counts_b, means_b, scatters_b = (x.to(self.means) for x in b)
+        counts = a[0] + counts_b
+        gap = means_b - a[1]
+        weight = (counts_b / counts)[:, None]
+        scatters = a[2] + scatters_b
+        scatters += torch.einsum("c,cp,cq->cpq", a[0] * counts_b / counts, gap, gap)
+        return ClassMoments(labels, counts, a[1] + gap * weight, scatters)
+
+    def _spread(self, labels: Int[Tensor, " K"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with empty entries for the classes of ``labels`` that are not here."""
+        places = torch.searchsorted(labels, self.labels)
+        counts = self.counts.new_zeros(len(labels)).index_copy(0, places, self.counts)
+        means = self.means.new_zeros(len(labels), self.means.shape[1]).index_copy(0, places, self.means)
+        scatters = self.scatters.new_zeros(len(labels), *self.scatters.shape[1:]).index_copy(0, places, self.scatters)
+        return counts, means, scatters
+
+    def statistics(self) -> ClassStatistics:
+        variances = self.scatters.diagonal(dim1=1, dim2=2).sum(1) / self.counts
+        within = torch.einsum("cpq,c->pq", self.scatters, 1 / self.counts)
+        return ClassStatistics(tuple(self.labels.tolist()), self.counts, self.means, variances, scatter=within)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassState:
+    """Labelled rows (and, for NC4, the outputs of the network), or their class moments once these are smaller."""
+
+    width: int
+    labels: tuple[Tensor, ...] = field(repr=False)
+    rows: Rows | None
+    outputs: Rows | None
+    moments: ClassMoments | None
+    keep_rows: bool
+
+    @classmethod
+    def of(
+        cls, features: Tensor, labels: Int[Tensor, " n"], outputs: Tensor | None, *, keep_rows: bool
+    ) -> "ClassState":
+        rows = Rows.of(features, "features")
+        if rows.n != len(labels):
+            check_paired(features, labels, "features", "labels")
+        kept = None if outputs is None else Rows.of(outputs, "outputs")
+        if kept is not None and outputs is not None:
+            check_paired(features, outputs, "features", "outputs")
+        own = (labels.to(rows.device).clone(),) if len(labels) else ()
+        return cls(rows.width, own, rows, kept, None, keep_rows)._compact()
+
+    @property
+    def n(self) -> int:
+        return int(self.moments.counts.sum()) if self.moments is not None else self.rows.n if self.rows else 0
+
+    def merged(self, other: "ClassState") -> "ClassState":
+        if self.width != other.width:
+            raise InputError(f"states of one feature width can be merged, got {self.width} and {other.width}.")
+        if (self.outputs is None) != (other.outputs is None):
+            raise InputError("outputs must be given for every batch or for none.")
+        if self.n == 0 or other.n == 0:
+            return other if self.n == 0 else self
+        if self.rows is not None and other.rows is not None:
+            outputs = self.outputs.merged(other.outputs) if self.outputs and other.outputs else None
+            labels = self.labels + tuple(chunk.to(self.rows.device) for chunk in other.labels)
+            rows = self.rows.merged(other.rows)
+            return ClassState(self.width, labels, rows, outputs, None, self.keep_rows)._compact()
+        return ClassState(self.width, (), None, None, self._as_moments().merged(other._as_moments()), False)
+
+    def statistics(self) -> ClassStatistics:
+        if self.moments is not None:
+            return self.moments.statistics()
+        assert self.rows is not None
+        present, places = torch.cat(self.labels).unique(return_inverse=True)
+        counts = torch.bincount(places, minlength=len(present)).double()
+        means = torch.zeros((len(present), self.width), dtype=torch.float64, device=self.rows.device)
+        for start in range(0, self.rows.n, 1024):
+            means.index_add_(0, places[start : start + 1024], self.rows.block(start, start + 1024))
+        means /= counts[:, None]
+        variances = torch.zeros_like(counts)
+        for start in range(0, self.rows.n, 1024):
+            at = places[start : start + 1024]
+            variances.index_add_(0, at, (self.rows.block(start, start + 1024) - means[at]).square().sum(1))
+        labels = tuple(present.tolist())
+        return ClassStatistics(labels, counts, means, variances / counts, residuals=(self.rows, places))
+
+    def _as_moments(self) -> ClassMoments:
+        if self.moments is not None:
+            return self.moments
+        assert self.rows is not None
+        return ClassMoments.of(self.rows.all(), torch.cat(self.labels))
+
+    def _compact(self) -> "ClassState":
+        if self.keep_rows or self.rows is None or not self.labels:
+            return self
+        if self.rows.nbytes <= 8 * self.width**2:  # not even one class would be smaller; spares the count below
+            return self
+        classes = len(torch.cat(self.labels).unique())
+        if self.rows.nbytes <= 8 * classes * self.width * (self.width + 1):
+            return self
+        return ClassState(self.width, (), None, None, self._as_moments(), False)

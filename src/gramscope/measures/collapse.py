@@ -1,0 +1,285 @@
+"""Neural collapse: whether the features of a class fall onto one point, and the points onto a simplex."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gramscope.base.errors import InputError
+from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
+from gramscope.measures.measure import Facts, Measure, undefined, warn
+
+_PAPYAN = "Papyan, Han & Donoho 2020 (arXiv:2008.08186)"
+
+
+@dataclass(frozen=True)
+class NeuralCollapse:
+    """The four conditions of neural collapse and the class-distance variance; all are 0 in full collapse.
+
+    ``nc3`` and ``nc4`` are None where no classifier was given. ``notes`` says what of the data limits the numbers.
+    """
+
+    nc1: float
+    nc2: float
+    nc2_equinorm: float
+    nc2_equiangular: float
+    nc2_maximal_angle: float
+    nc3: float | None
+    nc4: float | None
+    cdnv: float
+    within: float
+    between: float
+    examples: int
+    counts: Mapping[int, int] = field(repr=False)
+    missing: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Collapse(Measure[ClassState, NeuralCollapse]):
+    """Neural collapse, batch by batch: ``update(features, labels, outputs=None)``.
+
+    With class means μ_c, their mean μ̄ and M the rows ``μ_c - μ̄``: ``Σ_b = MᵀM``, ``Σ_W = Σ_c Cov_c(φ)``, and
+
+    - NC1 ``Tr(Σ_b† Σ_W)``, the pseudo-inverse of rank at most C-1; with ``ridge`` ε ``Tr((Σ_b + ε)⁻¹ Σ_W)``;
+    - NC2 ``|MMᵀ/|MMᵀ| - (1 - 11ᵀ/C)/√(C-1)|``; its three parts are the coefficient of variation of |μ_c - μ̄|, the
+      standard deviation of their cosines, and the mean of ``|cos + 1/(C-1)|``;
+    - NC3 ``|W/|W| - M/|M||²`` for the classifier's weight W (C, p);
+    - NC4 the share of examples where the classifier disagrees with the nearest class mean;
+    - CDNV the mean over pairs of ``(Var_c + Var_c')/(2|μ_c - μ_c'|²)``.
+
+    Every class counts alike, whatever its size. Rows are kept while they are smaller than one scatter matrix for each
+    class; with a classifier they are kept throughout, since NC4 needs them.
+
+    Reference: arXiv:2008.08186 (NC1-NC4); arXiv:2105.02375, eq. 4 (NC2); arXiv:2112.15121, definition 1 (CDNV);
+    arXiv:2410.04264, proposition 1 (sums over classes) and appendix H.2 (ridge 1e-4).
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        name="neural collapse",
+        symbol="NC1",
+        bounds=(0.0, math.inf),
+        low="collapsed: one point for each class",
+        high="spread: classes vary as much within as between",
+        reference=_PAPYAN,
+    )
+    parts: ClassVar[Mapping[str, Facts]] = {
+        "nc1": facts,
+        "nc2": Facts(
+            "simplex of the class means", "NC2", (0.0, 2.0), "equal norms and equal, largest angles", "no simplex",
+            "Zhu et al. 2021 (arXiv:2105.02375), eq. 4",
+        ),
+        "nc2_equinorm": Facts("spread of the norms", "NC2a", (0.0, math.inf), "equal norms", "unequal norms", _PAPYAN),
+        "nc2_equiangular": Facts("spread of the cosines", "NC2b", (0.0, 1.0), "equal angles", "unequal", _PAPYAN),
+        "nc2_maximal_angle": Facts("gap to the largest angle", "NC2c", (0.0, 2.0), "simplex", "no simplex", _PAPYAN),
+        "nc3": Facts("self-duality", "NC3", (0.0, 4.0), "weights along the class means", "unrelated", _PAPYAN),
+        "nc4": Facts("nearest class mean", "NC4", (0.0, 1.0), "classifies by nearest mean", "does not", _PAPYAN),
+        "cdnv": Facts(
+            "class-distance variance", "CDNV", (0.0, math.inf), "collapsed", "classes overlap",
+            "Galanti, György & Hutter 2021 (arXiv:2112.15121), definition 1",
+        ),
+    }  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        classes: int | Sequence[int] | None = None,
+        weight: Float[Tensor, "K p"] | None = None,
+        bias: Float[Tensor, " K"] | None = None,
+        ridge: float = 0.0,
+    ) -> None:
+        if ridge < 0:
+            raise InputError(f"ridge must be 0 (pseudo-inverse) or positive, got {ridge}.")
+        if bias is not None and weight is None:
+            raise InputError("bias belongs to a classifier: pass its weight (K, p) too.")
+        self.classes = (
+            tuple(range(classes)) if isinstance(classes, int) else None if classes is None else tuple(classes)
+        )
+        self.weight = None if weight is None else weight.detach().double()
+        self.bias = None if bias is None else bias.detach().double()
+        self.ridge = ridge
+
+    def update(self, features: Tensor, labels: Tensor, outputs: Tensor | None = None) -> ClassState:
+        labels = class_labels(labels)
+        if self.classes is not None:
+            unknown = sorted(set(labels.tolist()) - set(self.classes))
+            if unknown:
+                raise InputError(f"labels must be among the given classes, but {unknown[:5]} are not. Check classes=.")
+        state = ClassState.of(features, labels, outputs, keep_rows=self.weight is not None or outputs is not None)
+        if self.weight is not None and self.weight.shape[1] != state.width:
+            raise InputError(
+                f"the classifier's weight must have shape (K, {state.width}) to match the features, got "
+                f"{tuple(self.weight.shape)}. Pass last.weight and the inputs of that layer."
+            )
+        return state
+
+    def compute(self, state: ClassState) -> NeuralCollapse:
+        if state.n == 0:
+            raise InputError("neural collapse needs examples, got none.")
+        found = state.statistics()
+        missing = tuple(c for c in self.classes or () if c not in found.labels)
+        notes = _notes(found, missing, state.width)
+        count = len(found.labels)
+        if count < 2:
+            nan = undefined(
+                "neural collapse", f"all {state.n} examples are of one class, so there is no between-class scatter"
+            )
+            nc1 = nc2 = cdnv = nan
+            parts = (nan, nan, nan)
+        else:
+            nc1 = _nc1(found, self.ridge)
+            nc2, parts = _nc2(found)
+            cdnv = _cdnv(found)
+        centred = found.centred
+        return NeuralCollapse(
+            nc1=nc1,
+            nc2=nc2,
+            nc2_equinorm=parts[0],
+            nc2_equiangular=parts[1],
+            nc2_maximal_angle=parts[2],
+            nc3=None if self.weight is None else _nc3(found, self.weight),
+            nc4=_nc4(state, found, self.weight, self.bias),
+            cdnv=cdnv,
+            within=float(found.variances.sum()),
+            between=float(centred.square().sum()),
+            examples=state.n,
+            counts=dict(zip(found.labels, found.counts.long().tolist(), strict=True)),
+            missing=missing,
+            notes=notes,
+        )
+
+
+def neural_collapse(
+    features: Tensor,
+    labels: Tensor,
+    outputs: Tensor | None = None,
+    *,
+    weight: Float[Tensor, "K p"] | None = None,
+    bias: Float[Tensor, " K"] | None = None,
+    classes: int | Sequence[int] | None = None,
+    ridge: float = 0.0,
+) -> NeuralCollapse:
+    """Neural collapse of the features of labelled examples: NC1 to NC4 and the class-distance variance.
+
+    ``NC1 = Tr(Σ_b† Σ_W)``; the rest is defined at :class:`Collapse`. All numbers are 0 in full collapse.
+
+    Args:
+        features: Φ (n, ...), as a rule the inputs of the last linear layer.
+        labels: classes (n,) of any integer dtype, or one-hot rows (n, C).
+        outputs: outputs (n, K) of the network, for NC4; column k is class k.
+        weight: weight (K, p) of the classifier, for NC3 (and NC4 where no outputs are given, with ``bias``).
+        bias: bias (K,) of the classifier.
+        classes: how many classes there are, or which; those without examples are named in ``missing``.
+        ridge: 0 for the pseudo-inverse; 1e-4 reproduces arXiv:2410.04264, where NC1 then is a rescaled ``Tr Σ_W``.
+
+    Reference: Papyan, Han & Donoho 2020 (arXiv:2008.08186); arXiv:2410.04264, proposition 1.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> labels = torch.arange(12) % 3
+        >>> found = gs.measures.neural_collapse(torch.eye(3)[labels], labels, weight=torch.eye(3) - 1 / 3)
+        >>> found.nc1 < 1e-12, found.nc2 < 1e-12, found.nc3 < 1e-12, found.nc4
+        (True, True, True, 0.0)
+    """
+    return Collapse(classes=classes, weight=weight, bias=bias, ridge=ridge)(features, labels, outputs)
+
+
+def _notes(found: ClassStatistics, missing: tuple[int, ...], width: int) -> tuple[str, ...]:
+    notes = []
+    count = len(found.labels)
+    if missing:
+        notes.append(f"classes without examples are left out: {list(missing)[:10]}")
+        warn(f"neural collapse: {len(missing)} of the classes have no example and are left out: {list(missing)[:10]}.")
+    alone = [label for label, n in zip(found.labels, found.counts.tolist(), strict=True) if n == 1]
+    if alone:
+        notes.append(f"classes with one example have no within-class scatter and pull NC1 and CDNV down: {alone[:10]}")
+    if count > width + 1:
+        notes.append(f"{count} class means in {width} dimensions cannot form a simplex, so NC2 cannot reach 0")
+    if count == 2:
+        notes.append("two centred class means are always opposite, so NC2 is 0 whatever the network does")
+    return tuple(notes)
+
+
+def _nc1(found: ClassStatistics, ridge: float) -> float:
+    _, s, v = torch.linalg.svd(found.centred, full_matrices=False)
+    eps = torch.finfo(torch.float64).eps
+    if float(s[0]) <= 1e3 * eps * found.scale:
+        return undefined("NC1", "all class means coincide, so the between-class scatter is zero")
+    kept = s > max(found.centred.shape) * eps * s[0]
+    kept[len(found.labels) - 1 :] = False  # centred means span at most C-1 directions
+    along = found.within_along(v[kept].mT)
+    squares = s[kept].square()
+    if ridge == 0:
+        return float((along / squares).sum())
+    rest = max(float(found.variances.sum() - along.sum()), 0.0)
+    return float((along / (squares + ridge)).sum()) + rest / ridge
+
+
+def _nc2(found: ClassStatistics) -> tuple[float, tuple[float, float, float]]:
+    m, count = found.centred, len(found.labels)
+    norms = m.norm(dim=1)
+    floor = 1e3 * torch.finfo(torch.float64).eps * found.scale
+    if float(norms.max()) <= floor:
+        nan = undefined("NC2", "all class means coincide")
+        return nan, (nan, nan, nan)
+    gram = m @ m.mT
+    simplex = torch.eye(count, dtype=torch.float64, device=m.device) - 1 / count
+    distance = float((gram / gram.norm() - simplex / math.sqrt(count - 1)).norm())
+    equinorm = float(norms.std(correction=0) / norms.mean())
+    if float(norms.min()) <= floor:
+        label = found.labels[int(norms.argmin())]
+        nan = undefined("the angle part of NC2", f"the mean of class {label} is the mean of all classes")
+        return distance, (equinorm, nan, nan)
+    unit = m / norms[:, None]
+    cosines = (unit @ unit.mT)[~torch.eye(count, dtype=torch.bool, device=m.device)]
+    angular = float(cosines.std(correction=0)) if count > 2 else 0.0
+    return distance, (equinorm, angular, float((cosines + 1 / (count - 1)).abs().mean()))
+
+
+def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
+    places = _columns(found.labels, len(weight), "the classifier's weight")
+    w, m = weight.to(found.centred.device)[places], found.centred
+    if float(w.norm()) == 0 or float(m.norm()) <= 1e3 * torch.finfo(torch.float64).eps * found.scale:
+        return undefined("NC3", "the classifier's weight or the scatter of the class means is zero")
+    return float((w / w.norm() - m / m.norm()).square().sum())
+
+
+def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None) -> float | None:
+    if state.outputs is None and weight is None:
+        return None
+    assert state.rows is not None
+    width = state.outputs.width if state.outputs is not None else len(weight if weight is not None else ())
+    places = _columns(found.labels, width, "outputs" if state.outputs is not None else "the classifier's weight")
+    wrong, size, middle = 0, 1024, found.means.mean(0)
+    for start in range(0, state.n, size):
+        rows = state.rows.block(start, start + size)
+        if state.outputs is not None:
+            scores = state.outputs.block(start, start + size).to(rows.device)
+        else:
+            assert weight is not None
+            scores = rows @ weight.to(rows.device).mT + (0.0 if bias is None else bias.to(rows.device))
+        nearest = torch.cdist(rows - middle, found.centred, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+        wrong += int((scores.argmax(1) != places.to(rows.device)[nearest]).sum())
+    return wrong / state.n
+
+
+def _columns(labels: tuple[int, ...], width: int, what: str) -> Int[Tensor, " C"]:
+    if min(labels) < 0 or max(labels) >= width:
+        raise InputError(
+            f"{what} must have one row or column for each class, numbered from 0; it has {width} and the labels run "
+            f"from {min(labels)} to {max(labels)}. Renumber the labels, or leave the classifier out."
+        )
+    return torch.tensor(labels)
+
+
+def _cdnv(found: ClassStatistics) -> float:
+    gaps = torch.cdist(found.centred, found.centred, compute_mode="donot_use_mm_for_euclid_dist").square()
+    above = torch.triu_indices(len(gaps), len(gaps), 1)
+    gaps = gaps[above[0], above[1]]
+    sums = (found.variances[:, None] + found.variances[None])[above[0], above[1]]
+    if bool((gaps <= (1e3 * torch.finfo(torch.float64).eps * found.scale) ** 2).any()):
+        return undefined("CDNV", "two classes have the same mean, so their distance is zero")
+    return float((sums / (2 * gaps)).mean())

@@ -1,0 +1,148 @@
+"""The protocol of all measures: a batch gives a state, states merge, a state gives the value.
+
+One rule serves batches and ranks: ``compute(merge(update(a), update(b)))`` is the value on both batches together,
+whoever computed the two states and in whatever order they are merged.
+"""
+
+import inspect
+import math
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+from gramscope.base.errors import InputError
+
+
+@runtime_checkable
+class State(Protocol):
+    """What a measure keeps of the examples seen: a frozen, picklable object of float64 tensors that can be merged."""
+
+    def merged(self, other: Any) -> Any:
+        """The state of both sets of examples."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a report needs to know to show a number.
+
+    ``low`` and ``high`` say in words what the two ends mean ("rich", "lazy"); ``bounds`` are those of the exact value.
+    """
+
+    name: str
+    symbol: str
+    bounds: tuple[float, float]
+    low: str
+    high: str
+    reference: str
+
+
+S = TypeVar("S", bound=State)
+V = TypeVar("V")
+
+
+class Measure(ABC, Generic[S, V]):
+    """A number (or a few) of a data set, computed batch by batch.
+
+    A subclass sets ``facts`` (for a result of several numbers also ``parts``, keyed by the field of the result) and
+    defines :meth:`update` and :meth:`compute`. Its state is immutable; :meth:`merge` is commutative and associative
+    up to float64 rounding.
+
+    >>> import torch, gramscope as gs
+    >>> measure = gs.measures.Richness()
+    >>> features, outputs = torch.eye(6), torch.eye(6)[:, :3]
+    >>> state = measure.merge(measure.update(features[:2], outputs[:2]), measure.update(features[2:], outputs[2:]))
+    >>> abs(measure.compute(state) - gs.measures.richness(features, outputs)) < 1e-12
+    True
+    >>> measure.facts.low
+    'rich: the features span nothing but the outputs'
+    """
+
+    facts: ClassVar[Facts]
+    parts: ClassVar[Mapping[str, Facts]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not inspect.isabstract(cls) and not isinstance(getattr(cls, "facts", None), Facts):
+            raise TypeError(f"{cls.__name__} must say what it measures: set facts = Facts(...) on the class.")
+
+    @abstractmethod
+    def update(self, *args: Any, **kwargs: Any) -> S:
+        """The state of one batch."""
+
+    def merge(self, a: S, b: S) -> S:
+        """The state of both."""
+        return a.merged(b)
+
+    @abstractmethod
+    def compute(self, state: S) -> V:
+        """The value; NaN with an :class:`UndefinedMeasureWarning` where it is not defined."""
+
+    def over(self, batches: Iterable[Any]) -> V:
+        """The value over an iterable of batches; a tuple, list or dict is spread over the arguments of ``update``."""
+        states = (self._update_with(batch) for batch in batches)
+        first = next(states, None)
+        if first is None:
+            raise InputError(f"{type(self).__name__} needs at least one batch, got an empty iterable.")
+        return self.compute(reduce(self.merge, states, first))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> V:
+        """The value on one batch."""
+        return self.compute(self.update(*args, **kwargs))
+
+    def _update_with(self, batch: Any) -> S:
+        if isinstance(batch, Mapping):
+            return self.update(**batch)
+        return self.update(*batch) if isinstance(batch, tuple | list) else self.update(batch)
+
+
+class UndefinedMeasureWarning(UserWarning):
+    """A measure is not defined on this data and is given as NaN; the message says why."""
+
+
+def undefined(what: str, why: str) -> float:
+    """NaN, with a warning at the user's line that says why."""
+    warnings.warn(f"{what} is not defined: {why}. NaN is returned.", UndefinedMeasureWarning, stacklevel=_users_level())
+    return math.nan
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """A warning at the user's line, not at ours."""
+    warnings.warn(message, category, stacklevel=_users_level())
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _users_level() -> int:
+    """The stack level of the first frame outside this package, as seen from the caller of this function."""
+    level, frame = 1, inspect.currentframe()
+    frame = frame.f_back if frame is not None else None
+    while frame is not None and frame.f_back is not None:
+        if not os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE):
+            return level
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def gather_state(state: S, group: Any = None) -> S:
+    """The merged state of all ranks of a ``torch.distributed`` group; the same on every rank, in rank order.
+
+    Outside a process group the state comes back as it is, so one script serves one and many processes.
+
+    >>> import torch, gramscope as gs
+    >>> measure = gs.measures.Richness()
+    >>> state = measure.update(torch.eye(3), torch.eye(3))
+    >>> gather_state(state) is state
+    True
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return state
+    states: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(states, state, group=group)
+    return reduce(lambda a, b: a.merged(b), states)

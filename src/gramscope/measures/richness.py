@@ -1,0 +1,181 @@
+"""Dynamical richness: how far the features of the last layer are spanned by what the network puts out."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.measures.cka import cka
+from gramscope.measures.hsic import LayerState, tiled_products
+from gramscope.measures.last_layer import last_layer_batches
+from gramscope.measures.measure import Facts, Measure, undefined
+from gramscope.measures.rows import Rows
+
+Target = Literal["raw", "projection"]
+
+
+class Richness(Measure[LayerState, float]):
+    """Dynamical low-rank measure ``D_LR``, batch by batch.
+
+    ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` (Frobenius), Φ (n, p) the inputs of the last linear layer and F (n, C) the
+    outputs of the network, both centred over the examples: one minus biased linear CKA. ``target="projection"``
+    replaces F by an orthonormal basis of its centred columns (Definition 1); the published numbers are ``"raw"``.
+
+    Reference: arXiv:2410.04264, Definition 1 and section 3.1.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        name="dynamical richness",
+        symbol="D_LR",
+        bounds=(0.0, 1.0),
+        low="rich: the features span nothing but the outputs",
+        high="lazy: the outputs use a small part of what the features vary in",
+        reference="arXiv:2410.04264, Definition 1",
+    )
+
+    def __init__(self, target: Target = "raw") -> None:
+        if target not in ("raw", "projection"):
+            raise InputError(f'target must be "raw" or "projection", got {target!r}.')
+        self.target = target
+
+    def update(self, features: Tensor, outputs: Tensor) -> LayerState:
+        return LayerState.of({"features": features, "outputs": outputs})
+
+    def compute(self, state: LayerState) -> float:
+        if state.n < 2:
+            return undefined("D_LR", f"it needs at least 2 examples, got {state.n}")
+        products = state.products()
+        for name, reason in zip(state.names, products.degenerate(debiased=False), strict=True):
+            if reason:
+                return undefined("D_LR", f"the set of {name} {reason}")
+        own, cross = float(products.inner[0, 0]), float(products.inner[0, 1])
+        if self.target == "raw":
+            aligned = cross / math.sqrt(own) / math.sqrt(float(products.inner[1, 1]))
+        else:
+            squared, rank = _in_span_of_outputs(state)
+            aligned = squared / math.sqrt(own * rank)
+        return min(max(1.0 - aligned, 0.0), 1.0)
+
+
+def richness(features: Tensor, outputs: Tensor, target: Target = "raw") -> float:
+    """Dynamical richness ``D_LR`` of the last layer; 0 is richest, lazy networks lie near ``1 - √(C/p)``.
+
+    ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` with column-centred Φ and F (``"raw"``), or with F replaced by an orthonormal
+    basis of its centred columns (``"projection"``).
+
+    Args:
+        features: Φ (n, ...), the inputs of the last linear layer; other layers are allowed.
+        outputs: F (n, ...), the outputs of the network on the same examples.
+        target: "raw" (the published numbers) or "projection" (Definition 1).
+
+    Reference: arXiv:2410.04264, Definition 1; theory 5 on the two readings.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> labels = torch.arange(30) % 3
+        >>> one_hot = torch.nn.functional.one_hot(labels).double()
+        >>> abs(gs.measures.richness(one_hot @ torch.eye(3, 8).double(), one_hot)) < 1e-12      # collapsed: rich
+        True
+    """
+    return Richness(target)(features, outputs)
+
+
+def network_richness(
+    model: nn.Module,
+    data: Any,
+    *,
+    layer: str | None = None,
+    target: Target = "raw",
+    reduce: Any = "flatten",
+    inputs: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> float:
+    """``D_LR`` of a model over ``data``, with the last linear layer found by itself or given by name.
+
+    Args:
+        model: any module; it is left as it was.
+        data: an iterable of batches, or one input tensor.
+        layer: name of a layer whose *inputs* are the features; None finds the last linear layer that is called.
+        target: as in :func:`richness`.
+        reduce: of spatial and token axes of features and outputs alike ("last" for language models).
+        inputs: takes the model's input out of a batch.
+        options: further options of :func:`gramscope.measures.features`.
+
+    Reference: arXiv:2410.04264, section 3.1 and appendix E.1.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+        >>> 0.0 < gs.measures.network_richness(model, torch.randn(50, 4)) < 1.0
+        True
+    """
+    return Richness(target).over(last_layer_batches(model, data, layer, reduce=reduce, inputs=inputs, **options))
+
+
+def initial_similarity(initial: Tensor, features: Tensor) -> float:
+    """Similarity to the features at initialisation on the same examples, ``S_init = CKA(Φ_0, Φ_t)``; 1 is lazy.
+
+    Reference: arXiv:2410.04264, section 4.1; Yang & Hu 2021.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+        >>> round(initial_similarity(x, 2 * x), 12)
+        1.0
+    """
+    return cka(initial, features)
+
+
+def parameter_norm(model: nn.Module) -> float:
+    """Euclidean norm ``|θ|`` of all parameters, in float64; tied parameters count once.
+
+    Reference: arXiv:2410.04264, section 4.1 (which lists ``|θ|²``).
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> _ = layer.weight.data.fill_(2.0), layer.bias.data.fill_(1.0)
+        >>> parameter_norm(layer)
+        3.0
+    """
+    squares = [float(p.detach().double().square().sum()) for p in model.parameters() if p.is_floating_point()]
+    if not squares:
+        raise InputError("the model must have parameters to have a norm, but it has none.")
+    return math.sqrt(math.fsum(squares))
+
+
+def _in_span_of_outputs(state: LayerState) -> tuple[float, int]:
+    """|ΦᵀQ|² and rank for an orthonormal basis Q of the centred outputs."""
+    if state.moments is not None:
+        moments = state.all_moments()
+        basis = _whitening(moments.block(1, 1), state.resolutions[1])
+        return float((moments.block(0, 1) @ basis).square().sum()), basis.shape[1]
+    phi, outputs = state.rows
+    f = outputs.all()
+    f = f - f.mean(0)
+    if f.shape[1] > f.shape[0]:  # fewer examples than outputs: the same basis from the smaller Gram matrix
+        gram = f @ f.mT
+        values, vectors = torch.linalg.eigh(gram)
+        q = vectors[:, values > _cut(values, state.resolutions[1])]
+    else:
+        q = f @ _whitening(f.mT @ f, state.resolutions[1])
+    products = tiled_products((phi, Rows.of(q)))
+    return float(products.inner[0, 1]), q.shape[1]
+
+
+def _whitening(gram: Float[Tensor, "C C"], resolution: float) -> Float[Tensor, "C r"]:
+    """V Λ^-½ over the eigenvalues of FᵀF that are above rounding."""
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > _cut(values, resolution)
+    return vectors[:, kept] / values[kept].sqrt()
+
+
+def _cut(values: Tensor, resolution: float) -> float:
+    """Eigenvalues below this are rounding: of float64 products, or of the dtype the numbers came in."""
+    eps = torch.finfo(torch.float64).eps
+    return float(values.max()) * max(8 * len(values) * eps, 4 * resolution**2)

@@ -1,0 +1,100 @@
+"""Rows kept as they came, in their own dtype, for measures whose exact value needs all pairs of examples."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Chunks of rows of one width; merging puts them side by side and copies nothing.
+
+    >>> rows = Rows.of(torch.zeros(2, 3)).merged(Rows.of(torch.ones(4, 3)))
+    >>> rows.n, rows.block(1, 3).tolist()
+    (6, [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    """
+
+    chunks: tuple[Tensor, ...] = field(repr=False)
+    width: int
+
+    @classmethod
+    def of(cls, x: Tensor, what: str = "x") -> "Rows":
+        """A private copy of ``x`` (n, ...), axes after the first flattened; integers and booleans become float64."""
+        if not isinstance(x, Tensor):
+            raise InputError(f"{what} must be a torch.Tensor, got {type(x).__name__}. Use torch.as_tensor(...).")
+        check_plain(x, what)
+        if x.dim() == 0:
+            raise InputError(f"{what} must have examples on its first axis, got a single number. Add a batch axis.")
+        x = x.detach()
+        if x.device.type == "mps":  # the one common device that knows no float64
+            x = x.cpu()
+        if x.is_floating_point() and x.element_size() == 1:  # float8 has no arithmetic of its own
+            x = x.float()
+        check_finite(x, what, "Look for overflow (float16, bfloat16) or for a run that has diverged.")
+        rows = x.flatten(1) if x.dim() > 1 else x[:, None]
+        kept = rows.clone(memory_format=torch.contiguous_format) if rows.is_floating_point() else rows.double()
+        return cls((kept,) if len(kept) else (), kept.shape[1])
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each chunk ends, counted in rows."""
+        return list(accumulate(chunk.shape[0] for chunk in self.chunks))
+
+    @property
+    def n(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.chunks[0].device if self.chunks else torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.numel() * chunk.element_size() for chunk in self.chunks)
+
+    @property
+    def resolution(self) -> float:
+        """Rounding of the coarsest dtype among the chunks: nothing finer than this can be told from zero."""
+        return max((torch.finfo(chunk.dtype).eps for chunk in self.chunks), default=torch.finfo(torch.float64).eps)
+
+    def merged(self, other: "Rows") -> "Rows":
+        if self.width != other.width:
+            raise InputError(
+                f"rows of one width can be merged, got widths {self.width} and {other.width}. Batches of unequal "
+                "spatial size or length need a pooling reduction first."
+            )
+        if not self.chunks:  # has no device to keep
+            return other
+        return Rows(self.chunks + tuple(chunk.to(self.device) for chunk in other.chunks), self.width)
+
+    def block(self, start: int, stop: int) -> Float[Tensor, "rows p"]:
+        """Rows ``start`` to ``stop`` in float64."""
+        ends = self.ends
+        pieces, at = [], bisect_right(ends, start)
+        while at < len(ends) and start < min(stop, ends[-1]):
+            first = ends[at - 1] if at else 0
+            piece = self.chunks[at][start - first : min(stop, ends[at]) - first]
+            pieces.append(piece.double())
+            start, at = ends[at], at + 1
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces) if pieces else torch.zeros((0, self.width), dtype=torch.float64, device=self.device)
+
+    def all(self) -> Float[Tensor, "n p"]:
+        """All rows in float64."""
+        return self.block(0, self.n)
+
+    def mean(self, size: int = 1024) -> Float[Tensor, " p"]:
+        """Mean over the rows, float64, without a float64 copy of them all."""
+        total = torch.zeros(self.width, dtype=torch.float64, device=self.device)
+        for start in range(0, self.n, size):
+            total += self.block(start, start + size).sum(0)
+        return total / max(self.n, 1)

@@ -1,0 +1,81 @@
+"""How near a training with weight decay is to its end: the Gram matrix then is the features' own gradient product."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.measures.feature_learning import Loss, feature_learning
+from gramscope.measures.measure import undefined
+
+__all__ = ["Stationarity", "stationarity", "stationarity_residual"]
+
+
+def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> float:
+    """Distance from ``WᵀW = -(1/λ) (∇_H L)ᵀ H``, which holds where ``∇_W L + λ W = 0``, relative to ``|WᵀW|``.
+
+    0 at a stationary point of ``L + (λ/2)|W|²``; 1 where the gradient vanishes and decay goes on alone; large early in
+    training. Shapes: ``gram`` WᵀW and ``cross`` (∇_H L)ᵀH (..., d, d). NaN, with a warning, for a zero weight.
+    Reference: theory 2, stationary point with weight decay.
+
+    Example:
+        >>> import torch
+        >>> stationarity_residual(torch.eye(2), -0.5 * torch.eye(2), weight_decay=0.5)
+        0.0
+    """
+    if not weight_decay > 0:
+        raise InputError(
+            f"weight_decay must be positive, got {weight_decay}: without decay a stationary point says nothing of WᵀW."
+        )
+    gram, cross = gram.detach().double(), cross.detach().double()
+    if gram.shape != cross.shape:
+        raise InputError(f"gram and cross must have one shape, got {tuple(gram.shape)} and {tuple(cross.shape)}.")
+    size = float(gram.norm())
+    if size == 0:
+        return undefined("the stationarity residual", "the weight is zero")
+    return float((gram + cross / weight_decay).norm()) / size
+
+
+@dataclass(frozen=True, eq=False)
+class Stationarity(Mapping[str, float]):
+    """The residual of each weight; ``left_out`` names every other parameter and says why."""
+
+    residuals: dict[str, float]
+    left_out: dict[str, str]
+
+    def __getitem__(self, name: str) -> float:
+        return self.residuals[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.residuals)
+
+    def __len__(self) -> int:
+        return len(self.residuals)
+
+
+def stationarity(
+    model: nn.Module,
+    x: Any,
+    loss: Loss,
+    weight_decay: float,
+    *,
+    weights: str | Sequence[str] = "*",
+    precision: Literal["float64"] | None = "float64",
+) -> Stationarity:
+    """The residual of ``WᵀW = -(1/λ) (∇_H L)ᵀ H`` for every weight: a measure of convergence under weight decay.
+
+    ``loss`` is the training loss of the outputs, without the decay term, on (a sample of) the training data; λ as SGD's
+    ``weight_decay``. AdamW decouples decay from the gradient's scale and ends elsewhere: there the residual does not go
+    to 0. Arguments are those of :func:`feature_learning`. Reference: theory 2, stationary point with weight decay.
+
+    Example:
+        >>> import torch
+        >>> model, x = torch.nn.Linear(3, 2, bias=False), torch.randn(5, 3)
+        >>> list(stationarity(model, x, lambda f: f.square().mean(), weight_decay=0.1))
+        ['weight']
+    """
+    found = feature_learning(model, x, loss, weights=weights, precision=precision)
+    residuals = {name: stationarity_residual(w.gram, w.cross, weight_decay) for name, w in found.items()}
+    return Stationarity(residuals, found.left_out)

@@ -1,0 +1,385 @@
+"""Target linearity: how much of the targets a linear map of the features can say."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.base.moments import as_rows, check_paired
+from gramscope.base.rng import child_seed, generator
+from gramscope.capture.activations import At, Layers, Mode
+from gramscope.measures.features import Reduce, features
+from gramscope.measures.measure import Facts, Measure, undefined
+
+__all__ = [
+    "TargetLinearity",
+    "TargetLinearityValue",
+    "held_out_target_linearity",
+    "layer_target_linearity",
+    "target_linearity",
+]
+
+
+class TargetLinearityValue(float):
+    """The target linearity, a float in [0, 1], with what is needed to judge it.
+
+    ``rank`` of the features over ``examples`` rows, ``null`` what targets with no relation to the features reach:
+    ``rank / n``. ``permuted`` and ``permuted_std`` are mean and standard deviation over permutations of the targets
+    (NaN if none were drawn); ``excess`` is ``(TL - null) / (1 - null)``: 0 for chance, 1 for a perfect fit;
+    ``held_out`` is the value on unseen examples (NaN if not asked for).
+    """
+
+    rank: int
+    examples: int
+    permuted: float
+    permuted_std: float
+    held_out: float
+
+    def __new__(
+        cls,
+        value: float,
+        rank: int,
+        examples: int,
+        permuted: float = math.nan,
+        permuted_std: float = math.nan,
+        held_out: float = math.nan,
+    ) -> "TargetLinearityValue":
+        made = super().__new__(cls, value)
+        made.rank, made.examples, made.held_out = rank, examples, held_out
+        made.permuted, made.permuted_std = permuted, permuted_std
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (float(self), self.rank, self.examples, self.permuted, self.permuted_std, self.held_out)
+
+    @property
+    def value(self) -> float:
+        return float(self)
+
+    @property
+    def null(self) -> float:
+        """``rank(H) / n``, the null baseline."""
+        return self.rank / self.examples
+
+    @property
+    def excess(self) -> float:
+        """``(TL - null) / (1 - null)``; NaN where the features span everything and any target fits."""
+        return (float(self) - self.null) / (1 - self.null) if self.rank < self.examples else math.nan
+
+
+def target_linearity(
+    features: Tensor,
+    targets: Tensor,
+    *,
+    center: bool = False,
+    tolerance: float | None = None,
+    permutations: int = 0,
+    seed: int = 0,
+) -> TargetLinearityValue:
+    """The share of the targets that lies in the span of the features.
+
+    ``TL = tr(Yᵀ P_H Y) / tr(YᵀY)``, P_H the projector on the columns of H, Y centred over the examples; by a float64
+    SVD of H cut at ``tolerance`` times its largest singular value.
+
+    Args:
+        features: H (n, ...), any floating dtype; axes after the first are flattened.
+        targets: Y (n,) or (n, c); integer or bool targets of one axis are classes and become one-hot (cast counts or
+            other integer numbers to float yourself).
+        center: centre H too, which is a linear map with an offset (then TL is the R² of ordinary least squares).
+        tolerance: relative rank cut; ``max(n, p)`` times the epsilon of float64 if None. Features that float32 or
+            bfloat16 arithmetic made nearly dependent count as independent then; ``.rank`` shows it, and 1e-5 cuts them.
+        permutations: draw this many seeded permutations of the targets, for ``.permuted`` and ``.permuted_std``.
+        seed: of the permutations; torch's global stream is not touched.
+
+    Returns a float with ``.rank``, ``.null`` (rank(H)/n, which unrelated targets reach), ``.excess``, ``.permuted``.
+    Read it only beside ``.null``: with as many features as examples TL is 1 whatever they are; see
+    :func:`held_out_target_linearity`. Reference: arXiv:2605.06258, Target Linearity (theory 2).
+
+    Example:
+        >>> H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0]])
+        >>> tl = target_linearity(H, H[:, 0] - H[:, 1])
+        >>> round(float(tl), 6), tl.rank, tl.null
+        (0.981818, 2, 0.5)
+    """
+    measure = TargetLinearity(center=center, tolerance=tolerance)
+    h, y = _rows(features, targets)
+    span, centred = measure._span(measure._state(h, y, compress=False))
+    value = _value(span, centred, len(h))
+    if permutations <= 0 or math.isnan(value):
+        return value
+    drawn = _permuted(span, centred, permutations, seed)
+    std = float(drawn.std()) if permutations > 1 else math.nan
+    return TargetLinearityValue(float(value), value.rank, value.examples, float(drawn.mean()), std)
+
+
+def held_out_target_linearity(
+    features: Tensor,
+    targets: Tensor,
+    test_features: Tensor | None = None,
+    test_targets: Tensor | None = None,
+    *,
+    test_share: float = 0.25,
+    center: bool = False,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> float:
+    """Target linearity on examples that the linear map has not seen: ``1 - |Y' - H'B|² / |Y'|²``, ``B = H⁺Y``.
+
+    B is the least-squares map of least norm on ``features`` (n, ...); Y and Y' are centred by the mean of ``targets``.
+    At most 1; at or below 0 the map says no more than the mean does. Without a test set a seeded share of the examples
+    is held out. ``center`` and ``tolerance`` are those of :func:`target_linearity`.
+
+    Example:
+        >>> H = torch.randn(60, 50, generator=torch.Generator().manual_seed(0))
+        >>> noise = torch.randn(60, generator=torch.Generator().manual_seed(1))
+        >>> float(target_linearity(H, noise)) > 0.7, held_out_target_linearity(H, noise) < 0.3
+        (True, True)
+    """
+    if (test_features is None) != (test_targets is None):
+        raise InputError("test_features and test_targets must be given together, got one of them.")
+    classes = _classes(targets, test_targets)
+    h, y = _rows(features, targets, classes)
+    if test_features is None or test_targets is None:
+        (h, y), (h_test, y_test) = _split(h, y, test_share, seed)
+    else:
+        h_test, y_test = _rows(test_features, test_targets, classes)
+        if h_test.shape[1] != h.shape[1] or y_test.shape[1] != y.shape[1]:
+            raise InputError(
+                f"test features and targets must have the widths {h.shape[1]} and {y.shape[1]} of the training ones, "
+                f"got {h_test.shape[1]} and {y_test.shape[1]}."
+            )
+    scale = float(torch.cat([y, y_test]).abs().max()) or 1.0  # squares of the targets neither overflow nor vanish
+    y, y_test = y / scale, y_test / scale
+    mean_y = y.mean(0)
+    mean_h = h.mean(0) if center else torch.zeros_like(h[0])
+    u, s, v, keep = _svd(h - mean_h, _cut(h.shape, tolerance))
+    inverse = torch.where(keep, 1 / torch.where(keep, s, 1.0), 0.0)
+    coefficients = v.mT @ (inverse[:, None] * (u.mT @ (y - mean_y)))
+    truth = y_test - mean_y
+    total = float(truth.square().sum())
+    if total <= _no_variance(len(y_test), mean_y):
+        return undefined("held-out target linearity", "the held-out targets do not vary about the training mean")
+    return 1 - float((truth - (h_test - mean_h) @ coefficients).square().sum()) / total
+
+
+def layer_target_linearity(
+    model: nn.Module,
+    x: Any,
+    targets: Tensor,
+    layers: Layers = "*",
+    *,
+    test: tuple[Any, Tensor] | None = None,
+    reduce: Reduce = "flatten",
+    at: At = "output",
+    mode: Mode = "eval",
+    center: bool = False,
+    tolerance: float | None = None,
+    permutations: int = 0,
+    seed: int = 0,
+) -> dict[str, TargetLinearityValue]:
+    """Target linearity of every chosen layer, in the order of the forward pass, the input ``"(input)"`` first.
+
+    A network that learns features makes them more linear in the targets from layer to layer. Wide layers reach 1 by
+    their width alone, so compare ``.excess``, or pass ``test=(x, targets)`` and compare ``.held_out``.
+
+    Args:
+        model, x: as for :func:`gramscope.measures.features`; the model is left as it was.
+        targets: as for :func:`target_linearity`, one row an example.
+        layers: names or globs.
+        test: inputs and targets for ``.held_out``.
+        reduce, at, mode: how activations become rows, see :func:`gramscope.measures.features`.
+        center, tolerance, permutations, seed: see :func:`target_linearity`.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        >>> list(layer_target_linearity(model, torch.randn(9, 3), torch.randn(9)))
+        ['(input)', '0', '1', '2']
+    """
+    found = _with_input(features(model, x, layers, reduce=reduce, at=at, mode=mode), x)
+    unseen: dict[str, Tensor] = {}
+    if test is not None:
+        unseen = _with_input(features(model, test[0], layers, reduce=reduce, at=at, mode=mode), test[0])
+    values = {}
+    for name, rows in found.items():
+        value = target_linearity(
+            rows, targets, center=center, tolerance=tolerance, permutations=permutations, seed=seed
+        )
+        if test is not None:
+            held_out = held_out_target_linearity(
+                rows, targets, unseen[name], test[1], center=center, tolerance=tolerance
+            )
+            value = TargetLinearityValue(
+                float(value), value.rank, value.examples, value.permuted, value.permuted_std, held_out
+            )
+        values[name] = value
+    return values
+
+
+def _with_input(found: dict[str, Tensor], x: Any) -> dict[str, Tensor]:
+    if isinstance(x, Tensor) and x.is_floating_point():
+        return {"(input)": x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None], **found}
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TriangularState:
+    """``R`` of a QR factorisation of the rows [H, 1, Y]: all inner products of their columns, at full precision.
+
+    Two are merged by the QR factorisation of one on top of the other. The Gram matrix ``RᵀR`` would do too, at half the
+    digits. ``features`` is p.
+    """
+
+    n: int
+    features: int
+    rows: Float[Tensor, "rows columns"]
+
+    def merged(self, other: "TriangularState") -> "TriangularState":
+        if (self.features, self.rows.shape[1]) != (other.features, other.rows.shape[1]):
+            raise InputError(
+                f"states of the same widths can be merged, got {self.features} and {other.features} features, "
+                f"{self.rows.shape[1] - self.features - 1} and {other.rows.shape[1] - other.features - 1} targets. For "
+                "class labels that may be missing from a batch, say TargetLinearity(classes=...)."
+            )
+        stacked = torch.cat([self.rows, other.rows.to(self.rows)])
+        return TriangularState(self.n + other.n, self.features, _triangular(stacked))
+
+
+class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
+    """Target linearity batch by batch, in memory of (p + c)²; see :func:`target_linearity`.
+
+    ``classes`` is the number of classes where targets are labels. The null by permutation needs all examples at once.
+
+    >>> measure, H, Y = TargetLinearity(), torch.randn(20, 3), torch.randn(20, 2)
+    >>> state = measure.merge(measure.update(H[:5], Y[:5]), measure.update(H[5:], Y[5:]))
+    >>> abs(measure.compute(state) - target_linearity(H, Y)) < 1e-12
+    True
+    """
+
+    facts = Facts(
+        name="target linearity",
+        symbol="TL",
+        bounds=(0.0, 1.0),
+        low="no linear map of the features says anything of the targets",
+        high="the targets are a linear map of the features",
+        reference="arXiv:2605.06258, Target Linearity",
+    )
+
+    def __init__(self, *, center: bool = False, tolerance: float | None = None, classes: int | None = None) -> None:
+        if tolerance is not None and not 0 <= tolerance < 1:
+            raise InputError(f"tolerance must be at least 0 and below 1, got {tolerance}.")
+        self.center, self.tolerance, self.classes = center, tolerance, classes
+
+    def update(self, features: Tensor, targets: Tensor) -> TriangularState:
+        h, y = _rows(features, targets, self.classes)
+        return self._state(h, y, compress=True)
+
+    def _state(self, h: Tensor, y: Tensor, compress: bool) -> TriangularState:
+        rows = torch.cat([h, h.new_ones(len(h), 1), y], dim=1)
+        return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows)
+
+    def compute(self, state: TriangularState) -> TargetLinearityValue:
+        return _value(*self._span(state), state.n)
+
+    def _span(self, state: TriangularState) -> tuple[Float[Tensor, "rows r"], Float[Tensor, "rows c"]]:
+        """An orthonormal basis of the features' columns, and the centred targets; zero where they do not vary."""
+        # An orthogonal map of the rows changes no inner product, so R serves as the data; 1 is then its own column.
+        p = state.features
+        h, one, y = _unit(state.rows[:, :p]), state.rows[:, p : p + 1], _unit(state.rows[:, p + 1 :])
+        mean, size = (one.mT @ y) / state.n, float(h.norm())
+        centred = y - one * mean
+        if float(centred.square().sum()) <= _no_variance(state.n, mean):
+            centred = torch.zeros_like(centred)
+        if self.center:
+            h = h - one * ((one.mT @ h) / state.n)
+        u, _, _, keep = _svd(h, _cut((state.n, p), self.tolerance), size)
+        return u[:, keep], centred
+
+
+def _value(span: Tensor, centred: Tensor, n: int) -> TargetLinearityValue:
+    total = float(centred.square().sum())
+    if total == 0:
+        nan = undefined("target linearity", f"the targets do not vary over the {n} examples")
+        return TargetLinearityValue(nan, span.shape[1], n)
+    return TargetLinearityValue(min(1.0, float((span.mT @ centred).square().sum()) / total), span.shape[1], n)
+
+
+def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Float[Tensor, " draws"]:
+    """Target linearity of permuted targets."""
+    rng = generator(child_seed(seed, "target linearity", "permutations"))
+    total = centred.square().sum()
+    orders = (torch.randperm(len(centred), generator=rng).to(centred.device) for _ in range(permutations))
+    return torch.stack([(span.mT @ centred[order]).square().sum() / total for order in orders])
+
+
+def _rows(features: Tensor, targets: Tensor, classes: int | None = None) -> tuple[Tensor, Tensor]:
+    h = as_rows(features, "features")
+    if not isinstance(targets, Tensor):
+        raise InputError(
+            f"targets must be a torch.Tensor, got {type(targets).__name__}. Convert: torch.as_tensor(...)."
+        )
+    labels = targets.dim() == 1 and not targets.is_floating_point() and not targets.is_complex()
+    y = _one_hot(targets, classes) if labels else as_rows(targets, "targets")
+    check_paired(h, y, "features", "targets")
+    if len(h) == 0 or h.shape[1] == 0 or y.shape[1] == 0:
+        raise InputError(
+            f"features and targets must not be empty, got {tuple(features.shape)}, {tuple(targets.shape)}."
+        )
+    return h, y.to(h.device)
+
+
+def _one_hot(labels: Tensor, classes: int | None) -> Tensor:
+    labels = labels.detach().long()
+    found = int(labels.max()) + 1 if len(labels) else 1
+    if len(labels) and (int(labels.min()) < 0 or (classes is not None and found > classes)):
+        raise InputError(
+            f"class labels must be between 0 and {'C - 1' if classes is None else classes - 1}, got "
+            f"{int(labels.min())} to {found - 1}. Drop ignored examples (label -100) first, or pass float targets."
+        )
+    return torch.nn.functional.one_hot(labels, classes or found).double()
+
+
+def _classes(*targets: Tensor | None) -> int | None:
+    """The number of classes that two sets of labels need together; None for real targets."""
+    present = [t for t in targets if isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point() and len(t)]
+    return max((int(t.max()) + 1 for t in present), default=None)
+
+
+def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    held = round(share * len(h))
+    if not 0 < held < len(h):
+        raise InputError(f"test_share must leave at least one example on both sides, got {share} of {len(h)} examples.")
+    order = torch.randperm(len(h), generator=generator(child_seed(seed, "target linearity", "split"))).to(h.device)
+    return (h[order[held:]], y[order[held:]]), (h[order[:held]], y[order[:held]])
+
+
+def _svd(h: Tensor, cut: float, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """U, σ, Vᵀ and which singular values count: those above ``cut`` times the largest.
+
+    ``scale`` is the size of what h was before centring: what centring leaves of constant columns is rounding.
+    """
+    u, s, v = torch.linalg.svd(h, full_matrices=False)
+    floor = torch.finfo(s.dtype).eps * (scale or 0.0)
+    return u, s, v, (s > cut * s[0]) & (s > floor)
+
+
+def _cut(shape: tuple[int, ...] | torch.Size, tolerance: float | None) -> float:
+    return max(shape) * torch.finfo(torch.float64).eps if tolerance is None else tolerance
+
+
+def _no_variance(n: int, mean: Tensor) -> float:
+    """Sums of squares about the mean of n rows that are rounding of the mean itself."""
+    return n * float(mean.square().sum()) * torch.finfo(torch.float64).eps ** 2 * 1e4
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """The rows at a scale at which squares neither overflow nor vanish; the measure knows no scale."""
+    largest = float(rows.abs().max())
+    return rows / largest if largest else rows
+
+
+def _triangular(rows: Tensor) -> Tensor:
+    return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows

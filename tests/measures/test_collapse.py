@@ -1,0 +1,233 @@
+"""Neural collapse against covariance matrices, and the corners: few examples, missing classes, many classes."""
+
+from functools import reduce
+from itertools import pairwise
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from references import collapse as reference
+
+Undefined = gs.measures.UndefinedMeasureWarning
+
+
+@pytest.fixture
+def as_users_run_it():
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def clusters(n, p, classes, seed, spread=0.5, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(seed)
+    centres = 2 * torch.randn(classes, p, generator=rng, dtype=torch.float64)
+    labels = torch.cat([torch.arange(classes), torch.randint(classes, (n - classes,), generator=rng)])
+    noise = torch.randn(n, p, generator=rng, dtype=torch.float64)
+    return (centres[labels] + spread * noise).to(dtype), labels
+
+
+def simplex_features(classes, p, copies):
+    """Exact collapse: a rotated simplex, ``copies`` examples on each corner."""
+    corners = torch.eye(classes, dtype=torch.float64) - 1 / classes
+    rotation = torch.linalg.qr(torch.randn(p, p, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    labels = torch.arange(classes * copies) % classes
+    return (corners @ rotation[:classes])[labels] + 3.0, labels, corners @ rotation[:classes]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(8, 40),
+    p=st.integers(1, 12),
+    classes=st.integers(2, 6),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 10**6),
+)
+def test_against_covariance_matrices(n, p, classes, dtype, seed):
+    features, labels = clusters(n, p, classes, seed, dtype=dtype)
+    phi, names = features.double().numpy(), labels.numpy()
+    rng = np.random.default_rng(seed)
+    weight, bias = rng.standard_normal((classes, p)), rng.standard_normal(classes)
+    means, _ = reference.statistics(phi, names)
+    singular = np.linalg.svd(np.stack(means) - sum(means) / classes, compute_uv=False)[: min(classes - 1, p)]
+    if singular[-1] < 1e-2 * singular[0]:
+        return  # the pseudo-inverse of a nearly singular matrix depends on its cut
+    found = gs.measures.neural_collapse(features, labels, weight=torch.tensor(weight), bias=torch.tensor(bias))
+    # The pseudo-inverse amplifies rounding by at most the square of the condition number, 1e4 here.
+    assert found.nc1 == pytest.approx(reference.nc1(phi, names), rel=1e-9)
+    values = found.nc2, found.nc2_equinorm, found.nc2_equiangular, found.nc2_maximal_angle
+    assert values == pytest.approx(reference.nc2(phi, names), abs=1e-7)
+    assert found.nc3 == pytest.approx(reference.nc3(phi, names, weight), rel=1e-10)
+    assert found.nc4 == reference.nc4(phi, names, phi @ weight.T + bias)
+    assert found.cdnv == pytest.approx(reference.cdnv(phi, names), rel=1e-10)
+    ridged = gs.measures.neural_collapse(features, labels, ridge=1e-4).nc1
+    assert ridged == pytest.approx(reference.nc1(phi, names, 1e-4), rel=1e-8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(6, 80),
+    p=st.integers(1, 8),
+    classes=st.integers(2, 5),
+    cuts=st.lists(st.integers(0, 80), max_size=6),
+    with_outputs=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_any_split_and_order(n, p, classes, cuts, with_outputs, seed):
+    features, labels = clusters(n, p, classes, seed)
+    outputs = features @ torch.randn(p, classes, dtype=torch.float64) if with_outputs else None
+    measure = gs.measures.Collapse()
+    whole = measure(features, labels, outputs)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    edges = sorted({0, n, *(min(cut, n) for cut in cuts)})
+    states = []
+    for a, b in pairwise(edges):
+        at = order[a:b]
+        states.append(measure.update(features[at], labels[at], None if outputs is None else outputs[at]))
+    split = measure.compute(reduce(measure.merge, states))
+    assert split.counts == whole.counts
+    assert split.nc4 == whole.nc4
+    for name in ("nc1", "nc2", "nc2_equinorm", "nc2_equiangular", "nc2_maximal_angle", "cdnv", "within", "between"):
+        assert getattr(split, name) == pytest.approx(getattr(whole, name), rel=1e-10, abs=1e-10), name
+
+
+def test_full_collapse_is_zero_throughout():
+    features, labels, corners = simplex_features(5, 9, 7)
+    found = gs.measures.neural_collapse(features, labels, weight=corners, bias=-3 * corners.sum(1))
+    for name in ("nc1", "nc2", "nc2_equinorm", "nc2_equiangular", "nc2_maximal_angle", "nc3", "nc4", "cdnv"):
+        assert abs(getattr(found, name)) < 1e-13, name
+    assert found.notes == ()
+    spoilt = features.clone()
+    spoilt[0] += 1.0
+    assert gs.measures.neural_collapse(spoilt, labels).nc1 > 1e-3
+
+
+def test_the_ridge_turns_the_order_round():
+    """With 1e-4 NC1 is Tr Σ_W times 1e4: larger features look less collapsed, whatever their shape."""
+    features, labels = clusters(300, 20, 4, 0, spread=0.3)
+    tight, wide = features * 100, clusters(300, 20, 4, 0, spread=0.6)[0] * 0.01
+    measure = gs.measures.neural_collapse
+    assert measure(tight, labels).nc1 < measure(wide, labels).nc1
+    assert measure(tight, labels, ridge=1e-4).nc1 > measure(wide, labels, ridge=1e-4).nc1
+    within = measure(tight, labels).within
+    rest = measure(tight, labels, ridge=1e-4).nc1 / (within * 1e4)
+    assert 0.8 < rest < 1.0  # 17 of 20 directions lie outside the class means
+
+
+def test_every_class_counts_alike():
+    features, labels = clusters(60, 6, 3, 1)
+    doubled = torch.cat([features, features[labels == 0]]), torch.cat([labels, labels[labels == 0]])
+    assert gs.measures.neural_collapse(*doubled).nc1 == pytest.approx(
+        gs.measures.neural_collapse(features, labels).nc1, rel=1e-12
+    )
+
+
+def test_labels_may_be_any_whole_numbers_or_one_hot():
+    features, labels = clusters(40, 5, 3, 2)
+    whole = gs.measures.neural_collapse(features, labels)
+    renamed = torch.tensor([-7, 100, 3])[labels]
+    for same in (renamed, labels.to(torch.uint8), labels[:, None], labels.float(), torch.eye(3)[labels]):
+        found = gs.measures.neural_collapse(features, same)
+        assert found.nc1 == pytest.approx(whole.nc1, rel=1e-12)
+    assert gs.measures.neural_collapse(features, renamed).counts.keys() == {-7, 3, 100}
+
+
+def test_corners_are_handled_and_said():
+    features, labels = clusters(30, 4, 3, 3)
+    with pytest.warns(UserWarning, match=r"2 of the classes have no example and are left out: \[3, 4\]"):
+        found = gs.measures.neural_collapse(features, labels, classes=5)
+    assert found.missing == (3, 4)
+    assert found.nc1 == gs.measures.neural_collapse(features, labels).nc1
+    single = gs.measures.neural_collapse(
+        torch.cat([features, features[:1] + 9]), torch.cat([labels, torch.tensor([3])])
+    )
+    assert single.counts[3] == 1
+    assert any("one example" in note and "[3]" in note for note in single.notes)
+    many, names = clusters(50, 2, 7, 4)
+    crowded = gs.measures.neural_collapse(many, names)
+    assert crowded.nc1 == pytest.approx(reference.nc1(many.numpy(), names.numpy()), rel=1e-8)
+    assert any("cannot form a simplex" in note for note in crowded.notes)
+    two = gs.measures.neural_collapse(*clusters(20, 3, 2, 5))
+    assert any("always opposite" in note for note in two.notes)
+    assert two.nc2 < 1e-12
+
+
+def test_undefined_is_nan_with_a_reason():
+    features = torch.randn(10, 3)
+    with pytest.warns(Undefined, match="all 10 examples are of one class"):
+        found = gs.measures.neural_collapse(features, torch.zeros(10, dtype=torch.long))
+    assert found.nc1 != found.nc1
+    assert found.cdnv != found.cdnv
+    constant = torch.full((10, 3), 0.1)
+    with pytest.warns(Undefined) as record:
+        found = gs.measures.neural_collapse(constant, torch.arange(10) % 2, weight=torch.ones(2, 3))
+    said = " ".join(str(w.message) for w in record)
+    assert found.nc1 != found.nc1
+    for reason in ("NC1 is not defined: all class means coincide", "NC2", "CDNV", "NC3"):
+        assert reason in said
+    symmetric = torch.tensor([[-1.0], [0.0], [1.0]]).repeat(4, 1)
+    with pytest.warns(Undefined, match="the mean of class 1 is the mean of all classes"):
+        gs.measures.neural_collapse(symmetric, torch.arange(12) % 3)
+
+
+def test_without_classifier_nc3_and_nc4_are_absent():
+    found = gs.measures.neural_collapse(*clusters(20, 3, 3, 6))
+    assert found.nc3 is None
+    assert found.nc4 is None
+
+
+def test_outputs_take_the_place_of_a_classifier():
+    features, labels = clusters(40, 4, 3, 7)
+    outputs = torch.randn(40, 3, dtype=torch.float64)
+    found = gs.measures.neural_collapse(features, labels, outputs)
+    assert found.nc4 == reference.nc4(features.numpy(), labels.numpy(), outputs.numpy())
+
+
+def test_against_scikit_learn():
+    """Linear discriminant analysis is NC1 by another name, nearest centroids are NC4."""
+    from sklearn.covariance import empirical_covariance
+    from sklearn.neighbors import NearestCentroid
+
+    features, labels = clusters(90, 4, 3, 10, spread=2.0)
+    outputs = torch.randn(90, 3, dtype=torch.float64)
+    found = gs.measures.neural_collapse(features, labels, outputs)
+    predicted = NearestCentroid().fit(features.numpy(), labels.numpy()).predict(features.numpy())
+    assert found.nc4 == float((torch.tensor(predicted) != outputs.argmax(1)).double().mean())
+    within = sum(empirical_covariance(features[labels == c].numpy()) for c in range(3))
+    assert found.within == pytest.approx(np.trace(within), rel=1e-12)
+
+
+def test_wide_features_need_no_square_matrix():
+    """100,000 features: a covariance matrix would take 80 GB."""
+    features, labels = clusters(30, 100_000, 3, 8, dtype=torch.float32)
+    found = gs.measures.neural_collapse(features, labels)
+    assert 0 < found.nc1 < 10
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_bad_input_is_explained():
+    features, labels = clusters(20, 3, 3, 9)
+    cases = {
+        "same examples": lambda: gs.measures.neural_collapse(features, labels[:5]),
+        "whole numbers": lambda: gs.measures.neural_collapse(features, labels + 0.5),
+        "one-hot": lambda: gs.measures.neural_collapse(features, torch.rand(20, 3)),
+        "among the given classes": lambda: gs.measures.neural_collapse(features, labels, classes=2),
+        "weight must have shape": lambda: gs.measures.neural_collapse(features, labels, weight=torch.ones(3, 4)),
+        "numbered from 0": lambda: gs.measures.neural_collapse(features, labels + 5, weight=torch.ones(3, 3)),
+        "ridge must be": lambda: gs.measures.neural_collapse(features, labels, ridge=-1.0),
+        "bias belongs": lambda: gs.measures.neural_collapse(features, labels, bias=torch.ones(3)),
+        "got none": lambda: gs.measures.neural_collapse(features[:0], labels[:0]),
+        "finite": lambda: gs.measures.neural_collapse(features / 0, labels),
+        "must be a torch.Tensor": lambda: gs.measures.neural_collapse(features, [0, 1]),
+    }
+    for words, call in cases.items():
+        with pytest.raises(InputError, match=words):
+            call()
+    measure = gs.measures.Collapse()
+    with pytest.raises(InputError, match="every batch or for none"):
+        measure.merge(measure.update(features, labels), measure.update(features, labels, features))

@@ -1,0 +1,297 @@
+"""D_LR: the exact cases of theory 5, random shapes against the definition, corners; the three curves."""
+
+from functools import reduce
+from itertools import pairwise
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from gramscope.measures.curves import orthonormalised
+from references import richness as reference
+
+Undefined = gs.measures.UndefinedMeasureWarning
+TARGETS = ("raw", "projection")
+
+
+@pytest.fixture
+def as_users_run_it():
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def one_hot(labels, classes=10):
+    return nn.functional.one_hot(labels, classes).double()
+
+
+def rotated(x, p, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return x @ torch.linalg.qr(torch.randn(p, p, generator=rng, dtype=torch.float64)).Q[: x.shape[1]]
+
+
+class TestExactCases:
+    """The table of theory 5; n = 1000, C = 10."""
+
+    labels = torch.arange(1000) % 10
+    scales = torch.logspace(0, -2, 10, dtype=torch.float64)
+
+    def both(self, features, outputs):
+        return [gs.measures.richness(features, outputs, target) for target in TARGETS]
+
+    def test_collapsed_features_balanced_one_hot(self):
+        y = one_hot(self.labels)
+        assert self.both(rotated(y, 64), y) == pytest.approx([0, 0], abs=1e-12)
+
+    def test_isotropic_collapse_with_outputs_of_many_scales(self):
+        y = one_hot(self.labels)
+        assert self.both(rotated(y, 64), y * self.scales) == pytest.approx([0.518, 0], abs=5e-4)
+
+    def test_features_equal_to_those_outputs(self):
+        f = one_hot(self.labels) * self.scales
+        assert self.both(rotated(f, 64), f) == pytest.approx([0, 0.518], abs=5e-4)
+
+    def test_independent_features(self):
+        rng = torch.Generator().manual_seed(0)
+        phi = torch.randn(20000, 64, generator=rng, dtype=torch.float64)
+        f = phi @ torch.randn(64, 10, generator=rng, dtype=torch.float64)
+        raw, projection = self.both(phi, f)
+        assert raw == pytest.approx(0.628, abs=0.015)  # depends on the draw of the readout
+        assert projection == pytest.approx(1 - (10 / 64) ** 0.5, abs=0.005)
+
+    def test_imbalanced_collapse(self):
+        # Class sizes 2^0 ... 2^9. The projection form has the closed form 1 - Σλ/√(r Σλ²), λ of the centred YᵀY;
+        # theory 5 quotes .441 for an imbalance that it does not state.
+        sizes = 2 ** np.arange(10)
+        labels = torch.from_numpy(np.repeat(np.arange(10), sizes))
+        y = one_hot(labels)
+        raw, projection = self.both(rotated(y, 64), y)
+        weights = sizes / sizes.sum()
+        eigenvalues = np.linalg.eigvalsh(np.diag(weights) - np.outer(weights, weights))[1:]
+        assert raw == pytest.approx(0, abs=1e-12)
+        assert projection == pytest.approx(1 - eigenvalues.sum() / np.sqrt(9 * (eigenvalues**2).sum()), abs=1e-12)
+        assert projection == pytest.approx(0.443, abs=5e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(3, 40),
+    p=st.integers(1, 60),
+    c=st.integers(1, 8),
+    rank=st.integers(1, 8),
+    target=st.sampled_from(TARGETS),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 10**6),
+)
+def test_against_the_definition(n, p, c, rank, target, dtype, seed):
+    rng = torch.Generator().manual_seed(seed)
+    phi = torch.randn(n, p, generator=rng, dtype=torch.float64).to(dtype)
+    f = torch.randn(n, c, generator=rng, dtype=torch.float64)
+    if rank < c and dtype == torch.float64:  # rank deficient; in low precision rounding fills the rank up again
+        f = f[:, :rank] @ torch.randn(rank, c, generator=rng, dtype=torch.float64)
+    f = f.to(dtype)
+    values = np.linalg.svd(f.double().numpy() - f.double().numpy().mean(0), compute_uv=False)
+    kept = values > 1e-6 * values[0]
+    if target == "projection" and (values[kept][-1] < 0.1 * values[0]):
+        return  # which directions count as rounding depends on the dtype
+    expected = reference.d_lr(phi.double().numpy(), f.double().numpy(), target)
+    assert gs.measures.richness(phi, f, target) == pytest.approx(expected, abs=1e-11)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(4, 200),
+    p=st.integers(1, 10),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+    target=st.sampled_from(TARGETS),
+    shift=st.sampled_from([0.0, 50.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_any_split_and_order(n, p, cuts, target, shift, seed):
+    rng = torch.Generator().manual_seed(seed)
+    phi = torch.randn(n, p, generator=rng, dtype=torch.float64) + shift
+    f = phi @ torch.randn(p, 2, generator=rng, dtype=torch.float64)
+    f = f + torch.randn(n, 2, generator=rng, dtype=torch.float64)
+    measure = gs.measures.Richness(target)
+    whole = measure(phi, f)
+    order = torch.randperm(n, generator=rng)
+    edges = sorted({0, n, *(min(cut, n) for cut in cuts)})
+    states = [measure.update(phi[order[a:b]], f[order[a:b]]) for a, b in pairwise(edges)]
+    assert measure.compute(reduce(measure.merge, states)) == pytest.approx(whole, abs=1e-10)
+
+
+def test_float32_outputs_that_sum_to_zero_have_one_rank_less():
+    """Rounding must not count as an output: softmax-like outputs have rank C-1 up to 1e-7."""
+    rng = torch.Generator().manual_seed(0)
+    phi = torch.randn(500, 20, generator=rng, dtype=torch.float64)
+    f = phi @ torch.randn(20, 5, generator=rng, dtype=torch.float64)
+    f = f - f.mean(1, keepdim=True)
+    exact = gs.measures.richness(phi, f, "projection")
+    assert gs.measures.richness(phi, f.float(), "projection") == pytest.approx(exact, abs=1e-5)
+    assert gs.measures.richness(phi[:30].float(), f[:30].float(), "projection") == pytest.approx(
+        gs.measures.richness(phi[:30], f[:30], "projection"), abs=1e-5
+    )
+
+
+def test_more_outputs_than_examples():
+    rng = torch.Generator().manual_seed(1)
+    phi, f = torch.randn(6, 4, generator=rng).double(), torch.randn(6, 50, generator=rng).double()
+    expected = reference.d_lr(phi.numpy(), f.numpy(), "projection")
+    assert gs.measures.richness(phi, f, "projection") == pytest.approx(expected, abs=1e-12)
+
+
+def test_undefined_is_nan_with_a_reason():
+    with pytest.warns(Undefined, match="the set of outputs has the same features for all examples"):
+        value = gs.measures.richness(torch.randn(9, 3), torch.full((9, 2), 0.3))
+    assert value != value
+    with pytest.warns(Undefined, match="the set of features has the same"):
+        gs.measures.richness(torch.zeros(9, 3), torch.randn(9, 2))
+    with pytest.warns(Undefined, match="at least 2 examples, got 1"):
+        gs.measures.richness(torch.randn(1, 3), torch.randn(1, 2))
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_bad_input_is_explained():
+    with pytest.raises(InputError, match="same examples"):
+        gs.measures.richness(torch.ones(3, 2), torch.ones(4, 2))
+    with pytest.raises(InputError, match="target must be"):
+        gs.measures.richness(torch.ones(3, 2), torch.ones(3, 2), "projected")
+    with pytest.raises(InputError, match="finite"):
+        gs.measures.richness(torch.ones(3, 2) / 0, torch.ones(3, 2))
+
+
+def test_of_a_network_with_its_last_layer_found_or_named():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3), nn.LogSoftmax(1))
+    x = torch.randn(64, 5)
+    with torch.no_grad():
+        phi, f = model[:4](x), model(x)
+        early = model[:2](x)
+    expected = gs.measures.richness(phi, f)
+    assert gs.measures.network_richness(model, x) == pytest.approx(expected, abs=1e-12)
+    assert gs.measures.network_richness(model, x.split(10)) == pytest.approx(expected, abs=1e-10)
+    named = gs.measures.network_richness(model, x, layer="2", target="projection")
+    assert named == pytest.approx(gs.measures.richness(early, f, "projection"), abs=1e-12)
+
+
+def test_initial_similarity_and_norm():
+    x = torch.randn(20, 4)
+    assert gs.measures.initial_similarity(x, x) == pytest.approx(1.0, abs=1e-12)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    model[1].weight = nn.Parameter(torch.full((2, 3), 1e-30))
+    exact = sum(float(p.detach().double().square().sum()) for p in model.parameters()) ** 0.5
+    assert gs.measures.parameter_norm(model) == pytest.approx(exact, rel=1e-14)
+    tied = nn.ModuleList([model[0], model[0]])
+    assert gs.measures.parameter_norm(tied) == gs.measures.parameter_norm(model[0])
+    with pytest.raises(InputError, match="none"):
+        gs.measures.parameter_norm(nn.ReLU())
+
+
+class TestCurves:
+    def data(self, n, p, c, seed=0):
+        rng = np.random.default_rng(seed)
+        mix = rng.standard_normal((p, p)) * np.logspace(0, -1.5, p)
+        train, evaluation = rng.standard_normal((n, p)) @ mix + 0.3, rng.standard_normal((n, p)) @ mix + 0.3
+        targets = evaluation @ rng.standard_normal((p, c)) + 0.5 * rng.standard_normal((n, c))
+        return train, evaluation, targets
+
+    @pytest.mark.parametrize(("n", "p", "c"), [(200, 12, 3), (100, 30, 1), (60, 5, 4)])
+    def test_against_gram_schmidt(self, n, p, c):
+        train, evaluation, targets = self.data(n, p, c)
+        found = gs.measures.richness_curves(*map(torch.tensor, (train, evaluation, targets, targets[:, :1])))
+        quality, intensity = reference.curves(train, evaluation, targets)
+        utilisation, _ = reference.curves(train, evaluation, targets[:, :1])
+        assert found.quality.numpy() == pytest.approx(quality, abs=1e-9)
+        assert found.utilisation.numpy() == pytest.approx(utilisation, abs=1e-9)
+        assert found.intensity.numpy() == pytest.approx(intensity, abs=1e-11)
+        assert found.effective_dimension == pytest.approx(reference.effective_dimension(found.eigenvalues.numpy()))
+        assert (found.rank, found.target_rank, found.output_rank) == (p, c, 1)
+        assert bool((found.quality.diff() >= -1e-12).all())
+
+    def test_any_split_and_order(self):
+        train, evaluation, targets = map(torch.tensor, self.data(150, 10, 3))
+        measure = gs.measures.RichnessCurves()
+        whole = gs.measures.richness_curves(train, evaluation, targets)
+        states = [measure.update(part, part="train") for part in train.split(40)]
+        states += [measure.update(a, b) for a, b in zip(evaluation.split(33), targets.split(33), strict=True)]
+        order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0)).tolist()
+        found = measure.compute(reduce(measure.merge, [states[i] for i in order]))
+        assert torch.allclose(found.quality, whole.quality, atol=1e-10, rtol=0)
+        assert torch.allclose(found.eigenvalues, whole.eigenvalues, atol=1e-12)
+
+    def test_rich_features_reach_one_after_as_many_steps_as_classes(self):
+        labels = torch.arange(90) % 3
+        rng = torch.Generator().manual_seed(0)
+        phi = rotated(one_hot(labels, 3), 8) + 1e-3 * torch.randn(90, 8, generator=rng, dtype=torch.float64)
+        found = gs.measures.richness_curves(phi, phi, labels)
+        assert float(found.quality[2]) > 0.999
+        assert found.target_rank == 3
+
+    def test_rank_deficient_features_end_early(self):
+        train, evaluation, targets = self.data(100, 6, 2)
+        wide = np.concatenate([train, train @ np.ones((6, 4))], 1)
+        wide_evaluation = np.concatenate([evaluation, evaluation @ np.ones((6, 4))], 1)
+        found = gs.measures.richness_curves(torch.tensor(wide), torch.tensor(wide_evaluation), torch.tensor(targets))
+        assert found.rank == 6
+        assert float(found.quality[-1]) == pytest.approx(
+            float(gs.measures.richness_curves(*map(torch.tensor, (train, evaluation, targets))).quality[-1]), abs=1e-9
+        )
+
+    def test_dependent_columns_are_no_directions(self):
+        """Features that vary on the training set but not on the evaluation set must not pick up targets by chance."""
+        rng = torch.Generator().manual_seed(0)
+        e = torch.randn(30, 5, generator=rng, dtype=torch.float64)
+        e[:, 2] = e[:, 0] - e[:, 1]
+        q = orthonormalised(e)
+        assert float(q[:, 2].abs().max()) == 0
+        gram = q.mT @ q
+        assert torch.allclose(gram, torch.diag(torch.tensor([1.0, 1, 0, 1, 1]).double()), atol=1e-12)
+
+    def test_too_few_examples_are_said(self):
+        rng = torch.Generator().manual_seed(0)
+        phi, labels = torch.randn(10, 20, generator=rng), torch.arange(10) % 2
+        with pytest.warns(UserWarning, match="reach 1 whatever"):
+            found = gs.measures.richness_curves(phi, phi, labels)
+        assert float(found.quality[-1]) == pytest.approx(1.0)
+        assert any("span everything" in note for note in found.notes)
+        assert any("do not determine" in note for note in found.notes)
+
+    def test_undefined_and_wrong_input(self):
+        zeros, y = torch.zeros(10, 2), torch.randn(10, 1)
+        with pytest.warns(Undefined, match="all training features are zero"):
+            gs.measures.richness_curves(zeros, zeros, y)
+        x = torch.randn(10, 2)
+        with pytest.warns(Undefined, match="all targets are zero"):
+            assert bool(gs.measures.richness_curves(x, x, torch.zeros(10, 1)).quality.isnan().all())
+        with pytest.raises(InputError, match="need targets"):
+            gs.measures.richness_curves(x, x)
+        measure = gs.measures.RichnessCurves()
+        with pytest.raises(InputError, match="no evaluation set"):
+            measure.compute(measure.update(x, part="train"))
+        with pytest.raises(InputError, match="no training features"):
+            measure.compute(measure.update(x, y))
+        with pytest.raises(InputError, match="one width"):
+            gs.measures.richness_curves(torch.randn(10, 3), x, y)
+
+    def test_effective_dimension(self):
+        assert gs.measures.effective_dimension(torch.tensor([5.0])) == 1.0
+        assert gs.measures.effective_dimension(torch.tensor([5.0, 0.0, 0.0])) == 1.0
+        assert gs.measures.effective_dimension(torch.tensor([1.0, 9.0, 1.0])) == pytest.approx(3.0)
+
+
+def test_nystrom_eigenfunctions_approach_the_true_ones():
+    """Theory 5's test at a tenth of its size: the subspace of the first eigenfunctions from two disjoint samples."""
+    rng = torch.Generator().manual_seed(0)
+    p, n, k = 100, 1000, 5
+    scales = torch.logspace(0, -2, p, dtype=torch.float64)
+    a, b = (torch.randn(n, p, generator=rng, dtype=torch.float64) * scales for _ in range(2))
+    found = gs.measures.richness_curves(a, b, b[:, :k])
+    error = 1 - float(found.quality[k - 1])
+    assert error < 0.25
+    assert float(found.quality[-1]) == pytest.approx(1.0, abs=1e-9)

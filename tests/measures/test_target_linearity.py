@@ -1,0 +1,230 @@
+"""Target linearity against dense projectors, closed forms, scikit-learn and itself in batches."""
+
+import math
+import pickle
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression
+from torch import nn
+
+from gramscope.base.errors import GramscopeError, InputError
+from gramscope.measures.measure import UndefinedMeasureWarning
+from gramscope.measures.target_linearity import (
+    TargetLinearity,
+    held_out_target_linearity,
+    layer_target_linearity,
+    target_linearity,
+)
+from references.feature_learning import reference_target_linearity
+
+MANY = settings(max_examples=60, deadline=None)
+
+
+@MANY
+@given(
+    st.integers(2, 12), st.integers(1, 15), st.integers(1, 6), st.integers(1, 3), st.booleans(),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]), st.integers(0, 10**6),
+)  # fmt: skip
+def test_against_the_dense_projector(n, p, rank, targets, center, dtype, seed):
+    """n below and above p, rank-deficient, any dtype, not contiguous; 1e-10 is the accuracy of the pseudo-inverse."""
+    torch.manual_seed(seed)
+    factors = torch.randint(-3, 4, (p, rank)).double(), torch.randint(-3, 4, (rank, n)).double()
+    h = (factors[0] @ factors[1]).to(dtype).T  # small integers: exact in every dtype, so the rank is known
+    y = torch.randn(n, targets).to(dtype)
+    found = target_linearity(h, y, center=center)
+    assert found == pytest.approx(reference_target_linearity(h, y, center), abs=1e-10)
+    centred = h.double() - h.double().mean(0) if center else h.double()
+    assert found.rank == int(torch.linalg.matrix_rank(centred, rtol=1e-10))
+    assert found.null == found.rank / n
+    assert 0 <= found <= 1
+
+
+@MANY
+@given(st.integers(3, 30), st.integers(1, 8), st.integers(1, 4), st.booleans(), st.integers(0, 10**6), st.data())
+def test_batches_in_any_split_and_order(n, p, targets, center, seed, data):
+    torch.manual_seed(seed)
+    h, y = torch.randn(n, p) + 100, torch.randn(n, targets) - 50  # means far from zero
+    cuts = sorted(data.draw(st.lists(st.integers(1, n - 1), max_size=4, unique=True)))
+    order = data.draw(st.permutations(range(len(cuts) + 1)))
+    bounds = [0, *cuts, n]
+    measure = TargetLinearity(center=center)
+    parts = [measure.update(h[a:b], y[a:b]) for a, b in pairwise(bounds)]
+    state = parts[order[0]]
+    for place in order[1:]:
+        state = measure.merge(parts[place], state)
+    whole = target_linearity(h, y, center=center)
+    assert measure.compute(state) == pytest.approx(float(whole), abs=1e-10)
+    assert measure.compute(state).rank == whole.rank
+
+
+def test_streaming_keeps_the_digits_that_a_gram_matrix_would_lose():
+    torch.manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(200, 6).double())[0]
+    h = (
+        basis
+        * torch.tensor([1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10]).double()
+        @ torch.linalg.qr(torch.randn(6, 6).double())[0]
+    )
+    y = basis[:, 5:] + 0.1 * torch.randn(200, 1).double()
+    value = TargetLinearity().over([(h[a : a + 50], y[a : a + 50]) for a in range(0, 200, 50)])
+    assert value.rank == 6
+    assert value == pytest.approx(float(target_linearity(h, y)), abs=1e-5)  # 1e-10 of relative size, 1e-16 of rounding
+
+
+def test_with_centred_features_it_is_the_r2_of_least_squares():
+    torch.manual_seed(0)
+    h, y = torch.randn(40, 5) + 3, torch.randn(40, 2)
+    model = LinearRegression().fit(h.double().numpy(), y.double().numpy())
+    residual = y.double().numpy() - model.predict(h.double().numpy())
+    centred = y.double() - y.double().mean(0)
+    assert target_linearity(h, y, center=True) == pytest.approx(1 - (residual**2).sum() / float(centred.square().sum()))
+
+
+def test_classes_become_one_hot():
+    torch.manual_seed(0)
+    h, labels = torch.randn(30, 4), torch.randint(3, (30,))
+    expected = float(target_linearity(h, nn.functional.one_hot(labels, 3).float()))
+    assert target_linearity(h, labels) == pytest.approx(expected, abs=1e-14)
+    assert target_linearity(h, labels.to(torch.uint8)) == pytest.approx(expected, abs=1e-14)
+    assert target_linearity(h, labels == 1) <= 1
+    measure = TargetLinearity(classes=3)
+    missing = measure.merge(measure.update(h[:2], labels[:2]), measure.update(h[2:], labels[2:]))
+    assert measure.compute(missing) == pytest.approx(expected, abs=1e-10)
+    plain = TargetLinearity()
+    three, one = plain.update(h, labels), plain.update(h, labels * 0)
+    with pytest.raises(InputError, match="classes="):
+        plain.merge(three, one)
+    with pytest.raises(InputError, match="-100"):
+        target_linearity(h, labels - 100)
+
+
+def test_null_baseline_and_permutations():
+    """Unrelated targets reach rank/n; the permutations say so, with their spread, and a seed fixes them."""
+    torch.manual_seed(0)
+    h, y = torch.randn(100, 30).double(), torch.randn(100, 2).double()
+    found = target_linearity(h, y, permutations=300, seed=3)
+    # E over permutations is exactly (rank - 1ᵀP1/n)/(n-1).
+    ones = torch.ones(100, 1).double() / 10
+    exact = (30 - float((torch.linalg.qr(h)[0].T @ ones).square().sum())) / 99
+    assert found.permuted == pytest.approx(exact, abs=5 * found.permuted_std / math.sqrt(300))
+    assert found.permuted == pytest.approx(found.null, abs=0.02)
+    assert abs(found - found.permuted) < 5 * found.permuted_std
+    again = target_linearity(h, y, permutations=300, seed=3)
+    other = target_linearity(h, y, permutations=300, seed=4)
+    assert again.permuted == found.permuted != other.permuted
+    signal = target_linearity(h, h[:, :1] + 0.1 * y[:, :1], permutations=20)
+    assert signal > signal.permuted + 10 * signal.permuted_std
+    assert signal.excess > 0.9
+    assert math.isnan(target_linearity(h, y).permuted)
+
+
+def test_more_features_than_examples_fit_anything_and_the_null_says_so():
+    torch.manual_seed(0)
+    found = target_linearity(torch.randn(10, 50), torch.randn(10))
+    assert found == pytest.approx(1)
+    assert found.null == 1
+    assert math.isnan(found.excess)
+
+
+def test_held_out():
+    torch.manual_seed(0)
+    h, noise = torch.randn(400, 20), torch.randn(400)
+    truth = h[:, 0] + 2 * h[:, 1]
+    assert held_out_target_linearity(h, truth, center=True) > 1 - 1e-10
+    assert held_out_target_linearity(h, truth) > 0.9  # without an offset the mean of the targets is out of reach
+    assert held_out_target_linearity(h, noise) < 0.05
+    assert target_linearity(h[:25], noise[:25]) > 0.6  # the same noise looks learnt where it was fitted
+    assert held_out_target_linearity(h[:25], noise[:25], h[25:], noise[25:]) < 0
+    by_hand = LinearRegression().fit(
+        h[:300].double().numpy(), truth[:300].double().numpy() + noise[:300].double().numpy()
+    )
+    y_test = (truth + noise)[300:].double()
+    residual = y_test.numpy() - by_hand.predict(h[300:].double().numpy())
+    total = float((y_test - (truth + noise)[:300].double().mean()).square().sum())
+    found = held_out_target_linearity(h[:300], (truth + noise)[:300], h[300:], (truth + noise)[300:], center=True)
+    assert found == pytest.approx(1 - (residual**2).sum() / total, abs=1e-6)
+    assert held_out_target_linearity(h, noise, seed=1) != held_out_target_linearity(h, noise, seed=2)
+    labels = torch.randint(3, (400,))
+    assert held_out_target_linearity(h[:300], labels[:300], h[300:], labels[300:].clamp(max=1)) < 0.1
+
+
+def test_undefined_and_refused():
+    h = torch.randn(6, 2)
+    for constant in (torch.full((6,), 0.1), torch.zeros(6, 2), torch.full((6,), 1e8)):
+        with pytest.warns(UndefinedMeasureWarning, match="do not vary"):
+            assert math.isnan(target_linearity(h, constant))
+    with pytest.warns(UndefinedMeasureWarning, match="do not vary"):
+        assert math.isnan(held_out_target_linearity(h, torch.ones(6)))
+    with pytest.warns(UndefinedMeasureWarning, match="do not vary"):
+        assert math.isnan(target_linearity(h[:1], torch.randn(1)))
+    assert target_linearity(torch.zeros(6, 2), torch.randn(6)) == 0
+    assert target_linearity(torch.full((6, 2), 0.3), torch.randn(6), center=True) == 0  # constant features
+    for bad in (
+        lambda: target_linearity(h, torch.randn(5)),
+        lambda: target_linearity(h * math.nan, torch.randn(6)),
+        lambda: target_linearity(h, torch.full((6,), math.inf)),
+        lambda: target_linearity(h[:0], torch.randn(0)),
+        lambda: target_linearity(h[:, :0], torch.randn(6)),
+        lambda: target_linearity(h, torch.randn(6, dtype=torch.complex64)),
+        lambda: target_linearity(h, torch.randn(6), tolerance=2.0),
+        lambda: held_out_target_linearity(h, torch.randn(6), test_features=h),
+        lambda: held_out_target_linearity(h, torch.randn(6), h[:, :1], torch.randn(6)),
+        lambda: held_out_target_linearity(h, torch.randn(6), test_share=1.0),
+        lambda: TargetLinearity().over([]),
+    ):
+        with pytest.raises(GramscopeError):
+            bad()
+
+
+def test_no_scale_is_too_large_or_too_small():
+    torch.manual_seed(0)
+    h, y = torch.randn(30, 4).double(), torch.randn(30, 2).double()
+    expected = float(target_linearity(h, y))
+    for scale in (1e-200, 1e200):
+        assert target_linearity(scale * h, y / scale) == pytest.approx(expected, abs=1e-12)
+        held_out = held_out_target_linearity(scale * h, y / scale)
+        assert held_out == pytest.approx(held_out_target_linearity(h, y), abs=1e-10)
+        streamed = TargetLinearity().over([(scale * h[:9], y[:9] / scale), (scale * h[9:], y[9:] / scale)])
+        assert streamed == pytest.approx(expected, abs=1e-12)
+
+
+def test_rank_cut_can_be_set():
+    torch.manual_seed(0)
+    h = torch.randn(50, 3) @ torch.randn(3, 10)  # float32 products: rank 3 and rounding
+    y = torch.randn(50)
+    assert target_linearity(h, y).rank == 10
+    assert target_linearity(h, y, tolerance=1e-5).rank == 3
+
+
+def test_the_value_is_a_float_that_pickles():
+    found = target_linearity(torch.randn(9, 2), torch.randn(9), permutations=3)
+    copied = pickle.loads(pickle.dumps(found))
+    assert copied == found == found.value
+    assert (copied.rank, copied.permuted, copied.examples) == (found.rank, found.permuted, 9)
+
+
+def test_layers_one_after_another():
+    """A trained network is more linear in its targets from layer to layer; an untrained one is not."""
+    torch.manual_seed(0)
+    x = torch.randn(400, 8).double()
+    y = (x[:, :1] * x[:, 1:2]) + x[:, 2:3].square() - 1
+    model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 1)).double()
+    at_start = layer_target_linearity(model, x[:200], y[:200], ["1", "3"], test=(x[200:], y[200:]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(300):
+        optimizer.zero_grad()
+        (model(x[:200]) - y[:200]).square().mean().backward()
+        optimizer.step()
+    found = layer_target_linearity(model, x[:200], y[:200], ["1", "3"], test=(x[200:], y[200:]), permutations=5)
+    assert list(found) == ["(input)", "1", "3"]
+    assert found["(input)"] < 0.15
+    assert found["(input)"] < found["1"] < found["3"]
+    assert found["3"].held_out > found["1"].held_out > found["(input)"].held_out
+    assert found["3"].held_out > at_start["3"].held_out + 0.3
+    assert found["3"].permuted == pytest.approx(found["3"].null, abs=0.05)
+    with pytest.raises(InputError, match="rows"):
+        layer_target_linearity(nn.Conv1d(8, 2, 1).double(), x[:, :, None].repeat(1, 1, 3), y, "", reduce="unfold")

@@ -1,0 +1,131 @@
+"""Slow and obvious finite-width theory: plain tensor quadrature, loops over samples, dNTKs from their definition."""
+
+import itertools
+
+import numpy as np
+import torch
+
+TENSORS = ("K", "Theta", "V", "D", "F", "A", "B", "P", "Q")
+
+
+class Brackets:
+    """<s⁽ⁱ⁾_a s⁽ʲ⁾_b ...> for z ~ N(0, K), on a full tensor grid of an eigen-square-root of K over all samples."""
+
+    def __init__(self, jets, K, order):
+        nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+        values, vectors = torch.linalg.eigh(K)
+        kept = values > 1e-13 * values.max()
+        root = vectors[:, kept] * values[kept].sqrt()
+        n = root.shape[1]
+        grid = torch.cartesian_prod(*[torch.tensor(nodes)] * n).reshape(-1, n)
+        self.weight = torch.cartesian_prod(*[torch.tensor(weights / weights.sum())] * n).reshape(-1, n).prod(-1)
+        self.jets = jets(grid @ root.T)
+
+    def __call__(self, *factors):
+        """factors: (sample, order of derivative)."""
+        value = self.weight
+        for sample, order in factors:
+            value = value * self.jets[order, :, sample]
+        return value.sum()
+
+
+def reference_step(layer, jets, C_b, C_W, lambda_b, lambda_W, r, order=200):
+    """The recursions of theory 3, sections 1, 2 and 4, one component at a time; ``layer`` is a dict of tensors."""
+    K, Th, V, D, F, A, B, P, Q = (layer[name] for name in TENSORS)
+    n = K.shape[0]
+    m = Brackets(jets, K, order)
+    pair = {
+        (i, j): torch.stack([torch.stack([m((a, i), (b, j)) for b in range(n)]) for a in range(n)])
+        for i, j in itertools.product(range(4), repeat=2)
+        if i + j <= 4
+    }
+
+    def ss_DD(a, b, T):
+        return pair[2, 0][a, b] * T[a, a] + 2 * pair[1, 1][a, b] * T[a, b] + pair[0, 2][a, b] * T[b, b]
+
+    def w_DD(a, b, T):
+        slopes = pair[3, 1][a, b] * T[a, a] + 2 * pair[2, 2][a, b] * T[a, b] + pair[1, 3][a, b] * T[b, b]
+        return lambda_W * ss_DD(a, b, T) + C_W * Th[a, b] * slopes
+
+    def of_pairs(outer, c, d, inner, T):
+        table = torch.zeros(n, n, dtype=torch.float64)
+        for p, q in itertools.product(range(n), repeat=2):
+            table[p, q] = inner(c, d, T[p, q])
+        return lambda a, b: outer(a, b, table)
+
+    new = {name: torch.zeros_like(layer[name]) for name in TENSORS}
+    mean_w = lambda_W * pair[0, 0] + C_W * Th * pair[1, 1]
+    new["K"] = C_b + C_W * pair[0, 0]
+    new["Theta"] = lambda_b + lambda_W * pair[0, 0] + C_W * pair[1, 1] * Th
+    for a, b, c, d in itertools.product(range(n), repeat=4):
+        at = (a, b, c, d)
+        ssss = m((a, 0), (b, 0), (c, 0), (d, 0))
+        ss_slopes = m((a, 0), (b, 0), (c, 1), (d, 1))
+        slopes_ss = m((a, 1), (b, 1), (c, 0), (d, 0))
+        slopes = m((a, 1), (b, 1), (c, 1), (d, 1))
+        V2 = of_pairs(ss_DD, c, d, ss_DD, V)(a, b)
+        new["V"][at] = C_W**2 * (ssss - pair[0, 0][a, b] * pair[0, 0][c, d]) + r * C_W**2 / 4 * V2
+        ssw = lambda_W * ssss + C_W * Th[c, d] * ss_slopes
+        carried = of_pairs(ss_DD, c, d, w_DD, V)(a, b) / 4
+        carried = carried + C_W / 2 * pair[1, 1][c, d] * ss_DD(a, b, D[:, :, c, d])
+        new["D"][at] = C_W * (ssw - pair[0, 0][a, b] * mean_w[c, d]) + r * C_W * carried
+        f = {"a": pair[1, 1][a, b], "b": pair[0, 2][a, b]}
+        g = {"c": pair[1, 1][c, d], "d": pair[0, 2][c, d]}
+        samples = {"a": a, "b": b, "c": c, "d": d}
+        carried = sum(f[p] * g[q] * F[samples[p], b, samples[q], d] for p in "ab" for q in "cd")
+        new["F"][at] = C_W**2 * (m((a, 0), (c, 0), (b, 1), (d, 1)) * Th[b, d] + r * carried)
+        new["B"][at] = C_W**2 * (slopes * Th[a, c] * Th[b, d] + r * pair[1, 1][a, b] * pair[1, 1][c, d] * B[at])
+        ww = lambda_W**2 * ssss + lambda_W * C_W * (Th[c, d] * ss_slopes + Th[a, b] * slopes_ss)
+        ww = ww + C_W**2 * Th[a, b] * Th[c, d] * slopes
+        carried = of_pairs(w_DD, c, d, w_DD, V)(a, b) / 4
+        carried = carried + C_W / 2 * pair[1, 1][c, d] * w_DD(a, b, D[:, :, c, d])
+        carried = carried + C_W / 2 * pair[1, 1][a, b] * w_DD(c, d, D[:, :, a, b])
+        carried = carried + C_W**2 * pair[1, 1][a, b] * pair[1, 1][c, d] * A[at]
+        new["A"][at] = ww - mean_w[a, b] * mean_w[c, d] + r * carried
+    for i, j, k, o in itertools.product(range(n), repeat=4):  # samples 0 1 2 3
+        at = (i, j, k, o)
+        source = C_W**2 * m((i, 2), (j, 1), (k, 1), (o, 0)) * Th[i, j] * Th[i, k]
+        inner = pair[2, 0][i, o] * (P[i, j, k, i] + B[i, i, j, k]) + pair[1, 1][i, o] * P[at]
+        new["P"][at] = source + r * C_W**2 * pair[1, 1][j, k] * inner
+        inner = pair[2, 0][k, o] * Q[i, j, k, k] + pair[1, 1][k, o] * Q[at]
+        u = {i: pair[3, 1][i, j]}, {j: pair[2, 2][i, j]}
+        v = {k: pair[2, 0][k, o]}, {o: pair[1, 1][k, o]}
+        through = sum(up * vq * F[p, i, q, k] for uu in u for p, up in uu.items() for vv in v for q, vq in vv.items())
+        new["Q"][at] = (
+            source
+            + lambda_W / C_W * new["F"][j, i, o, k]
+            + r * C_W**2 * (pair[1, 1][i, j] * inner + Th[i, j] * through)
+        )
+    return new
+
+
+def forward(weights, x, function):
+    """z^(L) (samples, n_L) of a list of (W, b)."""
+    z = x @ weights[0][0].T + weights[0][1]
+    for W, b in weights[1:]:
+        z = function(z) @ W.T + b
+    return z
+
+
+def dense_ntk_and_dntk(weights, x, function, lambda_b, lambda_W):
+    """H (a, i, b, j) and dH (a, i, b, j, c, k) by their definitions: Jacobian, Hessian and learning rates (11.8)."""
+    parts = [part for layer in weights for part in layer]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    rates = torch.cat(
+        [
+            part
+            for (W, b), lb, lw in zip(weights, lambda_b, lambda_W, strict=True)
+            for part in (W.new_full((W.numel(),), lw / W.shape[1]), b.new_full((b.numel(),), float(lb)))
+        ]
+    )
+
+    def outputs(theta):
+        sizes = [part.numel() for part in parts]
+        pieces = [piece.view_as(part) for piece, part in zip(theta.split(sizes), parts, strict=True)]
+        return forward(list(zip(pieces[::2], pieces[1::2], strict=True)), x, function)
+
+    J = torch.autograd.functional.jacobian(outputs, flat)
+    hessian = torch.func.hessian(outputs)(flat)
+    H = torch.einsum("aim,m,bjm->aibj", J, rates, J)
+    scaled = J * rates
+    return H, torch.einsum("aimn,bjm,ckn->aibjck", hessian, scaled, scaled)
