@@ -1,0 +1,242 @@
+"""Fully connected networks of finite width: kernel, NTK and their 1/n tensors, layer by layer."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.errors import InputError
+from gramscope.theory.activations import Activation, Kinked, Real, resolve
+from gramscope.theory.moments import check_kernel, gaussian_moments
+from gramscope.theory.recursions import Layer, Rates, first_layer, next_layer
+
+Rate: TypeAlias = Real | Sequence[Real] | Tensor | np.ndarray
+Widths: TypeAlias = Sequence[int] | np.ndarray | int
+
+
+class FiniteWidthMLP:
+    """An ensemble of multilayer perceptrons at initialisation, described by its hyperparameters.
+
+    z¹ = b + W x, z^{l+1} = b + W s(z^l), output z^L; E[b b] = C_b, E[W_ij W_ij] = C_W/n_{l-1}; trained with the
+    learning-rate tensor λ_b (biases), λ_W/n_{l-1} (weights). Theory 3 of the project, after Roberts, Yaida and Hanin,
+    "The Principles of Deep Learning Theory" (PDLT), chapters 4, 8 and 11.
+
+    Args:
+        widths: n_0, n_1, ..., n_L. The input width n_0 may be left out: a first entry that differs from the number of
+            features of x is n_1. A single number stands for all of n_1 ... n_L when ``depth`` is given.
+        activation: a name, a torch module, or a callable; see :func:`gramscope.theory.resolve`.
+        C_b, C_W, lambda_b, lambda_W: numbers, or one number for each layer.
+        depth: L. With it, ``widths`` of L entries are n_1 ... n_L and of L + 1 entries n_0 ... n_L, whatever x is.
+
+    >>> mlp = FiniteWidthMLP(widths=[2, 64, 64, 64, 64], activation="tanh", C_b=0.1, C_W=1.6, lambda_b=0.4, lambda_W=1)
+    >>> flow = mlp.flow(torch.tensor([[1.0, -0.5]]))
+    >>> len(flow), round(flow[4].Q.item(), 7)
+    (4, -1.1254453)
+    """
+
+    def __init__(
+        self,
+        widths: Widths,
+        activation: str | Activation | Callable[[Tensor], Tensor] = "tanh",
+        C_b: Rate = 0.0,
+        C_W: Rate = 1.0,
+        lambda_b: Rate = 1.0,
+        lambda_W: Rate = 1.0,
+        *,
+        depth: int | None = None,
+    ) -> None:
+        self.widths = _checked_widths(widths, depth)
+        self.depth = depth
+        self.activation = resolve(activation)
+        self.C_b = _checked_rates(C_b, "C_b", at_least=0.0)
+        self.C_W = _checked_rates(C_W, "C_W", above=0.0)
+        self.lambda_b = _checked_rates(lambda_b, "lambda_b", at_least=0.0)
+        self.lambda_W = _checked_rates(lambda_W, "lambda_W", at_least=0.0)
+
+    def __repr__(self) -> str:
+        rates = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in ("C_b", "C_W", "lambda_b", "lambda_W"))
+        return f"FiniteWidthMLP(widths={list(self.widths)}, activation={self.activation.name!r}, {rates})"
+
+    def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10) -> "Flow":
+        """K, Θ, V, D, F, A, B, P, Q of every layer for the inputs ``x``; ``flow[l]`` with l = 1..L, in float64.
+
+        Args:
+            x: inputs of shape (n, n_0); the cost is that of n⁴/24 expectations over four samples a layer.
+            kink: reading of s'' for ReLU-like activations. "distributional" is the limit of smooth activations, with
+                s'' = δ: what a small step of real training feels in the mean. "autograd" is what second derivatives of
+                autograd compute: s'' = 0 inside the network. They differ in P and Q, between different inputs.
+            tolerance: to which the Gaussian expectations are refined, where they have no closed form.
+        """
+        if not isinstance(x, Tensor) or x.ndim != 2:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise InputError(f"x must be a tensor of shape (n, n_0), got {got}. Add a batch axis: x[None].")
+        if x.shape[0] == 0 or x.shape[1] == 0:
+            raise InputError(f"x must hold at least one input of at least one feature, got shape {tuple(x.shape)}.")
+        check_plain(x, "x")
+        check_finite(x, "x", "Remove or mend those inputs.")
+        inputs = x.detach().to(torch.float64)
+        return self._flow(inputs @ inputs.T / x.shape[1], x.shape[1], inputs, kink, tolerance)
+
+    def flow_from_gram(
+        self, gram: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10
+    ) -> "Flow":
+        """As :meth:`flow`, from the matrix x·x/n_0 of the inputs: it is all that the theory knows of them.
+
+        >>> mlp = FiniteWidthMLP(depth=3, widths=32, activation="relu", C_W=2.0)
+        >>> mlp.flow_from_gram(torch.eye(2)).K(3)[0, 0].item()
+        2.0
+        """
+        check_plain(gram, "gram")
+        matrix = gram.detach().to(torch.float64)
+        check_kernel(matrix, "gram")
+        return self._flow(matrix, None, None, kink, tolerance)
+
+    def _flow(self, gram: Tensor, n_0: int | None, x: Tensor | None, kink: str, tolerance: Real) -> "Flow":
+        if kink not in ("distributional", "autograd"):
+            raise InputError(f"kink must be 'distributional' or 'autograd', got {kink!r}. See FiniteWidthMLP.flow.")
+        widths = self.layer_widths(n_0)
+        rates = self.layer_rates(len(widths))
+        layers = [first_layer(gram, rates[0])]
+        for place, rate in enumerate(rates[1:]):
+            ratio = widths[place] / widths[place - 1] if place else 1.0  # at layer 1 there is nothing to carry
+            moments = gaussian_moments(self.activation, layers[-1].K, tolerance)
+            layers.append(next_layer(layers[-1], moments, rate, ratio, explicit_kink=kink == "distributional"))
+        return Flow(tuple(layers), self, widths, rates, gram, x, kink)
+
+    def layer_widths(self, n_0: int | None = None) -> tuple[int, ...]:
+        """n_1 ... n_L, given the number of features of the inputs."""
+        if self.depth is not None:
+            if len(self.widths) == self.depth + 1 and n_0 is not None and self.widths[0] != n_0:
+                raise InputError(f"x must have n_0 = {self.widths[0]} features to match widths, got {n_0}.")
+            return self.widths[-self.depth :]
+        with_input = n_0 is None or self.widths[0] == n_0
+        widths = self.widths[1:] if with_input else self.widths
+        if not widths:
+            raise InputError(f"widths must hold at least one layer, got {list(self.widths)} with n_0 = {n_0}.")
+        return widths
+
+    def layer_rates(self, depth: int) -> tuple[Rates, ...]:
+        """The hyperparameters of layers 1..L."""
+        columns = []
+        for name in ("C_b", "C_W", "lambda_b", "lambda_W"):
+            values = getattr(self, name)
+            if len(values) not in (1, depth):
+                raise InputError(f"{name} must be one number or one for each of the {depth} layers, got {len(values)}.")
+            columns.append(values * depth if len(values) == 1 else values)
+        return tuple(Rates(*row) for row in zip(*columns, strict=True))
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The layers of :meth:`FiniteWidthMLP.flow`; ``flow[l]`` counts from 1, as the theory does."""
+
+    layers: tuple[Layer, ...]
+    mlp: FiniteWidthMLP
+    widths: tuple[int, ...]
+    rates: tuple[Rates, ...]
+    gram: Tensor
+    x: Tensor | None
+    kink: str
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    def __getitem__(self, layer: int) -> Layer:
+        if not isinstance(layer, int) or not (1 <= layer <= len(self) or -len(self) <= layer <= -1):
+            raise IndexError(f"layer must be 1 ... {len(self)} (or -1 for the output), got {layer!r}.")
+        return self.layers[layer - 1 if layer > 0 else layer]
+
+    def __repr__(self) -> str:
+        n = self.gram.shape[0]
+        kink = f", kink={self.kink!r}" if self.has_kink else ""
+        return f"Flow({len(self)} layers of widths {list(self.widths)}, {n} input{'s' if n > 1 else ''}{kink})"
+
+    @property
+    def has_kink(self) -> bool:
+        return isinstance(self.mlp.activation, Kinked) and not self.mlp.activation.is_linear
+
+    def K(self, layer: int) -> Tensor:
+        """The kernel of a layer."""
+        return self[layer].K
+
+    def inputs(self) -> Tensor:
+        """Inputs with this matrix of products: the given ones, or a square root √n_0 G^½ of the Gram matrix."""
+        if self.x is not None:
+            return self.x
+        values, vectors = torch.linalg.eigh(self.gram)
+        return vectors * (values.clamp(min=0) * len(values)).sqrt()
+
+    def fan_in(self, layer: int) -> int:
+        """n_{l-1}, the n of the 1/n tensors of layer l ≥ 2."""
+        if not 2 <= layer <= len(self):
+            raise IndexError(f"layer must be 2 ... {len(self)}: only these have a hidden layer below, got {layer!r}.")
+        return self.widths[layer - 2]
+
+    def ntk_drift(self, samples: Tensor | None = None) -> Float[Tensor, "n n"]:
+        """Mean change of the output NTK in one step of gradient descent on ½Σ(z - y)², divided by the step η.
+
+        E[H_ii;12(1) - H_ii;12(0)]/η = -(1/n_{L-1}) Σ_a (P_12aa + n_L Q_12aa + Q_1a2a + (1↔2)), for targets that do not
+        depend on the network; the sum runs over the training inputs ``samples`` (indices; all of them by default).
+        Theory 3, section 4.
+
+        >>> mlp = FiniteWidthMLP(widths=[2, 64, 1], C_b=0.1, C_W=1.6, lambda_b=0.4)
+        >>> round(mlp.flow(torch.tensor([[1.0, -0.5]])).ntk_drift().item(), 7)    # -(2/n)(P + 2Q)
+        0.0159268
+        """
+        layer = self[len(self)]
+        index = torch.arange(layer.K.shape[0]) if samples is None else samples
+        P, Q = layer.P, layer.Q
+        half = torch.einsum("abcc->abc", P) + self.widths[-1] * torch.einsum("abcc->abc", Q)
+        half = (half + torch.einsum("acbc->abc", Q))[..., index.to(P.device)].sum(-1)
+        return -(half + half.T) / self.fan_in(len(self))
+
+
+def _checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
+    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
+        raise InputError(f"depth must be an integer of at least 1, got {depth!r}.")
+    if isinstance(widths, int):
+        if depth is None:
+            raise InputError(
+                f"widths must be a list n_0, ..., n_L when depth is not given, got {widths}. Pass depth too."
+            )
+        widths = [widths] * depth
+    found = tuple(width.item() if isinstance(width, np.integer) else width for width in widths)
+    for width in found:
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            raise InputError(
+                f"widths must be integers of at least 1, got {list(found)}: a layer of width 0 holds nothing."
+            )
+    if len(found) == 0 or (depth is not None and len(found) not in (depth, depth + 1)):
+        raise InputError(
+            f"widths must hold n_1 ... n_L or n_0 ... n_L ({depth} or {(depth or 0) + 1} numbers for depth {depth}), "
+            f"got {list(found)}."
+        )
+    return found
+
+
+def _checked_rates(
+    value: Rate, name: str, at_least: float | None = None, above: float | None = None
+) -> tuple[float, ...]:
+    given = list(value) if isinstance(value, Sequence | Tensor | np.ndarray) else [value]
+    try:
+        found = tuple(float(v) for v in given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be a number, or one for each layer, got {value!r}.") from error
+    for v in found:
+        if not math.isfinite(v) or (above is not None and v <= above) or (at_least is not None and v < at_least):
+            bound = f"> {above:g}" if above is not None else f">= {at_least:g}"
+            raise InputError(f"{name} must be finite and {bound}, got {v:g}. It is a variance or a learning rate.")
+    return found
+
+
+def _shown(values: tuple[float, ...]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else str([float(f"{v:g}") for v in values])

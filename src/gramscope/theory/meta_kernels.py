@@ -1,0 +1,133 @@
+"""Where a nearly-kernel machine gets its kernel and meta kernel from, and how the meta kernel is contracted.
+
+A prediction needs of ``μ_{012}`` three contractions, and never the tensor itself:
+
+    curvature(x, Z) = Σ_ab μ(x; a, b) Z^ab
+    transport(x, Z) = Σ_ab μ(a; x, b) Z^ab
+    applied(x, x', v) = Σ_a μ(x; x', a) v^a
+
+with a, b over the training set.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from gramscope.base.errors import InputError
+
+Array = NDArray[Any]
+Kernel = Callable[[Any, Any], Array]
+MetaKernel = Callable[[Any, Any, Any], Array]
+ENTRIES = 2**24  # of a dense meta kernel held at a time
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Kernel and contracted meta kernel between any examples and the training set."""
+
+    def kernel(self, x: Any, x2: Any) -> Array: ...
+    def curvature(self, x: Any, pairs: Array) -> Array: ...
+    def transport(self, x: Any, pairs: Array) -> Array: ...
+    def applied(self, x: Any, x2: Any, vector: Array) -> Array: ...
+
+
+class Plain:
+    """A kernel without a meta kernel: kernel regression."""
+
+    def __init__(self, kernel: Kernel, train: Any) -> None:
+        self._kernel, self.train = kernel, train
+
+    def kernel(self, x: Any, x2: Any) -> Array:
+        found = np.asarray(self._kernel(x, x2), dtype=np.float64)
+        if found.shape != (len(x), len(x2)):
+            raise InputError(f"kernel(x, x2) must have shape ({len(x)}, {len(x2)}), got {found.shape}.")
+        return found
+
+    def curvature(self, x: Any, pairs: Array) -> Array:
+        return np.zeros(len(x))
+
+    def transport(self, x: Any, pairs: Array) -> Array:
+        return np.zeros(len(x))
+
+    def applied(self, x: Any, x2: Any, vector: Array) -> Array:
+        return np.zeros((len(x), len(x2)))
+
+
+class Product(Plain):
+    """``μ_{012} = ε k_01 k_02``, the meta kernel of ``ψ_jk = φ_j φ_k``: a linear model bent by ``z + ε z²/2``."""
+
+    def __init__(self, kernel: Kernel, train: Any, epsilon: float) -> None:
+        super().__init__(kernel, train)
+        self.epsilon = epsilon
+
+    def curvature(self, x: Any, pairs: Float[np.ndarray, "N N"]) -> Float[np.ndarray, " n"]:
+        k = self.kernel(x, self.train)
+        return self.epsilon * ((k @ pairs) * k).sum(axis=1)
+
+    def transport(self, x: Any, pairs: Float[np.ndarray, "N N"]) -> Float[np.ndarray, " n"]:
+        # Σ_ab ε k(a, x) k(a, b) Z^ab is k(x, A) times a vector, and Π takes all of that away again.
+        return np.zeros(len(x))
+
+    def applied(self, x: Any, x2: Any, vector: Float[np.ndarray, " N"]) -> Float[np.ndarray, "n m"]:
+        return self.epsilon * self.kernel(x, x2) * (self.kernel(x, self.train) @ vector)[:, None]
+
+
+class Dense(Plain):
+    """A meta kernel given as a function; its entries are computed for some examples at a time unless ``whole``."""
+
+    def __init__(self, kernel: Kernel, train: Any, meta_kernel: MetaKernel, whole: bool = False) -> None:
+        super().__init__(kernel, train)
+        self._meta_kernel, self.whole = meta_kernel, whole
+
+    def _meta(self, x0: Any, x1: Any, x2: Any) -> Array:
+        found = np.asarray(self._meta_kernel(x0, x1, x2), dtype=np.float64)
+        shape = (len(x0), len(x1), len(x2))
+        if found.shape != shape:
+            raise InputError(f"meta_kernel(x0, x1, x2) must have shape {shape}, got {found.shape}.")
+        if not np.isfinite(found).all():
+            raise InputError("meta_kernel(x0, x1, x2) must be finite, but it has NaN or infinity.")
+        return found
+
+    def _parts(self, x: Any, others: int) -> Iterator[Any]:
+        size = len(x) if self.whole else max(1, ENTRIES // max(1, others))
+        for start in range(0, len(x), size):
+            yield x[start : start + size]
+
+    def curvature(self, x: Any, pairs: Float[np.ndarray, "N N"]) -> Float[np.ndarray, " n"]:
+        a = self.train
+        some = [np.einsum("nab,ab->n", self._meta(part, a, a), pairs) for part in self._parts(x, len(a) ** 2)]
+        return np.concatenate(some)
+
+    def transport(self, x: Any, pairs: Float[np.ndarray, "N N"]) -> Float[np.ndarray, " n"]:
+        a = self.train
+        some = [np.einsum("anb,ab->n", self._meta(a, part, a), pairs) for part in self._parts(x, len(a) ** 2)]
+        return np.concatenate(some)
+
+    def applied(self, x: Any, x2: Any, vector: Float[np.ndarray, " N"]) -> Float[np.ndarray, "n m"]:
+        parts = self._parts(x, len(x2) * len(self.train))
+        return np.concatenate([self._meta(part, x2, self.train) @ vector for part in parts])
+
+
+class Tangent:
+    """A network at initialisation (``gramscope.kernels.TangentKernels``): rows are (example, output) flattened."""
+
+    def __init__(self, kernels: Any, train: Any) -> None:
+        self.kernels, self.train = kernels, train
+
+    def kernel(self, x: Any, x2: Any) -> Array:
+        return np.asarray(self.kernels(x, x2))
+
+    def curvature(self, x: Any, pairs: Array) -> Array:
+        return np.asarray(self.kernels.curvature(x, self.train, pairs)) if pairs.any() else self._zeros(x)
+
+    def transport(self, x: Any, pairs: Array) -> Array:
+        return np.asarray(self.kernels.transport(x, self.train, pairs)) if pairs.any() else self._zeros(x)
+
+    def applied(self, x: Any, x2: Any, vector: Array) -> Array:
+        return np.asarray(self.kernels.applied(x, x2, self.train, vector))
+
+    def _zeros(self, x: Any) -> Array:
+        return np.zeros(self.kernels.initial(x).size)

@@ -1,0 +1,318 @@
+"""Nearly-kernel machines: what a quadratic model has learnt, from its kernel and meta kernel alone.
+
+To first order in ε every algorithm that interpolates the training set A predicts
+
+    z(b) = z₀(b) + k_bA k̃⁻¹ (y - z₀_A) + Π[ μ_{a . b} Z_A^{ab} ]_b + Π[ μ_{. a b} Z_B^{ab} ]_b
+    Π[t]_b = t_b - k_bA k̃⁻¹ t_A
+
+and differs from the others in the two matrices Z_A, Z_B only (:func:`algorithm_matrices`).
+"""
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.metrics.pairwise import pairwise_kernels
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
+
+from gramscope.base.errors import InputError
+from gramscope.theory.meta_kernels import Array, Dense, Plain, Product, Source, Tangent
+from gramscope.theory.quadratic import ALGORITHMS, check_step
+
+
+class Spectrum:
+    """``k̃ = Q diag(l) Qᵀ`` without its null modes; refuses what is no kernel.
+
+    Modes below ``10⁻¹²`` of the largest eigenvalue are taken as null (and those of the size of negative eigenvalues,
+    which are rounding): no algorithm moves along them at this order, and their inverse squares are noise.
+    """
+
+    def __init__(self, kernel: Float[np.ndarray, "N N"]) -> None:
+        if not np.isfinite(kernel).all():
+            raise InputError("the kernel of the training set must be finite, but it has NaN or infinity.")
+        scale = np.abs(kernel).max(initial=0.0)
+        if not np.allclose(kernel, kernel.T, rtol=0, atol=1e-8 * scale):
+            raise InputError(
+                "the kernel of the training set must be symmetric. Check kernel(x, x2), or pass (k + kᵀ)/2."
+            )
+        values, vectors = np.linalg.eigh((kernel + kernel.T) / 2)
+        largest = float(values[-1]) if len(values) else 0.0
+        if values[0] < -1e-6 * max(largest, scale):
+            raise InputError(
+                "the kernel of the training set must be positive semi-definite, but its smallest eigenvalue is "
+                f"{values[0]:.3g} (largest {largest:.3g}). Check the kernel function."
+            )
+        # A kernel computed in float32 has eigenvalues of either sign where the exact one has zeros.
+        kept = values > max(1e-12 * largest, -10 * float(values[0]))
+        self.values: Array = values[kept]
+        self.vectors: Array = vectors[:, kept]
+        self.largest = largest
+
+    def solve(self, y: Float[np.ndarray, "N *k"]) -> Float[np.ndarray, "N *k"]:
+        """``k̃⁻¹ y``, the pseudo-inverse where k̃ has null modes."""
+        components = self.vectors.T @ y
+        return self.vectors @ (components.T / self.values).T
+
+
+def algorithm_matrices(
+    spectrum: Spectrum, y: Float[np.ndarray, " N"], algorithm: str, step: float | None = None
+) -> tuple[Float[np.ndarray, "N N"], Float[np.ndarray, "N N"]]:
+    """``Z_A`` and the symmetric part of ``Z_B``, contracted with ``y - z₀``, in O(N³).
+
+    ``Z_B = vv/2`` for all, ``v = k̃⁻¹ y``. ``Z_A`` is 0 for direct optimisation, vv for the interpolant of least norm,
+    and for gradient descent with step η ``y_a y_b (1 - η l_a) / (l_a (l_a + l_b - η l_a l_b))`` in the eigenbasis of k̃;
+    η = 0 is gradient flow. That is the text's ``yy/(l_a l_b) - X/l_b`` and ``Z_A + (η/2) X`` on common denominators,
+    ``X = yy/(l_a + l_b - η l_a l_b)``: the symmetric part of Z_B, all that is felt of it, does not depend on η.
+
+    Reference: PDLT (arXiv:2106.10165) equations (11.133) to (11.136); the last row is not in the text.
+
+    Example:
+        >>> import numpy as np
+        >>> from gramscope.theory.nearly_kernel import Spectrum, algorithm_matrices
+        >>> one = Spectrum(np.array([[2.0]]))
+        >>> [z.item() for z in algorithm_matrices(one, np.array([4.0]), "gradient-flow")]      # vv/2 both, v = 2
+        [2.0, 2.0]
+    """
+    if algorithm not in ALGORITHMS:
+        raise InputError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
+    if (step is not None) != (algorithm == "gradient-descent"):
+        raise InputError(
+            "step must be given for algorithm='gradient-descent' and only there, got "
+            f"algorithm={algorithm!r}, step={step!r}."
+        )
+    v = spectrum.solve(y)
+    pairs = np.outer(v, v)
+    if algorithm == "direct":
+        return np.zeros_like(pairs), pairs / 2
+    if algorithm == "minimum-norm":
+        return pairs, pairs / 2
+    eta = 0.0 if step is None else check_step(step, spectrum.largest)
+    values, basis = spectrum.values, spectrum.vectors
+    components = basis.T @ y
+    decay = values[:, None] + values[None, :] - eta * np.outer(values, values)
+    z_a = np.outer(components * (1 - eta * values) / values, components) / decay
+    return basis @ z_a @ basis.T, pairs / 2
+
+
+class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Regression by a kernel and a meta kernel: the trained quadratic model to first order in ε.
+
+    ``z(b) = k_bA v + Π[μ_{a . b} Z_A^{ab}]_b + ½ Π[μ_{. ab} v^a v^b]_b`` with ``v = k̃⁻¹ y``; for direct optimisation
+    this is (11.132). It interpolates the training data, as kernel regression without a ridge does.
+
+    Args:
+        kernel: a name of ``sklearn.metrics.pairwise``, a function (X, X2) -> (n, m), "precomputed", or a network at
+            initialisation, ``gramscope.kernels.TangentKernels(model)``, which brings its own meta kernel and z₀.
+        meta_kernel: a function (X0, X1, X2) -> (n0, n1, n2) that carries its own ε; "product" for ``ε k_01 k_02``;
+            "precomputed" (arrays go to ``fit`` and ``predict``); None for kernel regression. Ignored for a network.
+        algorithm: "direct", "gradient-descent" (needs ``step``), "gradient-flow" or "minimum-norm".
+        step: the step size η of gradient descent on half the summed squared error, below 2/λmax of the kernel.
+        epsilon: strength of the "product" meta kernel.
+        gamma: width of the named kernels that have one.
+
+    Reference: PDLT (arXiv:2106.10165) equations (11.126), (11.132) to (11.136).
+
+    Example:
+        >>> import numpy as np
+        >>> from gramscope.theory.nearly_kernel import NearlyKernelRegressor
+        >>> x = np.linspace(-1, 1, 6)[:, None]
+        >>> model = NearlyKernelRegressor(kernel="rbf", epsilon=0.1, algorithm="gradient-flow").fit(x, x[:, 0] ** 2)
+        >>> bool(np.allclose(model.predict(x), x[:, 0] ** 2))
+        True
+    """
+
+    def __init__(
+        self,
+        kernel: Any = "rbf",
+        meta_kernel: Any = "product",
+        algorithm: Any = "direct",
+        step: Any = None,
+        epsilon: Any = 0.01,
+        gamma: Any = None,
+    ) -> None:
+        # By scikit-learn's rule anything may be stored here; fit says what is wrong with it.
+        self.kernel = kernel
+        self.meta_kernel = meta_kernel
+        self.algorithm = algorithm
+        self.step = step
+        self.epsilon = epsilon
+        self.gamma = gamma
+
+    def fit(self, X: Any, y: Any, meta: Any = None) -> "NearlyKernelRegressor":
+        """Fit to examples X and targets y (n,) or (n, outputs); ``meta`` is μ_AAA for a precomputed meta kernel."""
+        X, y = self._training_set(X, y)
+        self._source = self._make_source(X, meta)
+        self._single = y.ndim == 1
+        targets = y[:, None] if self._single else y
+        start = self._initial(X, targets)
+        # A network's outputs share one kernel over (example, output); those of a plain kernel are separate problems.
+        rows = (targets - start).reshape(-1, 1) if self._of_network else targets - start
+        self._spectrum = Spectrum(self._source.kernel(X, X))
+        self.dual_coef_ = self._spectrum.solve(rows)
+        self._pairs = [algorithm_matrices(self._spectrum, row, self.algorithm, self.step) for row in rows.T]
+        self._targets = rows
+        correction = np.stack([self._correction(X, *pairs) for pairs in self._pairs], axis=1)
+        self._counter = self._spectrum.solve(correction)
+        self._train = X
+        return self
+
+    def predict(self, X: Any, meta: Any = None, meta_transport: Any = None) -> Array:
+        """Outputs on X, after training.
+
+        With a precomputed kernel X is ``k(X, A)``; with a precomputed meta kernel ``meta`` is ``μ(X; A, A)`` and
+        ``meta_transport`` is ``μ(A; X, A)``.
+        """
+        check_is_fitted(self)
+        X = self._examples(X)
+        source = self._source_for(X, meta, meta_transport)
+        correction = np.stack([self._correction(X, *pairs, source=source) for pairs in self._pairs], axis=1)
+        change = source.kernel(X, self._train) @ (self.dual_coef_ - self._counter) + correction
+        if self._of_network:
+            start = self.kernel.initial(X)
+            change = start + change.reshape(start.shape)
+        return change[:, 0] if self._single else change
+
+    def trained_kernel(self, X: Any, X2: Any = None, output: int = 0) -> Float[np.ndarray, "n m"]:
+        """``k#_de = k_de + ½ Σ_a μ_{d e a} v^a``: ``z(b) = k#_bA (k#_AA)⁻¹ y`` to first order, for direct optimisation.
+
+        Not symmetric: the corrected form of (11.140), (11.142), which as printed holds only without features outside
+        the span of the training set. X2 is the training set if None.
+        """
+        check_is_fitted(self)
+        X, X2 = self._pair(X, X2)
+        return self._source.kernel(X, X2) + 0.5 * self._source.applied(X, X2, self.dual_coef_[:, output])
+
+    def effective_kernel(self, X: Any, X2: Any = None, output: int = 0) -> Float[np.ndarray, "n m"]:
+        """``kᴱ_de = k_de + Σ_a (μ_{d e a} + μ_{e d a}) v^a``: the kernel of the trained effective features (11.138)."""
+        check_is_fitted(self)
+        X, X2 = self._pair(X, X2)
+        v = self.dual_coef_[:, output]
+        moved = self._source.applied(X, X2, v) + self._source.applied(X2, X, v).T
+        return self._source.kernel(X, X2) + moved
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
+        return tags
+
+    @property
+    def _of_network(self) -> bool:
+        return hasattr(self.kernel, "initial") and hasattr(self.kernel, "transport")
+
+    def _training_set(self, X: Any, y: Any) -> tuple[Any, Array]:
+        if self._of_network:
+            y = check_array(y, ensure_2d=False, dtype=np.float64, allow_nd=False)
+            check_consistent_length(X, y)
+            return X, y
+        X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
+        if self._precomputed and X.shape[0] != X.shape[1]:
+            raise InputError(f"a precomputed kernel of the training set must be square, got {X.shape}.")
+        return X, np.asarray(y, dtype=np.float64)
+
+    def _examples(self, X: Any) -> Any:
+        return X if self._of_network else validate_data(self, X, reset=False, dtype=np.float64)
+
+    @property
+    def _precomputed(self) -> bool:
+        return isinstance(self.kernel, str) and self.kernel == "precomputed"
+
+    def _initial(self, X: Any, y: Array) -> Array:
+        if not self._of_network:
+            return np.zeros_like(y)
+        start = np.asarray(self.kernel.initial(X))
+        if start.shape != y.shape:
+            raise InputError(f"y must have the shape {start.shape} of the network's outputs, got {y.shape}.")
+        return start
+
+    def _make_source(self, X: Any, meta: Any) -> Source:
+        if self._of_network:
+            return Tangent(self.kernel, X)
+        kernel = self._function()
+        if self.meta_kernel is None:
+            return Plain(kernel, X)
+        if isinstance(self.meta_kernel, str) and self.meta_kernel == "product":
+            return Product(kernel, X, _checked_strength(self.epsilon))
+        if isinstance(self.meta_kernel, str) and self.meta_kernel == "precomputed":
+            return Dense(kernel, X, _given(meta, meta, len(X), "fit(K, y, meta=...)"), whole=True)
+        if not callable(self.meta_kernel):
+            raise InputError(
+                "meta_kernel must be a function of (X0, X1, X2), 'product', 'precomputed' or None, got "
+                f"{self.meta_kernel!r}."
+            )
+        if self._precomputed:
+            raise InputError(
+                "a precomputed kernel must go with meta_kernel='precomputed', 'product' or None: a function would be "
+                "given rows of the kernel instead of examples."
+            )
+        return Dense(kernel, X, self.meta_kernel)
+
+    def _function(self) -> Any:
+        if self._precomputed:
+            return _rows_as_given
+        return self.kernel if callable(self.kernel) else _NamedKernel(self.kernel, self.gamma)
+
+    def _source_for(self, X: Any, meta: Any, meta_transport: Any) -> Source:
+        source = self._source
+        if not (isinstance(self.meta_kernel, str) and self.meta_kernel == "precomputed") or self._of_network:
+            return source
+        assert isinstance(source, Dense)
+        given = _given(meta, meta_transport, len(X), "predict(K, meta=..., meta_transport=...)")
+        return Dense(source._kernel, source.train, given, whole=True)
+
+    def _correction(self, X: Any, z_a: Array, z_b: Array, source: Source | None = None) -> Array:
+        source = self._source if source is None else source
+        return source.transport(X, z_a) + source.curvature(X, z_b)
+
+    def _pair(self, X: Any, X2: Any) -> tuple[Any, Any]:
+        if self._precomputed:
+            raise InputError(
+                "trained and effective kernels between examples need a kernel given as a function, not 'precomputed'."
+            )
+        return self._examples(X), self._train if X2 is None else self._examples(X2)
+
+
+def _checked_strength(epsilon: Any) -> float:
+    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not np.isfinite(float(epsilon)):
+        raise InputError(f"epsilon must be a finite number, the strength of the meta kernel, got {epsilon!r}.")
+    return float(epsilon)
+
+
+def _rows_as_given(rows: Array, _: Array) -> Array:
+    return rows
+
+
+@dataclass(frozen=True)
+class _NamedKernel:
+    """A kernel of ``sklearn.metrics.pairwise``; a class, since fitted estimators are pickled."""
+
+    name: str
+    gamma: float | None
+
+    def __call__(self, x: Array, x2: Array) -> Array:
+        return np.asarray(pairwise_kernels(x, x2, metric=self.name, filter_params=True, gamma=self.gamma))
+
+
+@dataclass(frozen=True, eq=False)
+class _GivenMetaKernel:
+    """A precomputed meta kernel; which slot is open shows by where the training set stands."""
+
+    open_first: Array  # (n, N, N)
+    open_second: Array  # (N, n, N)
+
+    def __call__(self, x0: Any, x1: Any, x2: Any) -> Array:
+        return self.open_first if x1 is x2 else self.open_second
+
+
+def _given(meta: Any, transport: Any, rows: int, where: str) -> _GivenMetaKernel:
+    if meta is None or transport is None:
+        raise InputError(f"a precomputed meta kernel must be passed to {where}.")
+    first, second = np.asarray(meta, dtype=np.float64), np.asarray(transport, dtype=np.float64)
+    if first.ndim != 3 or second.ndim != 3 or first.shape[0] != rows or second.shape[1] != rows:
+        raise InputError(
+            f"meta must have shape ({rows}, N, N) and meta_transport (N, {rows}, N), got {first.shape} and "
+            f"{second.shape}."
+        )
+    return _GivenMetaKernel(first, second)

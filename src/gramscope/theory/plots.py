@@ -1,0 +1,60 @@
+"""Pictures of the renormalisation-group flow: the kernel from layer to layer, and the growth of the 1/n tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gramscope.base.errors import UnsupportedError
+from gramscope.theory.criticality import ActivationLike, critical_point
+from gramscope.theory.cutoff import strengths
+from gramscope.theory.finite_width import FiniteWidthMLP, Flow
+
+
+def _axes(axes: Any) -> Any:
+    if axes is not None:
+        return axes
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError("plots need matplotlib. Install it: pip install 'gramscope[plot]'.") from error
+    return Figure(figsize=(5, 3.4), layout="constrained").subplots()
+
+
+def plot_kernel_flow(
+    activation: ActivationLike,
+    *,
+    depth: int = 40,
+    starts: Sequence[float] = (0.3, 1.0, 3.0),
+    detune: Sequence[float] = (0.8, 1.0, 1.2),
+    axes: Any = None,
+) -> Any:
+    """K^(l) of one input over depth, at the critical C_W and at C_W off by the factors ``detune``; returns the axes."""
+    axes = _axes(axes)
+    point = critical_point(activation)
+    for place, factor in enumerate(detune):
+        for start in starts:
+            # One input with x·x/n_0 = G gives K¹ = C_b + C_W G; G is chosen so that all factors start alike.
+            C_W = factor * point.C_W
+            gram = torch.tensor([[max(start - point.C_b, 0.0) / C_W]], dtype=torch.float64)
+            mlp = FiniteWidthMLP(1, activation, C_b=point.C_b, C_W=C_W, depth=depth)
+            K = [float(layer.K) for layer in mlp.flow_from_gram(gram, tolerance=1e-6)]
+            label = (f"{factor:g} × critical" if factor != 1 else "critical") if start == starts[0] else None
+            axes.plot(range(1, depth + 1), K, color=f"C{place}", label=label, lw=1.4)
+    axes.set(xlabel="layer l", ylabel="kernel K", yscale="log", title=f"{point.activation}: C_W = {point.C_W:.4g}")
+    axes.minorticks_off()
+    axes.legend(fontsize="small")
+    return axes
+
+
+def plot_strengths(flow: Flow, *, axes: Any = None) -> Any:
+    """V/(nK²), F/(nKΘ), B/(nΘ²), P/(nΘ²), Q/(nΘ²) over depth: straight lines of slope ∝ 1/n at criticality."""
+    axes = _axes(axes)
+    units = {"V": "nK²", "F": "nKΘ", "B": "nΘ²", "P": "nΘ²", "Q": "nΘ²"}
+    found = strengths(flow)
+    for name, unit in units.items():
+        axes.plot(range(2, len(flow) + 1), found[name].tolist(), label=f"{name}/({unit})", lw=1.4)
+    axes.axhline(0, color="0.8", lw=0.8, zorder=0)
+    axes.set(xlabel="layer l", ylabel="strength", title=f"{flow.mlp.activation.name}, n = {flow.fan_in(len(flow))}")
+    axes.legend(fontsize="small")
+    return axes

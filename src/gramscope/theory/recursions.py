@@ -1,0 +1,166 @@
+"""One step of the finite-width recursions: the tensors of layer l + 1 from those of layer l (theory 3, sections 1-4).
+
+Tensors carry sample axes only, in the index order of the theory. At layer l, with n = n_{l-1} and neurons i ≠ j:
+
+    E[z_i;a z_i;b z_j;c z_j;d]_conn = V_(ab)(cd)/n     E[z_i;a z_i;b ΔH_jj;cd] = D_abcd/n
+    E[z_i;a z_j;c H_ij;bd] = F_abcd/n                  E[H_ij;ac H_ij;bd] = B_abcd/n
+    Cov[H_ii;ab, H_jj;cd] = A_(ab)(cd)/n
+    E[dH_ijj;012 z_i;3] = P_0123/n                     E[dH_iij;012 z_j;3] = Q_0123/n
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.theory.families import Moments
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The tensors of one layer. K and Θ are of order 1; V, D, F, A, B, P, Q are coefficients of 1/n_{l-1}."""
+
+    K: Float[Tensor, "n n"]
+    Theta: Float[Tensor, "n n"]
+    V: Float[Tensor, "n n n n"]
+    D: Float[Tensor, "n n n n"]
+    F: Float[Tensor, "n n n n"]
+    A: Float[Tensor, "n n n n"]
+    B: Float[Tensor, "n n n n"]
+    P: Float[Tensor, "n n n n"]
+    Q: Float[Tensor, "n n n n"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={tensor.flatten()[0].item():.6g}" for name, tensor in self.tensors().items())
+        n = self.K.shape[0]
+        return f"Layer({n} sample{'s' if n > 1 else ''}; first entries {shown})"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Hyperparameters of one layer: variances C_b, C_W/n_{l-1}, learning rates λ_b, λ_W/n_{l-1}."""
+
+    C_b: float
+    C_W: float
+    lambda_b: float
+    lambda_W: float
+
+
+def first_layer(gram: Float[Tensor, "n n"], rates: Rates) -> Layer:
+    """K = C_b + C_W x·x/n₀, Θ = λ_b + λ_W x·x/n₀; a Gaussian layer has no 1/n tensors."""
+    n = gram.shape[0]
+    zero = gram.new_zeros((n,) * 4)
+    return Layer(rates.C_b + rates.C_W * gram, rates.lambda_b + rates.lambda_W * gram, *[zero] * 7)
+
+
+def next_layer(layer: Layer, moments: Moments, rates: Rates, ratio: float, explicit_kink: bool = True) -> Layer:
+    """The tensors of layer l + 1.
+
+    ``ratio`` is n_l/n_{l-1}; ``explicit_kink=False`` drops the s'' that autograd drops (theory 3, section 4b, reading
+    3) and keeps those that come from differentiating an expectation; it is meant for activations with a kink.
+    """
+    c, lw = rates.C_W, rates.lambda_W
+    s = moments
+    theta = layer.Theta
+    grow = _Carriers(s, theta, c, lw)
+    mean_w = lw * s.p00 + c * theta * s.p11  # <w_ab>, "Omega"
+    ssw = lw * s.q0000 + c * s.q0011 * theta[None, None]  # <s_a s_b w_cd>
+    F = _next_F(layer, s, c, ratio)
+    P, Q = _next_P_Q(layer, s, F, rates, ratio, explicit_kink)
+    return Layer(
+        K=rates.C_b + c * s.p00,
+        Theta=rates.lambda_b + lw * s.p00 + c * s.p11 * theta,
+        V=c**2 * (s.q0000 - _outer(s.p00, s.p00)) + ratio * c**2 / 4 * grow.both(grow.ss, layer.V, grow.ss),
+        D=c * (ssw - _outer(s.p00, mean_w))
+        + ratio
+        * c
+        * (grow.both(grow.ss, layer.V, grow.w) / 4 + c / 2 * s.p11[None, None] * grow.first(grow.ss, layer.D)),
+        F=F,
+        A=_next_A(layer, s, grow, mean_w, rates, ratio),
+        B=c**2 * (s.q1111 * torch.einsum("ac,bd->abcd", theta, theta) + ratio * _outer(s.p11, s.p11) * layer.B),
+        P=P,
+        Q=Q,
+    )
+
+
+class _Carriers:
+    """DD[f_ab ; T] = Σ_pq <∂_p ∂_q f_ab> T_pq as tensors (a, b, p, q), for f = s_a s_b and f = w_ab."""
+
+    def __init__(self, s: Moments, theta: Tensor, c: float, lw: float) -> None:
+        self.ss = _second_derivatives(s.p02.T, s.p11, s.p02)
+        slopes = _second_derivatives(s.p13.T, s.p22, s.p13)
+        self.w = lw * self.ss + c * theta[:, :, None, None] * slopes
+
+    @staticmethod
+    def first(carrier: Tensor, tensor: Tensor) -> Tensor:
+        return torch.einsum("abpq,pqcd->abcd", carrier, tensor)
+
+    @classmethod
+    def both(cls, left: Tensor, tensor: Tensor, right: Tensor) -> Tensor:
+        return torch.einsum("abpq,cdpq->abcd", cls.first(left, tensor), right)
+
+
+def _second_derivatives(aa: Tensor, ab: Tensor, bb: Tensor) -> Tensor:
+    """<f''_a f_b> on (a, a), twice <f'_a f'_b> on (a, b), <f_a f''_b> on (b, b)."""
+    eye = torch.eye(aa.shape[0], dtype=aa.dtype, device=aa.device)
+    return (
+        torch.einsum("ab,ap,aq->abpq", aa, eye, eye)
+        + 2 * torch.einsum("ab,ap,bq->abpq", ab, eye, eye)
+        + torch.einsum("ab,bp,bq->abpq", bb, eye, eye)
+    )
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    return torch.einsum("ab,cd->abcd", left, right)
+
+
+def _next_A(layer: Layer, s: Moments, grow: _Carriers, mean_w: Tensor, rates: Rates, ratio: float) -> Tensor:
+    c, lw, theta = rates.C_W, rates.lambda_W, layer.Theta
+    mixed = c * lw * s.q0011 * theta[None, None]
+    mean_ww = lw**2 * s.q0000 + mixed + mixed.permute(2, 3, 0, 1) + c**2 * s.q1111 * _outer(theta, theta)
+    through_D = c / 2 * s.p11[None, None] * grow.first(grow.w, layer.D)
+    carried = grow.both(grow.w, layer.V, grow.w) / 4 + through_D + through_D.permute(2, 3, 0, 1)
+    carried = carried + c**2 * _outer(s.p11, s.p11) * layer.A
+    return mean_ww - _outer(mean_w, mean_w) + ratio * carried
+
+
+def _next_F(layer: Layer, s: Moments, c: float, ratio: float) -> Tensor:
+    # F'_abcd: source <s_a s_c s'_b s'_d> Θ_bd; derivatives of s_a s'_b fall on a or on b, and likewise for c, d.
+    source = torch.einsum("acbd,bd->abcd", s.q0011, layer.Theta)
+    on_first = _outer_first(s, layer.F)
+    carried = torch.einsum("cd,abcd->abcd", s.p11, on_first) + torch.einsum("cd,abdd->abcd", s.p02, on_first)
+    return c**2 * (source + ratio * carried)
+
+
+def _outer_first(s: Moments, F: Tensor) -> Tensor:
+    return torch.einsum("ab,abcd->abcd", s.p11, F) + torch.einsum("ab,bbcd->abcd", s.p02, F)
+
+
+def _next_P_Q(
+    layer: Layer, s: Moments, next_F: Tensor, rates: Rates, ratio: float, explicit: bool
+) -> tuple[Tensor, Tensor]:
+    c, theta = rates.C_W, layer.Theta
+    keep = 1.0 if explicit else 0.0
+    s20, s11 = s.p02.T, s.p11  # <s''_a s_b>, <s'_a s'_b>
+    source = keep * torch.einsum("abcd,ab,ac->abcd", s.q2110, theta, theta)
+    inner = torch.einsum("ad,abca->abcd", s20, layer.P) + keep * torch.einsum("ad,aabc->abcd", s20, layer.B)
+    inner = inner + torch.einsum("ad,abcd->abcd", s11, layer.P)
+    P = c**2 * (source + ratio * torch.einsum("bc,abcd->abcd", s11, inner))
+    inner = torch.einsum("cd,abcc->abcd", s20, layer.Q) + torch.einsum("cd,abcd->abcd", s11, layer.Q)
+    carried = torch.einsum("ab,abcd->abcd", s11, inner)
+    if explicit:
+        carried = carried + theta[:, :, None, None] * _through_F(layer.F, s)
+    Q = c**2 * (source + ratio * carried) + rates.lambda_W / c * next_F.permute(1, 0, 3, 2)
+    return P, Q
+
+
+def _through_F(F: Tensor, s: Moments) -> Tensor:
+    """Σ_{p in {0,1}} Σ_{q in {2,3}} u_p v_q F_{p 0 q 2}; the indices 0 1 2 3 are a b c d."""
+    s31, s22, s20, s11 = s.p13.T, s.p22, s.p02.T, s.p11
+    right = torch.einsum("cd,pacc->pacd", s20, F) + torch.einsum("cd,padc->pacd", s11, F)
+    return torch.einsum("ab,aacd->abcd", s31, right) + torch.einsum("ab,bacd->abcd", s22, right)

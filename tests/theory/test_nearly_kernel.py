@@ -1,0 +1,247 @@
+"""Nearly-kernel machines against tensors written out, against training, and against scikit-learn's rules."""
+
+import math
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.utils.estimator_checks import check_estimator
+from torch import nn
+
+from gramscope.base.errors import InputError
+from gramscope.kernels.rates import layer_rates
+from gramscope.kernels.tangent_kernels import TangentKernels
+from gramscope.theory.nearly_kernel import NearlyKernelRegressor, Spectrum, algorithm_matrices
+from gramscope.theory.quadratic import QuadraticModel
+from references.nearly_kernel import algorithm_tensors, prediction, random_quadratic
+
+ALGORITHMS = {"direct": None, "gradient-descent": 1.5, "gradient-flow": None, "minimum-norm": None}
+
+
+def data(seed, n=4, m=5, outputs=2):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)), rng.normal(size=(m, 3)), rng.normal(size=(n, outputs))
+
+
+def step_of(algorithm, kernel):
+    share = ALGORITHMS[algorithm]
+    return None if share is None else share / np.linalg.eigvalsh(kernel)[-1]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize("algorithm", ["direct", "gradient-flow"])
+def test_check_estimator(algorithm):
+    check_estimator(NearlyKernelRegressor(algorithm=algorithm))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 4), algorithm=st.sampled_from(list(ALGORITHMS)))
+@settings(max_examples=25, deadline=None)
+def test_matrices_equal_the_tensors_written_out(seed, n, algorithm):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(n, n + 2))
+    k, y = root @ root.T, rng.normal(size=n)
+    step = step_of(algorithm, k)
+    got = algorithm_matrices(Spectrum(k), y, algorithm, step)
+    z_a, z_b = algorithm_tensors(k, y, algorithm, step or 0.0)
+    want = z_a, (z_b + z_b.T) / 2
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * np.abs(b).max() + 1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_prediction_equals_the_tensors_written_out(algorithm):
+    x, x_test, y = data(0)
+    model = QuadraticModel(*random_quadratic(0), 0.3)
+    k, k_b = model.kernel(x, x), model.kernel(x_test, x)
+    mu = [model.meta_kernel(*sets) for sets in ((x, x, x), (x_test, x, x), (x, x_test, x))]
+    step = step_of(algorithm, k)
+    want = np.stack([prediction(k, k_b, *mu, target, algorithm, step or 0.0) for target in y.T], axis=1)
+    as_functions = NearlyKernelRegressor(model.kernel, model.meta_kernel, algorithm, step).fit(x, y)
+    np.testing.assert_allclose(as_functions.predict(x_test), want, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(as_functions.predict(x), y, atol=1e-9)
+    given = NearlyKernelRegressor("precomputed", "precomputed", algorithm, step).fit(k, y, meta=mu[0])
+    np.testing.assert_allclose(given.predict(k_b, meta=mu[1], meta_transport=mu[2]), want, rtol=1e-9, atol=1e-9)
+    single = NearlyKernelRegressor(model.kernel, model.meta_kernel, algorithm, step).fit(x, y[:, 1])
+    np.testing.assert_allclose(single.predict(x_test), want[:, 1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_product_meta_kernel(algorithm):
+    x, x_test, y = data(1)
+    kernel = QuadraticModel(*random_quadratic(1), 0.0).kernel
+
+    def product(x0, x1, x2):
+        return 0.2 * kernel(x0, x1)[:, :, None] * kernel(x0, x2)[:, None, :]
+
+    step = step_of(algorithm, kernel(x, x))
+    want = NearlyKernelRegressor(kernel, product, algorithm, step).fit(x, y)
+    got = NearlyKernelRegressor(kernel, "product", algorithm, step, epsilon=0.2).fit(x, y)
+    np.testing.assert_allclose(got.predict(x_test), want.predict(x_test), rtol=1e-9, atol=1e-9)
+    for method in ("trained_kernel", "effective_kernel"):
+        np.testing.assert_allclose(getattr(got, method)(x_test), getattr(want, method)(x_test), rtol=1e-9, atol=1e-9)
+    plain = NearlyKernelRegressor("precomputed", "product", algorithm, step, epsilon=0.2).fit(kernel(x, x), y)
+    np.testing.assert_allclose(plain.predict(kernel(x_test, x)), got.predict(x_test), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_error_against_training_has_slope_two(algorithm):
+    """Each algorithm run on the quadratic model itself; the prediction of another algorithm has slope one."""
+    x, x_test, y = data(2)
+    step = step_of(algorithm, QuadraticModel(*random_quadratic(2), 0.0).kernel(x, x))
+    other, other_step = ("minimum-norm", None) if algorithm == "direct" else ("direct", None)
+    errors, wrong = [], []
+    for epsilon in (4e-3, 2e-3, 1e-3):
+        model = QuadraticModel(*random_quadratic(2), epsilon)
+        exact = model(x_test, model.train(x, y, algorithm, step))
+        predict = lambda a, s, m=model: NearlyKernelRegressor(m.kernel, m.meta_kernel, a, s).fit(x, y).predict(x_test)  # noqa: E731
+        errors.append(np.linalg.norm(predict(algorithm, step) - exact))
+        wrong.append(np.linalg.norm(predict(other, other_step) - exact))
+    assert math.log2(errors[1] / errors[2]) == pytest.approx(2, abs=0.1)
+    assert math.log2(wrong[1] / wrong[2]) == pytest.approx(1, abs=0.1)
+
+
+def test_trained_and_effective_kernels():
+    """k# reproduces the prediction to O(ε²); kᴱ equals that of the trained model to O(ε²); the printed k# does not."""
+    x, x_test, y = data(3, outputs=1)
+    trained, effective, printed = [], [], []
+    for epsilon in (2e-3, 1e-3):
+        model = QuadraticModel(*random_quadratic(3), epsilon)
+        weights = model.train(x, y, "direct")
+        fitted = NearlyKernelRegressor(model.kernel, model.meta_kernel).fit(x, y)
+        exact = model(x_test, weights)[:, 0]
+        sharp = fitted.trained_kernel(x_test) @ np.linalg.solve(fitted.trained_kernel(x), y[:, 0])
+        trained.append(np.linalg.norm(sharp - exact))
+        moved = fitted.effective_kernel(x_test) - model.effective_kernel(x_test, x, weights)[0]
+        effective.append(np.linalg.norm(moved))
+        between = lambda a, b, f=fitted, m=model: 0.5 * (f.effective_kernel(a, b) + m.kernel(a, b))  # noqa: E731
+        form = between(x_test, x) @ np.linalg.solve(between(x, x), y[:, 0])
+        printed.append(np.linalg.norm(form - exact))
+    assert math.log2(trained[0] / trained[1]) == pytest.approx(2, abs=0.1)
+    assert math.log2(effective[0] / effective[1]) == pytest.approx(2, abs=0.1)
+    assert math.log2(printed[0] / printed[1]) == pytest.approx(1, abs=0.1)
+
+
+def network(width, seed, outputs=1, depth=3):
+    """A tanh network near criticality, in the parametrisation of the theory."""
+    torch.manual_seed(seed)
+    sizes = [2, *[width] * (depth - 1), outputs]
+    layers = []
+    for fan_in, fan_out in pairwise(sizes):
+        linear = nn.Linear(fan_in, fan_out)
+        nn.init.normal_(linear.weight, std=math.sqrt(1.6 / fan_in))
+        nn.init.normal_(linear.bias, std=math.sqrt(0.1))
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def trained(model, x, y, x_test, rates, step):
+    parameters = dict(model.named_parameters())
+    for _ in range(20_000):
+        residual = model(x) - y
+        if residual.abs().max() < 1e-6:  # errors to be compared are above 1e-3
+            return model(x_test).detach().numpy()
+        gradients = torch.autograd.grad(0.5 * residual.square().sum(), list(parameters.values()))
+        with torch.no_grad():
+            for (name, p), g in zip(parameters.items(), gradients, strict=True):
+                p.sub_(step * rates[name] * g)
+    raise AssertionError("training did not converge")
+
+
+POINTS = torch.tensor([[1.0, 0.2], [-0.6, 1.0], [0.3, -1.1], [-1.0, -0.4]], dtype=torch.float64)
+
+
+def test_a_network_at_initialisation_is_a_quadratic_model():
+    """Dense kernels of a two-output network, flattened over (example, output), give what the contractions give."""
+    model, x_test = network(6, 0, outputs=2), torch.randn(3, 2).double()
+    y = np.random.default_rng(0).normal(size=(4, 2))
+    kernels = TangentKernels(model, metric=layer_rates(model, 0.4, 1.0))
+    k, k_b = kernels(POINTS), kernels(x_test, POINTS)
+    step = 1.2 / np.linalg.eigvalsh(k)[-1]
+    got = NearlyKernelRegressor(kernels, algorithm="gradient-descent", step=step).fit(POINTS, y).predict(x_test)
+    mu = [kernels.meta(*sets) for sets in ((POINTS,) * 3, (x_test, POINTS, POINTS), (POINTS, x_test, POINTS))]
+    flat = (y - kernels.initial(POINTS)).ravel()
+    want = prediction(k, k_b, *mu, flat, "gradient-descent", step).reshape(3, 2) + kernels.initial(x_test)
+    np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(
+        NearlyKernelRegressor(kernels).fit(POINTS, y).trained_kernel(x_test),
+        k_b + 0.5 * kernels.meta(x_test, POINTS, POINTS) @ Spectrum(k).solve(flat),
+        rtol=1e-8,
+        atol=1e-8,
+    )
+
+
+def test_trained_networks_are_predicted_better_than_by_the_linear_theory():
+    """Widths 32 to 512, real gradient descent: mean error over seeds below the tangent kernel's at every width."""
+    x_test = torch.tensor([[0.5, 0.9], [-0.2, -0.7], [1.2, -0.3], [-1.1, 0.5], [0.1, 0.3]], dtype=torch.float64)
+    y = torch.sin(2 * POINTS[:, :1]) * torch.cos(POINTS[:, 1:])
+    linear, quadratic = [], []
+    for width, seeds in ((32, 5), (128, 3), (512, 2)):
+        errors = []
+        for seed in range(seeds):
+            model = network(width, seed)
+            rates = layer_rates(model, 0.4, 1.0)
+            kernels = TangentKernels(model, metric=rates)
+            step = 1.0 / float(np.linalg.eigvalsh(kernels(POINTS))[-1])
+            fit = NearlyKernelRegressor(kernels, algorithm="gradient-descent", step=step).fit(POINTS, y.numpy())
+            second = fit.predict(x_test)
+            first = kernels.initial(x_test) + kernels(x_test, POINTS) @ fit.dual_coef_
+            real = trained(model, POINTS, y, x_test, rates, step)
+            errors.append([np.linalg.norm(first - real), np.linalg.norm(second - real)])
+        means = np.mean(errors, axis=0)
+        linear.append(means[0])
+        quadratic.append(means[1])
+    assert all(b < a for a, b in zip(linear, quadratic, strict=True))
+    assert sum(quadratic) < 0.7 * sum(linear)
+    assert quadratic[2] < 0.5 * quadratic[0]
+
+
+def test_pickles_and_null_modes():
+    x, x_test, y = data(4)
+    twice = np.concatenate([x, x[:1]])
+    fitted = NearlyKernelRegressor(epsilon=0.1, algorithm="gradient-flow").fit(twice, np.concatenate([y, y[:1]]))
+    once = NearlyKernelRegressor(epsilon=0.1, algorithm="gradient-flow").fit(x, y)
+    # A repeated example weighs double along the way, which a flow feels at O(ε); the fit is the same on the data.
+    np.testing.assert_allclose(fitted.predict(x), y, atol=1e-6)
+    again = pickle.loads(pickle.dumps(once))
+    np.testing.assert_array_equal(again.predict(x_test), once.predict(x_test))
+
+
+def test_bad_input():
+    x, _, y = data(5)
+    k = x @ x.T
+    rbf = NearlyKernelRegressor().fit(x, y)
+    largest = rbf._spectrum.largest
+    with pytest.raises(InputError, match="step must be below 2/λmax"):
+        NearlyKernelRegressor(algorithm="gradient-descent", step=2.1 / largest).fit(x, y)
+    with pytest.raises(InputError, match="step must be given"):
+        NearlyKernelRegressor(algorithm="gradient-descent").fit(x, y)
+    with pytest.raises(InputError, match="step must be given"):
+        NearlyKernelRegressor(step=0.1).fit(x, y)
+    with pytest.raises(InputError, match="positive semi-definite"):
+        NearlyKernelRegressor("precomputed").fit(k - 10 * np.eye(4), y)
+    with pytest.raises(InputError, match="must be symmetric"):
+        NearlyKernelRegressor("precomputed").fit(k + np.triu(np.ones((4, 4)), 1), y)
+    with pytest.raises(InputError, match="must be square"):
+        NearlyKernelRegressor("precomputed").fit(k[:, :3], y)
+    with pytest.raises(InputError, match="precomputed meta kernel must be passed"):
+        NearlyKernelRegressor("precomputed", "precomputed").fit(k, y)
+    with pytest.raises(InputError, match="meta must have shape"):
+        NearlyKernelRegressor("precomputed", "precomputed").fit(k, y, meta=np.ones((3, 4, 4)))
+    with pytest.raises(InputError, match="rows of the kernel instead"):
+        NearlyKernelRegressor("precomputed", lambda *_: None).fit(k, y)
+    with pytest.raises(InputError, match="meta_kernel must be a function"):
+        NearlyKernelRegressor(meta_kernel=3).fit(x, y)
+    with pytest.raises(InputError, match="must have shape \\(4, 4, 4\\)"):
+        NearlyKernelRegressor(meta_kernel=lambda a, b, c: np.ones((1, 1, 1))).fit(x, y)
+    with pytest.raises(InputError, match="kernel\\(x, x2\\) must have shape"):
+        NearlyKernelRegressor(kernel=lambda a, b: np.ones(3)).fit(x, y)
+    with pytest.raises(InputError, match="algorithm must be one of"):
+        NearlyKernelRegressor(algorithm="magic").fit(x, y)
+    with pytest.raises(InputError, match="shape \\(4, 1\\) of the network's outputs"):
+        NearlyKernelRegressor(TangentKernels(network(4, 0))).fit(POINTS, y)
+    with pytest.raises(InputError, match="given as a function"):
+        NearlyKernelRegressor("precomputed", None).fit(k, y).trained_kernel(k)
