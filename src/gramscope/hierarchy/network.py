@@ -6,7 +6,7 @@ tied weight over all its uses. With ``B v = Σ_ν (signal)_ν ⊗ (∂v^k_ν/∂
 ``A = Bᵀ B``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,9 @@ from gramscope.capture.capture import Precision
 from gramscope.capture.meetings import Meeting, Passage, open_layers
 from gramscope.capture.network import Outputs
 from gramscope.linalg import LinearOperator
+
+Leaves = list[Tensor]
+Sides = tuple[Leaves, Leaves]
 
 
 class Transport(LinearOperator):
@@ -149,35 +152,32 @@ class NetworkPullback(LinearOperator):
             by_output.append([[next(found) for _ in meeting.edges] for meeting in self._meetings])
         return by_output
 
-    def _meet(self, by_meeting: list[list[Tensor | None]], tangents: list[Tensor]) -> list[Tensor]:
-        """``∂²⟨s, u⟩/∂W∂v`` along the tangents of v, for every weight of every meeting: its part of ``B v``."""
-        along = iter(tangents)
-        found: list[Tensor] = []
-        for meeting, signals in zip(self._meetings, by_meeting, strict=True):
-            data, weights, paired = _paired(meeting, signals)
-            mine = [next(along) for _ in data]
-            if paired is None:
-                found += [torch.zeros_like(w) for w in weights]
-                continue
-            slopes = torch.autograd.grad(paired, data, create_graph=True, allow_unused=True)
-            terms = [(s * t).sum() for s, t in zip(slopes, mine, strict=True) if s is not None and s.requires_grad]
-            found += _gradients(terms, weights)
-        return found
+    def _meet(self, signals: list[list[Tensor | None]], tangents: list[Tensor]) -> list[Tensor]:
+        """``B v`` in the weights as they were used, from the tangents of the data they met."""
+        return self._mixed(signals, tangents, lambda data, weights: (data, weights))
 
-    def _return(self, by_meeting: list[list[Tensor | None]], shared: list[Tensor]) -> Tensor:
+    def _return(self, signals: list[list[Tensor | None]], changes: list[Tensor]) -> Tensor:
         """``Bᵀ``: from changes of the weights to cotangents of the data they met, and back to layer ℓ."""
-        weight_changes = iter(shared)
-        back: list[Tensor] = []
-        for meeting, signals in zip(self._meetings, by_meeting, strict=True):
-            data, weights, paired = _paired(meeting, signals)
-            mine = [next(weight_changes) for _ in weights]
-            if paired is None:
-                back += [torch.zeros_like(d) for d in data]
-                continue
-            slopes = torch.autograd.grad(paired, weights, create_graph=True, allow_unused=True)
-            terms = [(s * c).sum() for s, c in zip(slopes, mine, strict=True) if s is not None and s.requires_grad]
-            back += _gradients(terms, data)
+        back = self._mixed(signals, changes, lambda data, weights: (weights, data))
         return _gradient([t for meeting in self._meetings for t in meeting.data], self._delta, back)
+
+    def _mixed(
+        self, signals: list[list[Tensor | None]], along: list[Tensor], sides: Callable[[Leaves, Leaves], Sides]
+    ) -> list[Tensor]:
+        """``∂²⟨s, u⟩/∂a∂b`` of every meeting, contracted with ``along`` on side a; what is left is of side b."""
+        given = iter(along)
+        found: list[Tensor] = []
+        for meeting, of_meeting in zip(self._meetings, signals, strict=True):
+            data, weights, paired = _paired(meeting, of_meeting)
+            here, there = sides(data, weights)
+            mine = [next(given) for _ in here]
+            if paired is None:
+                found += [torch.zeros_like(leaf) for leaf in there]
+                continue
+            slopes = torch.autograd.grad(paired, here, create_graph=True, allow_unused=True)
+            terms = [(s * t).sum() for s, t in zip(slopes, mine, strict=True) if s is not None and s.requires_grad]
+            found += _gradients(terms, there)
+        return found
 
 
 class _Tangents:
