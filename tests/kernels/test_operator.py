@@ -118,3 +118,22 @@ def test_a_wrong_metric_is_refused():
         gs.ntk_operator(model, x, metric={"nonsense": 1.0})
     with pytest.raises(InputError, match="one entry for each of the 32 parameters"):
         gs.ntk_operator(model, x, metric=torch.ones(3))
+
+
+def test_a_module_under_two_names_keeps_its_parameters():
+    """torch's own tying of weights would put our copies back in their place."""
+    shared = torch.nn.Linear(3, 3).double()
+    model = torch.nn.Sequential(shared, torch.nn.Tanh(), shared)
+    weight, x = shared.weight, torch.randn(4, 3).double()
+    operator = gs.ntk_operator(model, x)
+    wanted = gs.ntk(model, x).flatten(2).flatten(0, 1)
+    assert torch.allclose(operator.dense(), wanted, rtol=1e-12)
+    assert model[0].weight is weight
+    assert model[2].weight is weight
+
+
+def test_operations_that_torch_differentiates_once():
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(9, 4), torch.nn.Linear(4, 2)).double()
+    ids = torch.randint(0, 9, (5, 3))
+    wanted = gs.ntk(model, ids).flatten(2).flatten(0, 1)
+    assert torch.allclose(gs.ntk_operator(model, ids).dense(), wanted, rtol=1e-12)

@@ -22,6 +22,7 @@ from gramscope.capture.network import (
     check_model,
     count_examples,
     in_float64,
+    parameter_slots,
     prepare_input,
     unwrap,
 )
@@ -136,7 +137,8 @@ def open_layers(
         chosen = check_model(model, x, frozen)
         # Copies: training may go on while the graph is alive, and must not change what it holds.
         parameters = {name: p.detach().clone().requires_grad_() for name, p in chosen.items()}
-        swapped = _swapped(model, chosen, parameters)
+        copies, slots = list(parameters.values()), parameter_slots(model, list(chosen.values()))
+        swapped = {f"model.{name}": copies[place] for name, place in slots}
         openings = _Openings()
         if INPUT in layers:
             x = openings.open_input(x)
@@ -144,15 +146,9 @@ def open_layers(
         recorder.mark_data(x)
         opened = openings.hooked(model, [name for name in layers if name != INPUT])
         with opened, recorder if watch else nullcontext():
-            f = torch.func.functional_call(Evaluation(model, outputs), swapped, (x,))
+            f = torch.func.functional_call(Evaluation(model, outputs), swapped, (x,), tie_weights=False)
         openings.check(layers)
     return Passage(f, openings.values, openings.perturbations, tuple(recorder.meetings), parameters)
-
-
-def _swapped(model: nn.Module, chosen: dict[str, nn.Parameter], copies: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The copies under the names that the evaluated module knows its parameters by."""
-    by_id = {id(parameter): copies[name] for name, parameter in chosen.items()}
-    return {f"model.{name}": by_id[id(p)] for name, p in model.named_parameters() if id(p) in by_id}
 
 
 class _Openings:

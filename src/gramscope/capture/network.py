@@ -171,6 +171,21 @@ def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
     return tensor
 
 
+def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tuple[str, int]]:
+    """Every place of every module that holds a chosen parameter, once, and which it is.
+
+    torch's own tying of weights goes by names: a module that has two gets its parameters swapped twice and put back in
+    the wrong order, which would leave our copies in the user's model.
+    """
+    places = {id(parameter): place for place, parameter in enumerate(chosen)}
+    slots = []
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) in places:
+                slots.append((f"{prefix}.{name}" if prefix else name, places[id(parameter)]))
+    return slots
+
+
 class Evaluation(nn.Module):
     """The model and the choice of its outputs as one module, so that parameters can be swapped for both."""
 

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
-from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
+from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError, UnsupportedError
+from gramscope.capture import capture
 from gramscope.capture.capture import Precision
 from gramscope.capture.network import (
     Outputs,
@@ -23,6 +24,7 @@ from gramscope.capture.network import (
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, prepare, take, to_float64
+from gramscope.kernels.assemble import summed_rows
 from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.kinks import FixedSides, Sides
 from gramscope.kernels.linearization import Linearization
@@ -129,8 +131,9 @@ class _Rehearsal:
 
     def _run(self, model: nn.Module, ramps: Sides | FixedSides) -> Float[Tensor, "n C"]:
         """The outputs, with the sides of all kinks noted or held."""
-        with untouched(model), exact_arithmetic(self.precision == "tf32"), plain_execution(), torch.no_grad(), ramps:
-            f = output_tensor(model, prepare_input(self.x), self.n, self.outputs)
+        # Gradients stay on: outputs may be derivatives themselves (a PDE residual).
+        with untouched(model), exact_arithmetic(self.precision == "tf32"), plain_execution(), ramps:
+            f = output_tensor(model, prepare_input(self.x), self.n, self.outputs).detach()
         self._shape = f.shape
         return f.reshape(self.n, -1)
 
@@ -168,10 +171,17 @@ class _Rehearsal:
         return value
 
     def _foretell(self, parts: StepParts) -> Float[Tensor, "n C"]:
-        """``J Δθ``."""
-        linear = Linearization(self.before, self.x, self.outputs)
-        step = linear.flat(parts.change)
-        return linear.jvp(step[:, None])[:, 0].reshape(self.n, -1)
+        """``J Δθ``, matrix-free; from the gradients of every output where an operation has no second derivative."""
+        try:
+            linear = Linearization(self.before, self.x, self.outputs)
+            return linear.jvp(linear.flat(parts.change)[:, None])[:, 0].reshape(self.n, -1)
+        except UnsupportedError:
+            taken = capture(self.before, self.x, outputs=self.outputs, coupled="exact")
+            moved = torch.zeros_like(taken.outputs)
+            for name, sites in taken.by_parameter().items():
+                if sites:
+                    moved += summed_rows(sites).to(moved) @ parts.change[name].reshape(-1).to(moved)
+            return moved
 
     def _held(self, sides: Sides) -> tuple[Float[Tensor, "n C"] | None, str]:
         """The change of the outputs with every kink on the side it had before, and why not where that fails."""

@@ -6,7 +6,7 @@ on a GPU are the exception: there forward mode is faster, and ``J v`` runs the n
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,18 +14,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
+from gramscope.base.errors import UnsupportedError
 from gramscope.capture.capture import Precision
-from gramscope.capture.network import Evaluation as _Evaluation
 from gramscope.capture.network import (
+    Evaluation,
     Outputs,
     check_model,
     count_examples,
     in_float64,
+    parameter_slots,
     prepare_input,
     unwrap,
 )
 from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.kernels.written_out import WrittenOut
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -50,11 +53,12 @@ class Linearization:
         # On an H200, J v of a ResNet-18 took 0.154 s twice backward and about 0.04 s forward.
         convolutions = any(isinstance(module, CONVOLUTIONS) for module in model.modules())
         self._forward_mode = convolutions and next(tensors_in(x)).is_cuda
-        self._evaluation, self._x = _Evaluation(model, outputs), x
+        self._written_out = False  # operations without a second derivative run as others, once one is met
+        self._evaluation, self._x = Evaluation(model, outputs), x
         self._modes = [(module, module.training) for module in model.modules()]
         with untouched(model), exact_arithmetic(self.tf32), plain_execution(), _twice_differentiable(model):
             chosen = check_model(model, x, frozen)
-            self._names = [name for name, p in model.named_parameters() if any(p is q for q in chosen.values())]
+            self._slots = parameter_slots(model, list(chosen.values()))
             self.parameters = {clean: p.detach().clone().requires_grad_() for clean, p in chosen.items()}
             self._fixed = {f"model.{name}": b.clone() for name, b in model.named_buffers()}
             self.f: Tensor = self._run(tuple(self.parameters.values()))
@@ -67,14 +71,30 @@ class Linearization:
 
     def _run(self, parameters: tuple[Tensor, ...]) -> Tensor:
         """The outputs at other parameters, everything else as it was."""
-        swapped = {f"model.{name}": value for name, value in zip(self._names, parameters, strict=True)}
+        swapped = {f"model.{name}": parameters[place] for name, place in self._slots}
         fixed = {name: buffer.clone() for name, buffer in self._fixed.items()}
-        return torch.func.functional_call(self._evaluation, {**fixed, **swapped}, (self._x,))
+        with WrittenOut() if self._written_out else nullcontext():
+            return torch.func.functional_call(self._evaluation, {**fixed, **swapped}, (self._x,), tie_weights=False)
 
     def _graph_of_transpose(self) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(
             self.f, tuple(self.parameters.values()), self._placeholder, create_graph=True, allow_unused=True
         )
+
+    def _write_out(self, error: NotImplementedError) -> None:
+        """Once more with the operations that torch differentiates once written in others."""
+        if self._written_out:
+            raise UnsupportedError(
+                f"a matrix-free product needs operations that torch can differentiate twice, but {error} Use gs.ntk, "
+                "which needs one derivative, or write the operation in others."
+            ) from error
+        self._written_out = True
+        with (
+            untouched(self._evaluation), exact_arithmetic(self.tf32), plain_execution(), _in_modes(self._modes),
+            _twice_differentiable(self._evaluation),
+        ):  # fmt: skip
+            self.f = self._run(tuple(self.parameters.values()))
+            self._transposed = self._graph_of_transpose()
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
@@ -108,7 +128,11 @@ class Linearization:
         used = [(g, t) for g, t in zip(self._transposed, tangents, strict=True) if g is not None and g.requires_grad]
         if not used:
             return self.f.new_zeros(len(tangents[0]), *self.f.shape)
-        (result,) = _batched([g for g, _ in used], (self._placeholder,), [t for _, t in used])
+        try:
+            (result,) = _batched([g for g, _ in used], (self._placeholder,), [t for _, t in used])
+        except NotImplementedError as error:
+            self._write_out(error)
+            return self._twice_backward(tangents)
         return result
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:

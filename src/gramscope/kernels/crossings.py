@@ -1,0 +1,290 @@
+"""Kink crossings of a real step, and the one-step change of the tangent kernel: predicted, measured, and by crossings.
+
+A step of a piecewise-linear network changes its kernel in two ways. On fixed sides of all kinks the network is a
+polynomial of its parameters and the dNTK (with σ'' = 0, as autograd has it) is its slope. And some kinks are crossed:
+of n units about n·n^(-1/2), each with a share 1/n of the kernel, so O(n^(-1/2)) in all, which no derivative at θ has.
+Comparing with the same step on the old sides separates the two exactly.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.kernels.dntk import ReadingOptions, Residual, _step
+from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
+from gramscope.kernels.graph import Graph, second_derivative
+from gramscope.kernels.kinks import Sides
+from gramscope.kernels.rows import Rows, dense_kernel, dense_velocity
+from gramscope.kernels.written_out import WrittenOut
+
+
+@dataclass(frozen=True)
+class SiteCrossings:
+    """The kinks of one operation: how many there are, how many a step crossed upwards, downwards, or was to cross.
+
+    ``expected`` counts the kinks that the first-order displacement of their preactivations crosses (None for maxima,
+    where a crossing is a change of the largest entry and has no direction: ``up`` and ``down`` are zero there).
+    """
+
+    name: str
+    kinks: int
+    crossed: int
+    up: int
+    down: int
+    expected: int | None
+
+    @property
+    def fraction(self) -> float:
+        return self.crossed / self.kinks if self.kinks else 0.0
+
+
+@dataclass(frozen=True)
+class KinkCrossings:
+    """Crossings of one step, operation by operation in the order in which the network runs them.
+
+    ``unseen`` names operations that may have kinks or jumps which are not followed.
+    """
+
+    sites: tuple[SiteCrossings, ...]
+    unseen: tuple[str, ...]
+
+    @property
+    def kinks(self) -> int:
+        return sum(site.kinks for site in self.sites)
+
+    @property
+    def crossed(self) -> int:
+        return sum(site.crossed for site in self.sites)
+
+    @property
+    def fraction(self) -> float:
+        return self.crossed / self.kinks if self.kinks else 0.0
+
+    def __str__(self) -> str:
+        lines = [f"{self.crossed} of {self.kinks} kinks crossed ({100 * self.fraction:.3g} %)"]
+        for site in self.sites:
+            foreseen = "" if site.expected is None else f", {site.expected} foreseen"
+            lines.append(f"  {site.name}: {site.crossed} of {site.kinks} (up {site.up}, down {site.down}{foreseen})")
+        if self.unseen:
+            lines.append(f"  not followed: {', '.join(self.unseen)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class NTKStep:
+    """One gradient step of size ``lr``: the change of kernel and outputs, predicted at θ and measured.
+
+    ``predicted`` is ``lr·velocity`` (the dNTK), ``measured`` is ``K(θ - lr v) - K(θ)`` and ``crossing`` the part of it
+    that is due to crossed kinks: ``measured - crossing`` is the change on fixed sides. Kernels are (n, C, n, C),
+    outputs (n, C); ``outputs_linear`` is ``-lr K ε``, ``outputs_quadratic`` adds ``lr²·curvature``.
+    """
+
+    lr: float
+    kernel: Tensor
+    predicted: Tensor
+    measured: Tensor
+    crossing: Tensor
+    outputs_linear: Tensor
+    outputs_quadratic: Tensor
+    outputs_measured: Tensor
+    crossings: KinkCrossings
+
+    @property
+    def error(self) -> float:
+        """``‖measured - predicted‖/‖measured‖``: what the dNTK alone leaves unexplained; 0 where nothing changed."""
+        return _relative(self.measured - self.predicted, self.measured)
+
+    @property
+    def error_with_crossings(self) -> float:
+        """The same with the crossing part added to the prediction."""
+        return _relative(self.measured - self.predicted - self.crossing, self.measured)
+
+    @property
+    def relative_change(self) -> float:
+        """``‖measured‖/‖K‖``: how far one step moves the kernel; near 0 in lazy training."""
+        return _relative(self.measured, self.kernel)
+
+    @property
+    def outputs_error(self) -> tuple[float, float]:
+        """Relative error of the outputs' change to first and to second order."""
+        measured = self.outputs_measured
+        return (
+            _relative(measured - self.outputs_linear, measured),
+            _relative(measured - self.outputs_quadratic, measured),
+        )
+
+    def __str__(self) -> str:
+        first, second = self.outputs_error
+        return "\n".join(
+            (
+                f"kernel moved by {self.relative_change:.3g} of its norm; the dNTK misses {self.error:.3g} of that, "
+                f"with crossings {self.error_with_crossings:.3g}",
+                f"outputs: first order misses {first:.3g}, second order {second:.3g}",
+                str(self.crossings),
+            )
+        )
+
+
+@outside_inference_mode
+def kink_crossings(
+    model: nn.Module,
+    x: Any,
+    residual: Residual,
+    lr: float,
+    *,
+    probe: Any = None,
+    metric: Rates = None,
+    **reading: Unpack[ReadingOptions],
+) -> KinkCrossings:
+    """How many kinks a gradient step crosses: signs of preactivations before and after ``θ ← θ - lr λ Jᵀ ε``.
+
+    Followed are ReLU and its kin (leaky, parametric, 6, hard tanh, sigmoid and swish, soft shrinkage), clamps, absolute
+    values, maxima of two tensors and max pools, as operations, modules or inside recurrent networks. A kink written by
+    hand (``z * (z > 0)``) is invisible. Arguments are those of ``dntk_velocity``.
+
+    Reference: PDLT (arXiv:2106.10165) section 11.3 treats σ'' = 0; see the page on the dNTK for what that leaves out.
+
+    Example:
+        >>> import torch
+        >>> from gramscope.kernels.crossings import kink_crossings
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.ReLU())
+        >>> _ = torch.nn.init.ones_(model[0].weight)
+        >>> print(kink_crossings(model, torch.ones(1, 1), torch.ones(1, 1), lr=1.5))          # 1 -> -0.5
+        1 of 1 kinks crossed (100 %)
+          relu: 1 of 1 (up 0, down 1, 1 foreseen)
+    """
+    _check_lr(lr)
+    watched, _, direction, _ = _step(model, x, residual, probe, metric, Reading(**reading))
+    return _crossings(watched, watched.at(-lr * direction), direction, lr)
+
+
+@outside_inference_mode
+def ntk_step(
+    model: nn.Module,
+    x: Any,
+    residual: Residual,
+    lr: float,
+    *,
+    probe: Any = None,
+    metric: Rates = None,
+    memory: int | None = None,
+    **reading: Unpack[ReadingOptions],
+) -> NTKStep:
+    """One step's change of the tangent kernel as the dNTK predicts it, as it is, and the part that kinks make.
+
+    ``K(lr) - K = lr·velocity + crossing + O(lr²)``, with ``crossing = K(θ') - K(θ' on the sides of θ)``. The step is
+    taken on copies. Arguments are those of ``dntk_velocity``; kink="distributional" predicts with σ'' smoothed, and the
+    measured change is then that of the network as it is.
+
+    Reference: PDLT (arXiv:2106.10165) equations (11.9), (11.10).
+
+    Example:
+        >>> import torch
+        >>> from gramscope.kernels.crossings import ntk_step
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> x, y = torch.randn(4, 2).double(), torch.randn(4, 1).double()
+        >>> step = ntk_step(model, x, lambda f: 0.5 * (f - y).square().sum(), lr=1e-3)
+        >>> step.error < 0.05, step.crossings.kinks
+        (True, 0)
+    """
+    _check_lr(lr)
+    options = Reading(**reading)
+    watched, graph, direction, rates = _step(model, x, residual, probe, metric, options)
+    velocity = dense_velocity(Rows(watched, direction, graph), rates, memory)
+    real = watched.with_reading(kink="autograd", bandwidth=None)
+    before = dense_kernel(Rows(real, None), rates, memory)
+    after = real.at(-lr * direction)
+    kernel_after = dense_kernel(Rows(after, None), rates, memory)
+    crossings = _crossings(real, after, direction, lr)
+    if crossings.crossed:
+        kept = dense_kernel(Rows(real.at(-lr * direction, keep_sides=True), None), rates, memory)
+        crossing = kernel_after - kept
+    else:
+        crossing = torch.zeros_like(kernel_after)
+    graph = Graph(watched) if graph is None else graph
+    linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
+    curvature = 0.5 * second_derivative(watched, graph, direction, direction)
+    shape = (*watched.rows.shape, *watched.rows.shape)
+    return NTKStep(
+        lr=lr,
+        kernel=before.reshape(shape),
+        predicted=(-lr * velocity).reshape(shape),
+        measured=(kernel_after - before).reshape(shape),
+        crossing=crossing.reshape(shape),
+        outputs_linear=linear,
+        outputs_quadratic=linear + lr**2 * curvature,
+        outputs_measured=(after.f - _plain_outputs(real)).to(watched.dtype),
+        crossings=crossings,
+    )
+
+
+def _plain_outputs(expansion: Expansion) -> Float[Tensor, "n C"]:
+    with expansion.surroundings():
+        return expansion.run(expansion.point).detach()
+
+
+def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p"], lr: float) -> KinkCrossings:
+    old, new = before.sides(), after.sides()
+    if [(s.name, s.place.shape) for s in old.sides] != [(s.name, s.place.shape) for s in new.sides]:
+        raise InputError(
+            "the network must run the same operations before and after the step, but its control flow depends on its "
+            "parameters. Crossings cannot be counted."
+        )
+    foreseen = _foreseen(before, direction, lr)
+    sites = []
+    for index, (a, b) in enumerate(zip(old.sides, new.sides, strict=True)):
+        changed = a.place != b.place
+        binary = a.place.dtype == torch.bool
+        up = int((changed & b.place).sum()) if binary else 0
+        down = int((changed & a.place).sum()) if binary else 0
+        expected = None
+        if binary and foreseen is not None:
+            expected = int((foreseen[index] != a.place).sum())
+        sites.append(SiteCrossings(a.name, a.place.numel(), int(changed.sum()), up, down, expected))
+    return KinkCrossings(_numbered(sites), tuple(dict.fromkeys(old.unseen)))
+
+
+def _foreseen(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[Tensor] | None:
+    """Sides after the first-order displacement ``z - lr ż``; None where forward mode is not to be had."""
+
+    def heights(*parameters: Tensor) -> tuple[Tensor, ...]:
+        with WrittenOut(), Sides() as watched:
+            at._call(parameters, None)
+        return tuple(watched.heights)
+
+    tangents = tuple(part[0] for part in at.split(direction[:, None]))
+    try:
+        with at.surroundings():
+            both: Any = torch.func.jvp(heights, at.point, tangents)
+    except (RuntimeError, NotImplementedError, UnsupportedError):
+        return None
+    return [z - lr * slope > 0 for z, slope in zip(*both, strict=True)]
+
+
+def _numbered(sites: list[SiteCrossings]) -> tuple[SiteCrossings, ...]:
+    """Operations of one kind told apart by their order."""
+    totals = [site.name for site in sites]
+    seen: dict[str, int] = {}
+    numbered = []
+    for site in sites:
+        seen[site.name] = seen.get(site.name, 0) + 1
+        name = site.name if totals.count(site.name) == 1 else f"{site.name} {seen[site.name]}"
+        numbered.append(SiteCrossings(name, site.kinks, site.crossed, site.up, site.down, site.expected))
+    return tuple(numbered)
+
+
+def _check_lr(lr: float) -> None:
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not math.isfinite(lr):
+        raise InputError(f"lr must be a finite number, the size of the step, got {lr!r}.")
+
+
+def _relative(part: Tensor, whole: Tensor) -> float:
+    size = float(whole.double().norm())
+    error = float(part.double().norm())
+    return error / size if size else (0.0 if error == 0 else math.inf)

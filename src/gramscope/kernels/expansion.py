@@ -1,0 +1,253 @@
+"""A network as a function of its parameters, ready to be differentiated twice and left untouched."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.axes import Axes
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
+from gramscope.capture.capture import Precision
+from gramscope.capture.network import (
+    Evaluation,
+    Outputs,
+    check_model,
+    count_examples,
+    in_float64,
+    parameter_slots,
+    prepare_input,
+    slice_examples,
+    unwrap,
+)
+from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
+from gramscope.kernels.linearization import _in_modes
+from gramscope.kernels.written_out import WrittenOut
+
+Kink = Literal["autograd", "distributional"]
+Rates = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float | None
+Parameters = tuple[Tensor, ...]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
+    """Tensors made under inference mode cannot enter a graph, so nothing here is made under it."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a network is read: which outputs, which parameters, in what precision, and what σ'' of a kink means."""
+
+    outputs: Outputs = None
+    frozen: bool = False
+    precision: Precision = None
+    kink: Kink = "autograd"
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kink not in ("autograd", "distributional"):
+            raise InputError(f'kink must be "autograd" or "distributional", got {self.kink!r}.')
+        if self.precision not in (None, "float64", "float32", "tf32"):
+            raise InputError(f'precision must be None, "float64", "float32" or "tf32", got {self.precision!r}.')
+        if (self.kink == "distributional") != (self.bandwidth is not None):
+            raise InputError(
+                "bandwidth must be given with kink='distributional' and only there, got "
+                f"kink={self.kink!r}, bandwidth={self.bandwidth!r}. It is the width over which a kink is smoothed; "
+                "take about the change of a preactivation in one step."
+            )
+        if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
+            raise InputError(f"bandwidth must be a positive number, got {self.bandwidth!r}.")
+
+
+class Expansion:
+    """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it."""
+
+    def __init__(self, model: nn.Module, x: Any, reading: Reading) -> None:
+        model = unwrap(model)
+        if reading.precision == "float64":
+            model = in_float64(model)
+        self.examples = count_examples(x)
+        self.x = prepare_input(x, torch.float64 if reading.precision == "float64" else None)
+        self.reading = reading
+        self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
+        self._evaluation = Evaluation(model, reading.outputs)
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._streams = (torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+        with untouched(model):
+            chosen = check_model(model, self.x, reading.frozen)
+        self._slots = parameter_slots(model, list(chosen.values()))
+        self.parameters = {name: p.detach().clone() for name, p in chosen.items()}
+        self._fixed = {f"model.{name}": b.detach().clone() for name, b in model.named_buffers()}
+        with self.surroundings():
+            self.f: Tensor = self.run(self.point).detach()
+        for name, parameter in self.parameters.items():
+            check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
+        check_finite(self.f, "the model's output", "Its parameters are finite: look for NaN in x, or for overflow.")
+        self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
+        self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
+        self.dtype = torch.promote_types(self.f.dtype, torch.float32)
+        self.device = self.f.device
+
+    @property
+    def point(self) -> Parameters:
+        return tuple(self.parameters.values())
+
+    def run(self, parameters: Parameters, x: Any = None) -> Tensor:
+        """The outputs (n, C) at other parameters (and other examples), everything else as it was."""
+        if self.reading.bandwidth is not None:
+            with WrittenOut(), Smoothed(self.reading.bandwidth):
+                return self._call(parameters, x)
+        if self.sides_at is None:
+            with WrittenOut():
+                return self._call(parameters, x)
+        with WrittenOut(), Sides() as watched:
+            self._call(self.sides_at, x)
+        with WrittenOut(), FixedSides(watched.sides):
+            return self._call(parameters, x)
+
+    def _call(self, parameters: Parameters, x: Any) -> Tensor:
+        torch.set_rng_state(self._streams[0])
+        if self._streams[1]:
+            torch.cuda.set_rng_state_all(self._streams[1])
+        swapped = {f"model.{name}": parameters[place] for name, place in self._slots}
+        fixed = {name: buffer.clone() for name, buffer in self._fixed.items()}
+        given = prepare_input(self.x) if x is None else x
+        return torch.func.functional_call(self._evaluation, {**fixed, **swapped}, (given,), tie_weights=False)
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """The model as it was when this was made, every operation open to differentiation; all put back after."""
+        with ExitStack() as stack:
+            stack.enter_context(untouched(self._evaluation))
+            stack.enter_context(exact_arithmetic(self.reading.precision == "tf32"))
+            stack.enter_context(plain_execution())
+            stack.enter_context(_in_modes(self._modes))
+            stack.enter_context(naming_operations())
+            yield
+
+    def at(self, vector: Float[Tensor, " p"], keep_sides: bool = False) -> "Expansion":
+        """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
+        other = object.__new__(Expansion)
+        other.__dict__.update(self.__dict__)
+        moved = zip(self.parameters.items(), self.split(vector[:, None]), strict=True)
+        other.parameters = {name: p + part[0] for (name, p), part in moved}
+        other.sides_at = self.point if keep_sides else None
+        with other.surroundings():
+            other.f = other.run(other.point).detach()
+        check_finite(other.f, "the output after the step", "The step is too large for this network: lower lr.")
+        return other
+
+    def fresh_leaves(self) -> Parameters:
+        return tuple(p.detach().requires_grad_() for p in self.point)
+
+    def split(self, vectors: Float[Tensor, "p k"]) -> list[Tensor]:
+        """Columns over all parameters as one tensor (k, *shape) for each parameter."""
+        pieces = torch.split(vectors.T, [p.numel() for p in self.point], dim=1)
+        return [piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, self.point, strict=True)]
+
+    def join(self, parts: list[Tensor]) -> Float[Tensor, "p k"]:
+        return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1).T.to(self.dtype)
+
+    def flat_rates(self, rates: Rates) -> Float[Tensor, " p"] | None:
+        """The diagonal metric λ as one vector, from a number, numbers by name (others zero), a function or a tensor."""
+        if rates is None:
+            return None
+        if callable(rates):
+            rates = {name: rates(name, p) for name, p in self.parameters.items()}
+        if isinstance(rates, int | float):
+            rates = dict.fromkeys(self.parameters, float(rates))
+        if isinstance(rates, Tensor):
+            flat = rates
+        else:
+            unknown = sorted(set(rates) - set(self.parameters))
+            if unknown:
+                raise InputError(
+                    f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(self.parameters)}."
+                )
+            flat = torch.cat([_expanded(rates.get(name, 0.0), name, p) for name, p in self.parameters.items()])
+        if flat.shape != (self.cols.size,):
+            raise InputError(
+                f"metric must have one entry for each of the {self.cols.size} parameters, got shape "
+                f"{tuple(flat.shape)}. Pass a dict by parameter name for numbers per layer."
+            )
+        check_finite(flat, "metric", "Learning rates are finite numbers.")
+        return flat.to(dtype=self.dtype, device=self.device)
+
+    def sides(self) -> Sides:
+        """The side of every kink here."""
+        with self.surroundings(), WrittenOut(), Sides() as watched:
+            self._call(self.fresh_leaves(), None)  # with gradients, which tell what depends on parameters
+        watched.heights.clear()
+        return watched
+
+    def of_examples(self, examples: slice) -> Any:
+        return slice_examples(prepare_input(self.x), self.examples, examples)
+
+    def with_reading(self, **changes: Any) -> "Expansion":
+        other = object.__new__(Expansion)
+        other.__dict__.update(self.__dict__)
+        other.reading = replace(self.reading, **changes)
+        return other
+
+
+@contextmanager
+def naming_operations() -> Iterator[None]:
+    """An operation that cannot be differentiated often enough is named; there is no approximation in its place."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, GramscopeError):
+            raise
+        name = _culprit(str(error))
+        if name is None:
+            raise
+        raise UnsupportedError(
+            f"every operation of the model must have a second derivative, but {name} has none that torch can compute "
+            f"({str(error).splitlines()[0]}). Replace it by operations that do, or write its backward pass with "
+            "differentiable operations; nothing is approximated here."
+        ) from error
+
+
+def _culprit(message: str) -> str | None:
+    patterns = (
+        r"derivative for '?(?:aten::)?([\w:.]+)'? is not implemented",
+        r"forward AD with (\w+) that does not support",
+        r"differentiable with respect to .* (\w+Backward\w*)",
+        r"function (\w+Backward\w*) returned",
+        r"(\w*[Bb]ackward\w*) is not differentiable",
+    )
+    for pattern in patterns:
+        found = re.search(pattern, message)
+        if found:
+            return found.group(1)
+    if "once_differentiable" in message:
+        return "an autograd.Function marked @once_differentiable"
+    return None
+
+
+def _expanded(value: Tensor | float, name: str, parameter: Tensor) -> Tensor:
+    tensor = torch.as_tensor(value, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
+    try:
+        return tensor.expand(parameter.shape).reshape(-1)
+    except RuntimeError as error:
+        raise InputError(
+            f"metric[{name!r}] must be a number or have the shape {tuple(parameter.shape)} of the parameter, got "
+            f"{tuple(tensor.shape)}."
+        ) from error

@@ -1,0 +1,132 @@
+"""A network at initialisation as a kernel and a meta kernel, in the form that a nearly-kernel machine asks for.
+
+``k̂ = J λ Jᵀ`` is the tangent kernel, ``μ̂ = dH`` the dNTK, with composite index (example, output). The meta kernel is
+only ever contracted: with a matrix over pairs of training outputs, or with one vector. Arrays in, arrays out.
+"""
+
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gramscope.kernels.dntk import ReadingOptions, dntk
+from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
+from gramscope.kernels.graph import Graph
+
+# Singular values of a contraction below this share of the largest are rounding of a matrix of lower rank.
+RANK = 1e-13
+
+
+class TangentKernels:
+    """Kernel ``k̂(x, x')`` and meta kernel ``μ̂(x0, x1, x2)`` of a network as it stands, for ``NearlyKernelRegressor``.
+
+    Rows are (example, output) flattened: n examples of a network with C outputs give n·C rows. The network runs as a
+    float64 copy unless ``precision`` says otherwise, since kernels are inverted.
+
+    Reference: PDLT (arXiv:2106.10165) equations (11.148), (11.149).
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from gramscope.kernels.tangent_kernels import TangentKernels
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> kernels = TangentKernels(model)
+        >>> x = np.random.default_rng(0).normal(size=(5, 2))
+        >>> kernels(x, x[:3]).shape, kernels.meta(x, x[:3], x[:3]).shape
+        ((5, 3), (5, 3, 3))
+    """
+
+    def __init__(self, model: nn.Module, *, metric: Rates = None, **reading: Unpack[ReadingOptions]) -> None:
+        self.model, self.metric = model, metric
+        self.reading: ReadingOptions = {"precision": "float64", **reading}
+
+    @outside_inference_mode
+    def initial(self, x: Any) -> Float[np.ndarray, "n C"]:
+        """The outputs of the network as it stands, z(θ₀)."""
+        return _array(self._expansion(x).f)
+
+    @outside_inference_mode
+    def __call__(self, x: Any, x2: Any = None) -> Float[np.ndarray, "u v"]:
+        """``k̂ = J(x) λ J(x2)ᵀ``."""
+        left = self._graph(x)
+        right = left if x2 is None or x2 is x else self._graph(x2)
+        kernel = left.jvp(self._directions(right))
+        return _array((kernel + kernel.T) / 2 if right is left else kernel)
+
+    @outside_inference_mode
+    def meta(self, x0: Any, x1: Any, x2: Any) -> Float[np.ndarray, "u v w"]:
+        """``μ̂(x0, x1, x2)`` with all its entries; for small problems."""
+        whole = dntk(
+            self.model, self._tensors(x0), self._tensors(x1), self._tensors(x2), metric=self.metric, **self.reading
+        )
+        n0, c, n1, _, n2, _ = whole.shape
+        return _array(whole.reshape(n0 * c, n1 * c, n2 * c))
+
+    @outside_inference_mode
+    def curvature(self, x: Any, train: Any, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
+        """``Σ_{ab} μ̂(x; a, b) Z^{ab}``: second derivatives along the eigenvectors of the symmetric part of Z."""
+        graph, fitted = self._graph(x), self._graph(train)
+        values, vectors = np.linalg.eigh((pairs + pairs.T) / 2)
+        total = np.zeros(graph.expansion.rows.size)
+        for value, vector in zip(values, vectors.T, strict=True):
+            if abs(value) > RANK * np.abs(values).max():
+                along = self._direction(fitted, vector)
+                total += value * _array(graph.tangent(along).jvp(along[:, None])[:, 0])
+        return total
+
+    @outside_inference_mode
+    def transport(self, x: Any, train: Any, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
+        """``Σ_{ab} μ̂(a; x, b) Z^{ab}``: one vector over the parameters, then J(x)."""
+        graph, fitted = self._graph(x), self._graph(train)
+        left, values, right = np.linalg.svd(pairs)
+        moved = torch.zeros(fitted.expansion.cols.size, dtype=fitted.expansion.dtype, device=fitted.expansion.device)
+        for value, a, b in zip(values, left.T, right, strict=True):
+            if value > RANK * values.max():
+                tangent = fitted.tangent(self._direction(fitted, b))
+                moved = moved + value * tangent.vjp(_column(a, fitted))[:, 0]
+        return _array(graph.jvp(self._weighted(fitted, moved[:, None]))[:, 0])
+
+    @outside_inference_mode
+    def applied(self, x: Any, x2: Any, train: Any, vector: Float[np.ndarray, " v"]) -> Float[np.ndarray, "u w"]:
+        """``Σ_a μ̂(x; x2, a) v^a``."""
+        graph, other, fitted = self._graph(x), self._graph(x2), self._graph(train)
+        return _array(graph.tangent(self._direction(fitted, vector)).jvp(self._directions(other)))
+
+    def _tensors(self, x: Any) -> Any:
+        """Arrays become tensors in the type and on the device of the parameters."""
+        if not isinstance(x, np.ndarray):
+            return x
+        first = next(self.model.parameters())
+        dtype = first.dtype if np.issubdtype(x.dtype, np.floating) else None
+        return torch.as_tensor(np.ascontiguousarray(x)).to(device=first.device, dtype=dtype)
+
+    def _expansion(self, x: Any) -> Expansion:
+        return Expansion(self.model, self._tensors(x), Reading(**self.reading))
+
+    def _graph(self, x: Any) -> Graph:
+        return Graph(self._expansion(x))
+
+    def _direction(self, graph: Graph, vector: Float[np.ndarray, " v"]) -> Float[Tensor, " p"]:
+        """``λ Jᵀ v``."""
+        return self._weighted(graph, graph.vjp(_column(vector, graph)))[:, 0]
+
+    def _directions(self, graph: Graph) -> Float[Tensor, "p u"]:
+        """``λ Jᵀ``."""
+        size = graph.expansion.rows.size
+        return self._weighted(
+            graph, graph.vjp(torch.eye(size, dtype=graph.expansion.dtype, device=graph.expansion.device))
+        )
+
+    def _weighted(self, graph: Graph, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        rates = graph.expansion.flat_rates(self.metric)
+        return vectors if rates is None else rates[:, None] * vectors
+
+
+def _column(vector: Float[np.ndarray, " v"], graph: Graph) -> Float[Tensor, "v 1"]:
+    return torch.as_tensor(vector, dtype=graph.expansion.dtype, device=graph.expansion.device)[:, None]
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.detach().double().cpu().numpy()
