@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
+    torch.backends.cudnn.allow_tf32 = False  # float32 for both sides, as ours is anyway
     cases = CASES["cuda" if device.type == "cuda" else "cpu"]
     if options.case:
         cases = [(options.case, options.n or dict(cases).get(options.case, 8))]

@@ -15,8 +15,9 @@ from gramscope.record import Scope
 from gramscope.tasks import digits, mlp
 
 BATCH, PER_CLASS = 64, 20
-# The scale of the targets decides the regime: to reach small targets a network need hardly move its features.
-SCALES = {"rich": 3.0, "lazy": 0.03}
+# The scale of the targets decides the regime: to reach small targets a network need hardly move its features. Small
+# errors make small gradients, so that the lazy run takes larger steps.
+REGIMES = {"rich": (3.0, 0.05), "lazy": (0.1, 1.0)}  # target scale, learning rate
 
 
 def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> Path:
@@ -26,9 +27,9 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
     widths = (task.x.shape[1], width, width, width, task.classes)
     console.print(_opening(widths, task.x, steps))
     scopes: dict[str, Scope] = {}
-    for name, scale in SCALES.items():
+    for name, (scale, rate) in REGIMES.items():
         model = mlp(widths, seed)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if scale <= 1 else 0.02, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
 
         def loss(f: Tensor, y: Tensor, scale: float = scale) -> Tensor:
             return F.mse_loss(f, scale * (F.one_hot(y, f.shape[1]).to(f.dtype) - 1 / f.shape[1]))
@@ -37,7 +38,7 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
         scopes[name] = train(
             model, task, optimizer, loss, steps=steps, batch=BATCH, seed=seed, out=folder, every=max(1, steps // 20),
             probe=task.balanced(PER_CLASS), label=f"{name} (targets x {scale})", console=console, name=name,
-            overhead=None, config={"target scale": scale, "steps": steps, "width": width, "seed": seed},
+            overhead=None, config={"target scale": scale, "lr": rate, "steps": steps, "width": width, "seed": seed},
         )  # fmt: skip
     console.print(_comparison(scopes))
     console.print(_verdict(scopes))
