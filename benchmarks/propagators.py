@@ -11,10 +11,12 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from gramscope.kernels.written_out import WrittenOut
 from gramscope.linalg import eigenvalues_top, hutchpp, one_sided_trace
 from gramscope.propagators import GlobalNTK
 
@@ -87,7 +89,9 @@ def baseline(model: nn.GRU, x: Tensor) -> Callable[[Tensor], Tensor]:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def run(p: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(model, p, (x,))[0]
+        # torch's fused cell on a GPU has no forward derivative: there both passes go through plain operations.
+        with WrittenOut() if x.is_cuda else nullcontext():
+            return torch.func.functional_call(model, p, (x,))[0]
 
     torch.backends.cudnn.enabled = False  # its kernels have no forward mode; torch's own are used for both passes
     output, back = torch.func.vjp(run, parameters)

@@ -9,7 +9,9 @@ from gramscope.linalg.elementary import Dense, Diagonal, Function, Identity, Low
 from gramscope.linalg.hadamard import HadamardGram
 from gramscope.linalg.kronecker import Kronecker
 from gramscope.linalg.lanczos import RitzPairs, Tridiagonal, lanczos, tridiagonalise
+from gramscope.linalg.one_sided import TraceEstimate, one_sided_trace, one_sided_trace_to, trace_to
 from gramscope.linalg.operator import LinearOperator
+from gramscope.linalg.randomised import SingularTriplets, randomised_svd
 from gramscope.linalg.traces import DiagonalEstimate, Estimate, hutchinson, hutchinson_diagonal, hutchpp
 from gramscope.linalg.xtrace import xtrace
 
@@ -30,8 +32,10 @@ __all__ = [
     "LowRank",
     "RitzPairs",
     "Scaled",
+    "SingularTriplets",
     "Solution",
     "Sum",
+    "TraceEstimate",
     "Tridiagonal",
     "Zero",
     "as_operator",
@@ -42,6 +46,10 @@ __all__ = [
     "hutchinson_diagonal",
     "hutchpp",
     "lanczos",
+    "one_sided_trace",
+    "one_sided_trace_to",
+    "randomised_svd",
+    "trace_to",
     "tridiagonalise",
     "xtrace",
 ]

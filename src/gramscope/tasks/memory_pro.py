@@ -33,8 +33,8 @@ def memory_pro(
 ) -> SequenceTask:
     """Trials of memory-pro (Yang et al., Nat. Neurosci. 22, 2019; Driscoll et al., Nat. Neurosci. 27, 2024).
 
-    Three inputs: a fixation signal, on until the response, and cos θ, sin θ while the stimulus lasts. Three outputs: the
-    fixation signal, and cos θ, sin θ during the response. Angles are spaced evenly round the circle from a random
+    Three inputs: a fixation signal, on until the response, and cos θ, sin θ while the stimulus lasts. Three outputs:
+    the fixation signal, and cos θ, sin θ during the response. Angles are spaced evenly round the circle from a random
     start; ``noise`` is the standard deviation of noise on the inputs.
 
     >>> task = memory_pro(4, seed=0)

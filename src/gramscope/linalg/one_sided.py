@@ -1,0 +1,175 @@
+"""Traces of ``J Jᵀ`` from one side of J alone, and estimates that go on until they are good enough."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from gramscope.base.rng import Distribution, child_seed, generator, probes
+from gramscope.linalg.operator import LinearOperator, require_finite
+from gramscope.linalg.orthogonal import norms
+from gramscope.linalg.traces import Estimate, mean_and_error, require_budget
+
+Side = Literal["reverse", "forward"]
+
+
+@dataclass(frozen=True)
+class TraceEstimate:
+    """A random estimate with its error, how it was made, and whether it met what was asked (None: nothing was)."""
+
+    value: float
+    standard_error: float
+    products: int
+    seed: int
+    method: str
+    distribution: str
+    dtype: torch.dtype
+    device: torch.device
+    tolerance: float | None = None
+    converged: bool | None = None
+
+    @property
+    def relative_error(self) -> float:
+        """``standard_error / |value|``; infinite for an estimate of zero that has an error."""
+        if self.standard_error == 0:
+            return 0.0
+        return self.standard_error / abs(self.value) if self.value else float("inf")
+
+    def __str__(self) -> str:
+        met = {None: "", True: ", converged", False: ", NOT converged"}[self.converged]
+        return f"{self.value:.6g} ± {self.standard_error:.2g} ({self.method}, {self.products} products{met})"
+
+
+@torch.no_grad()
+def one_sided_trace(
+    jacobian: LinearOperator,
+    products: int,
+    *,
+    side: Side = "reverse",
+    distribution: Distribution = "rademacher",
+    seed: int = 0,
+    block: int = 64,
+) -> TraceEstimate:
+    """``tr(J Jᵀ) = E ‖Jᵀ v‖²`` (reverse products only) ``= E ‖J w‖²`` (forward only), E over ``E[v vᵀ] = 1``.
+
+    Half the work of Hutchinson on ``J Jᵀ`` for the same samples, and it needs one mode of differentiation. Both are
+    unbiased; the variance is ``2 Σ_{i≠j} (J Jᵀ)_ij²`` for random signs on the reverse side, that of ``Jᵀ J`` on the
+    forward side. arXiv:2511.10796.
+
+    >>> from gramscope.linalg import Dense
+    >>> J = Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
+    >>> print(one_sided_trace(J, products=4))
+    25 ± 0 (reverse, 4 products)
+    """
+    if side not in ("reverse", "forward"):
+        raise ValueError(f"side must be 'reverse' or 'forward', got {side!r}.")
+    require_budget(products, 2, "one_sided_trace")
+    samples = _one_sided_samples(jacobian, side, distribution, seed, 0, products, block)
+    value, error = mean_and_error(samples)
+    return TraceEstimate(value, error, products, seed, side, distribution, jacobian.dtype, jacobian.device)
+
+
+def _one_sided_samples(
+    jacobian: LinearOperator, side: Side, distribution: Distribution, seed: int, start: int, stop: int, block: int
+) -> Float64[Tensor, " m"]:
+    """Samples ``start`` to ``stop`` of the one stream of this seed: a longer run begins with a shorter one's."""
+    op = jacobian.adjoint() if side == "reverse" else jacobian
+    samples = []
+    for first in range(start, stop, block):
+        columns = [
+            probes(
+                op.cols.size,
+                1,
+                distribution,
+                rng=generator(child_seed(seed, "one_sided", side, index)),
+                dtype=op.dtype,
+                device=op.device,
+            )
+            for index in range(first, min(first + block, stop))
+        ]
+        product = op.matmat(torch.cat(columns, dim=1))
+        require_finite(product, op)
+        samples.append(norms(product) ** 2)
+    return torch.cat(samples)
+
+
+@torch.no_grad()
+def one_sided_trace_to(
+    jacobian: LinearOperator,
+    tolerance: float,
+    *,
+    side: Side = "reverse",
+    distribution: Distribution = "rademacher",
+    seed: int = 0,
+    start: int = 16,
+    most: int = 4096,
+    block: int = 64,
+) -> TraceEstimate:
+    """:func:`one_sided_trace` with as many products as it takes: until the standard error is ``tolerance · value``.
+
+    Samples are kept and their number grows by half, so nothing is done twice. It stops at ``most`` products and then
+    says that it has not converged. The stopping rule looks at the same samples as the estimate, so a standard error
+    that happens to come out small stops it early: read it as an order of magnitude.
+
+    >>> from gramscope.linalg import Dense
+    >>> J = Dense(torch.ones(4, 4, dtype=torch.float64))
+    >>> one_sided_trace_to(J, tolerance=0.05, most=64).converged, one_sided_trace_to(J, tolerance=0.3).converged
+    (False, True)
+    """
+    _require_tolerance(tolerance, most, start, 2)
+    samples = _one_sided_samples(jacobian, side, distribution, seed, 0, start, block)
+    while True:
+        value, error = mean_and_error(samples)
+        met = error <= tolerance * abs(value)
+        count = len(samples)
+        if met or count >= most:
+            kind = (jacobian.dtype, jacobian.device)
+            return TraceEstimate(value, error, count, seed, side, distribution, *kind, tolerance, met)
+        wanted = min(most, max(count + 2, count * 3 // 2))
+        more = _one_sided_samples(jacobian, side, distribution, seed, count, wanted, block)
+        samples = torch.cat([samples, more])
+
+
+@torch.no_grad()
+def trace_to(
+    op: LinearOperator,
+    tolerance: float,
+    method: Callable[..., Estimate],
+    *,
+    seed: int = 0,
+    start: int = 12,
+    most: int = 3072,
+) -> TraceEstimate:
+    """A trace by ``hutchinson``, ``hutchpp`` or ``xtrace`` to a relative standard error, doubling the products.
+
+    Each round starts anew, since the range these methods find depends on the budget; all products made are counted.
+    It stops at ``most`` in one round, or at the operator's size, and says whether the tolerance was met.
+
+    >>> from gramscope.linalg import Diagonal, hutchpp
+    >>> op = Diagonal(1 / torch.arange(1, 101, dtype=torch.float64) ** 2)
+    >>> estimate = trace_to(op, 1e-3, hutchpp)
+    >>> estimate.converged, abs(estimate.value - 1.63498) < 0.01
+    (True, True)
+    """
+    _require_tolerance(tolerance, most, start, 6)
+    spent, products = 0, start
+    while True:
+        found = method(op, products, seed=seed)
+        spent += found.products
+        met = found.standard_error <= tolerance * abs(found.value)
+        if met or products >= most:
+            return TraceEstimate(
+                found.value, found.standard_error, spent, seed, found.method, found.distribution, op.dtype, op.device,
+                tolerance, met,
+            )  # fmt: skip
+        products = min(most, 2 * products)
+
+
+def _require_tolerance(tolerance: float, most: int, start: int, least: int) -> None:
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be positive, a relative standard error such as 0.01, got {tolerance}.")
+    if not least <= start <= most:
+        raise ValueError(f"start and most must satisfy {least} <= start <= most, got start={start} and most={most}.")

@@ -1,0 +1,155 @@
+"""What a network's own activity says about where it will learn: self-referential bias and the structural rank bound."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.forms import Outer
+from gramscope.linalg import contract
+from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.measures import random_modes, rayleigh
+from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.recurrent import RecurrentStates
+from gramscope.propagators.strand import ROLES
+
+
+@dataclass(frozen=True)
+class SelfReferentialBias:
+    """Rayleigh quotients of ``NTK_S``: on the network's own leading modes, on random ones, on the targets' modes.
+
+    ``ratio`` is the first of the activity's over the mean of the random ones: how much faster gradient descent moves
+    the states along what they already do.
+    """
+
+    activity: Float64[Tensor, " k"]
+    random: Float64[Tensor, " k"]
+    target: Float64[Tensor, " t"] | None
+
+    @property
+    def ratio(self) -> float:
+        return float(self.activity[0] / self.random.mean())
+
+
+def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
+    """The leading modes of the joint hidden and input activity, spread over the states' units.
+
+    With ``Z`` the matrix of site inputs ``[h_{t-1}, x_t]`` (rows are trials and times) and ``Z = U Σ Vᵀ``, mode i is
+    ``u_i`` over trials and times, the same in every unit of every site: the shape that one row of a weight can make.
+    """
+    states = g.states
+    if not isinstance(states, RecurrentStates):
+        raise UnsupportedError(
+            "modes of hidden and input activity need a recurrent module (nn.RNN, nn.GRU, nn.LSTM or a cell of torch). "
+            "For other networks pass modes of your own to rayleigh."
+        )
+    n, steps, sites, width = states.shape
+    strand = states.stack.strands[0]
+    joint = torch.cat([strand.before, strand.inputs], dim=2).transpose(0, 1).flatten(0, 1)  # (trial time, v)
+    if not 1 <= k <= min(joint.shape):
+        raise InputError(f"k must be between 1 and {min(joint.shape)}, got {k}.")
+    left = torch.linalg.svd(joint, full_matrices=False).U[:, :k]
+    return _spread(left, n, steps, sites, width)
+
+
+def self_referential_bias(
+    g: GlobalNTK, k: int = 5, targets: Float[Tensor, "trial time d"] | None = None, seed: int = 0
+) -> SelfReferentialBias:
+    """Rayleigh quotients of ``NTK_S`` on modes of activity, random modes and target modes (arXiv:2605.08746).
+
+    Target modes are the leading left singular vectors of the targets (trial, time, d), spread over the units like those
+    of :func:`activity_modes`. Gradient descent is biased towards its own activity where the first are far above the
+    others; components of a target with a small quotient are learnt last.
+
+    >>> _ = torch.manual_seed(0)
+    >>> g = GlobalNTK(torch.nn.RNN(2, 16, batch_first=True), torch.randn(4, 10, 2))
+    >>> self_referential_bias(g, k=2).ratio > 3
+    True
+    """
+    own = rayleigh(g.operator, activity_modes(g, k))
+    # Random over trials and times and the same in every unit, like the others: only the shape in time differs.
+    n, steps, sites, width = g.axes.shape
+    noise = random_modes(n * steps, min(k, n * steps), seed=seed, dtype=g.values.dtype, device=g.values.device)
+    random = rayleigh(g.operator, _spread(noise, n, steps, sites, width))
+    target = None
+    if targets is not None:
+        if tuple(targets.shape[:2]) != (n, steps):
+            raise InputError(f"targets must have shape ({n}, {steps}, d), got {tuple(targets.shape)}.")
+        flat = targets.reshape(n * steps, -1).to(g.values)
+        left, sizes, _ = torch.linalg.svd(flat, full_matrices=False)
+        keep = int((sizes > 1e-10 * sizes.max()).sum()) if float(sizes.max()) > 0 else 0
+        if keep == 0:
+            raise InputError("targets must not be all zero: they have no modes.")
+        target = rayleigh(g.operator, _spread(left[:, : min(k, keep)], n, steps, sites, width))
+    return SelfReferentialBias(own, random, target)
+
+
+def _spread(modes: Tensor, n: int, steps: int, sites: int, width: int) -> Tensor:
+    k = modes.shape[1]
+    spread = modes.reshape(n, steps, 1, 1, k).expand(n, steps, sites, width, k).reshape(-1, k)
+    return spread / spread.norm(dim=0)
+
+
+@torch.no_grad()
+def structural_rank_bound(g: GlobalNTK) -> int:
+    """``rank NTK_S = rank K <= Σ_j rank(V_j) · n_out,j``: the bottleneck that the sites' inputs set, whatever the loss.
+
+    V_j holds the inputs of all uses of weight j; the sum is over weights, each bounded by its own number of entries,
+    and the whole by the number of states.
+
+    >>> model = torch.nn.Linear(3, 4, bias=False)
+    >>> structural_rank_bound(GlobalNTK(model, torch.ones(10, 3)))          # ten equal inputs: rank 1, times 4 units
+    4
+    """
+    states = g.states
+    if isinstance(states, RecurrentStates):
+        total = _recurrent_bound(g, states)
+    elif isinstance(states, NetworkStates):
+        total = _network_bound(states)
+    else:
+        raise UnsupportedError(f"a rank bound is not defined for {type(states).__name__}.")
+    return min(total, g.axes.size)
+
+
+def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
+    total = 0
+    for strand in states.stack.strands:
+        for side, data in ((0, strand.inputs), (1, strand.before)):
+            names = [name in g.parameters for name in strand.weights.names[side::2]]
+            rows = data.flatten(0, 1)
+            if any(names):
+                parts = [rows] if names[0] else []
+                parts += [rows.new_ones(len(rows), 1)] if len(names) > 1 and names[1] else []
+                gates = getattr(strand.weights, ROLES[side]).shape[0]
+                total += int(torch.linalg.matrix_rank(torch.cat(parts, dim=1))) * gates
+    return total
+
+
+def _network_bound(states: NetworkStates) -> int:
+    inputs: defaultdict[str, list[Tensor]] = defaultdict(list)
+    fan_out: dict[str, int] = {}
+    plain: set[str] = set()
+    for place in states.places:
+        for _, piece in place.direct:
+            form, names = piece.use.form, piece.origin.names
+            # Views of one parameter (packed projections) have inputs and outputs of their own: keep to its entries.
+            whole = len(names) == 1 and piece.use.weight.tensor.numel() == states.parameters[names[0]].numel()
+            if isinstance(form, Outer) and whole and len({names[0]} & plain) == 0:
+                rows = form.inputs(slice(None))
+                inputs[names[0]].append(contract("m t g i -> g m t i", rows).flatten(1, 2))
+                fan_out[names[0]] = piece.use.weight.tensor.numel() // (rows.shape[2] * rows.shape[3])
+            else:
+                plain.update(names)
+        plain.update(name for piece in place.indirect for name in piece.origin.names)
+        plain.update(name for origin in place.stacked.values() for name in origin.names)
+    total = sum(states.parameters[name].numel() for name in plain)
+    for name, blocks in inputs.items():
+        if name not in plain:
+            same = len({(block.shape[0], block.shape[2]) for block in blocks}) == 1
+            entries = states.parameters[name].numel()
+            ranks = torch.linalg.matrix_rank(torch.cat(blocks, dim=1)).sum() if same else None
+            total += entries if ranks is None else min(entries, int(ranks) * fan_out[name])
+    return total

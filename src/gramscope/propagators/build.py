@@ -1,0 +1,272 @@
+"""From a model and its data to linearised states."""
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from gramscope.base.axes import Axes
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
+from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, prepare_input
+from gramscope.capture.recorder import map_tensors, tensors_in
+from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.propagators.layout import Layout, StateSite
+from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.recurrent import valid_steps
+from gramscope.propagators.segment import Segment, leaves_below
+from gramscope.propagators.watch import Node, Watch
+
+
+def private_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """A copy of the model, so that training on does not disturb the operators; half precision becomes float32."""
+    results = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            copied = copy.deepcopy(model, results)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedError(f"GlobalNTK works on a copy of the model, which cannot be copied: {error}") from error
+    for own, original in zip(copied.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(original.requires_grad)
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in copied.parameters())
+    target = dtype or (torch.float32 if half else None)
+    return copied if target is None else copied.to(target)
+
+
+def cast_input(x: Any, model: nn.Module, dtype: torch.dtype | None) -> Any:
+    """x as fresh tensors; half precision becomes float32 like the model."""
+    x = prepare_input(x, dtype)
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    halves = (torch.float16, torch.bfloat16)
+    return map_tensors(lambda t: t.to(own) if t.dtype in halves and own is not None else t, x)
+
+
+def network_states(
+    model: nn.Module, x: Any, outputs: Outputs, frozen: bool, dtype: torch.dtype | None
+) -> NetworkStates:
+    """States of a network that is called once, ``model(x)``: every weight site and every recurrent layer."""
+    n = count_examples(x)
+    model = private_copy(model, dtype)
+    x = cast_input(x, model, dtype)
+    before = private_copy(model, None) if model.training else model
+    parameters = _parameters(model, x, frozen)
+    nodes, f = _watched(model, x, n, outputs, parameters)
+    if not nodes:
+        raise InputError(
+            "the model must use a measured parameter on its way to the output, but no state depends on one."
+        )
+    check_finite(f, "the model's output", "Look for NaN in x or in the parameters, or for overflow.")
+    trials = _trial_axes(before, x, n, outputs, frozen, nodes)
+    sites = _sites(nodes, trials, {id(p): name for name, p in parameters.items()})
+    axes = Axes(trial=n, output=f.shape[1])
+    return NetworkStates(nodes, Layout.of(sites), f, axes, parameters)
+
+
+def _parameters(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Parameter]:
+    parameters = check_model(model, x, frozen)
+    for parameter in parameters.values():
+        parameter.requires_grad_()
+    return parameters
+
+
+def _watched(
+    model: nn.Module, x: Any, n: int, outputs: Outputs, parameters: dict[str, nn.Parameter]
+) -> tuple[list[Node], Tensor]:
+    """One watched run: its nodes and its outputs (n, C)."""
+    x = prepare_input(x)
+    with untouched(nn.Module()), exact_arithmetic(), plain_execution():  # the model is ours: keep the streams alone
+        watch = Watch(parameters, n)
+        watch.mark_data(x)
+        with watch:
+            f = evaluate(model, x, n, outputs)
+        known = {get_gradient_edge(parameter).node for parameter in parameters.values()}
+        if watch.has_fresh or not known.isdisjoint(leaves_below([f])):
+            f = watch.cut(f, "output")  # a parameter reaches the output without passing a real site
+    return watch.nodes, f
+
+
+Seen = tuple[tuple[int, ...], int | None]  # the shape in which the trials have an axis of their own, and that axis
+
+
+def _trial_axes(
+    model: nn.Module,
+    x: Any,
+    n: int,
+    outputs: Outputs,
+    frozen: bool,
+    nodes: Sequence[Node],
+) -> list[Seen]:
+    """For each state the axis of its trials, found out by changing the first example and looking what moves."""
+    leaves = [leaf for node in nodes for leaf in node.leaves]
+    unknown: list[Seen] = [(tuple(leaf.shape), None) for leaf in leaves]
+    if n == 1:
+        return [_single(leaf) for leaf in leaves]
+    changed = map_tensors(lambda t: _other_first(t, n), x)
+    twin = private_copy(model, None)  # another run would update statistics that the first one's graph holds
+    try:
+        again, _ = _watched(twin, changed, n, outputs, _parameters(twin, changed, frozen))
+    except (RuntimeError, ValueError, IndexError):  # the change is not a legal input: leave the axes unnamed
+        return unknown
+    others = [leaf for node in again for leaf in node.leaves]
+    if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in others]:
+        return unknown
+    return [_moved_axis(a.detach(), b.detach(), n) for a, b in zip(leaves, others, strict=True)]
+
+
+def _single(leaf: Tensor) -> Seen:
+    shape = tuple(leaf.shape)
+    return (shape, 0) if shape and shape[0] == 1 else ((1, *shape), 0)
+
+
+def _other_first(tensor: Tensor, n: int) -> Tensor:
+    """The tensor with another first example: shifted numbers, or those of the example after it."""
+    if tensor.dim() == 0 or tensor.shape[0] != n or tensor.dtype == torch.bool:
+        return tensor
+    tensor = tensor.clone()
+    if tensor.is_floating_point():
+        wave = torch.arange(tensor[0].numel(), device=tensor.device).to(tensor.dtype).cos().reshape(tensor[0].shape)
+        tensor[0] += 0.3 * wave + 0.1
+    else:
+        other = next((i for i in range(1, n) if not torch.equal(tensor[i], tensor[0])), 0)
+        tensor[0] = tensor[other]
+    return tensor
+
+
+def _moved_axis(before: Tensor, after: Tensor, n: int) -> Seen:
+    """Trials on the first axis, on the second, or folded into the first with the time outside or inside."""
+    shape = tuple(before.shape)
+    tries: list[Seen] = [(shape, axis) for axis in (0, 1) if before.dim() > axis and shape[axis] == n]
+    if before.dim() and shape[0] > n and shape[0] % n == 0:
+        folds = shape[0] // n
+        tries += [((folds, n, *shape[1:]), 1), ((n, folds, *shape[1:]), 0)]
+    for seen, axis in tries:
+        moved = (before != after).reshape(seen)
+        assert axis is not None
+        if not bool(moved.transpose(0, axis)[1:].any()):
+            return seen, axis
+    return shape, None
+
+
+def _sites(nodes: Sequence[Node], trials: Sequence[Seen], names: dict[int, str]) -> list[StateSite]:
+    sites: list[StateSite] = []
+    taken: dict[str, int] = {}
+    for node in nodes:
+        roots = [root for use, _ in node.uses for root in use.weight.roots]
+        roots += [root for weight in node.weights.values() for root in weight.roots]
+        base = _module_of(names[id(roots[0])]) if roots else node.rule
+        for _ in node.leaves:
+            taken[base] = taken.get(base, 0) + 1
+            name = base if taken[base] == 1 else f"{base}#{taken[base]}"
+            shape, trial = trials[len(sites)]
+            sites.append(StateSite(name, _site_axes(shape, trial, node.rule), trial))
+    return sites
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter
+
+
+def _site_axes(shape: Sequence[int], trial: int | None, rule: str) -> Axes:
+    """Names for the axes of a state: trial, token or time, unit; channels are the units of a convolution."""
+    if not shape:
+        return Axes(unit=1)
+    if rule == "recurrent":
+        names = ["trial", "time", "site", "unit"][-len(shape) :]
+    else:
+        names = [""] * len(shape)
+        if trial is not None:
+            names[trial] = "trial"
+        free = [axis for axis, name in enumerate(names) if not name]
+        convolved = "convolution" in rule and len(free) > 1
+        if free:
+            names[free.pop(0) if convolved else free.pop()] = "unit"
+        inner = {1: ["token"], 2: ["row", "column"], 3: ["depth", "row", "column"]}.get(len(free))
+        inner = inner or [f"token_{i}" for i in range(len(free))]
+        for axis, name in zip(free, ["position"] if convolved and len(free) == 1 else inner, strict=True):
+            names[axis] = name
+    if rule == "recurrent" and trial != 0:
+        names[0] = "row"
+    return Axes(**dict(zip(names, shape, strict=True)))
+
+
+def cell_states(
+    cell: nn.Module, x: Any, h0: Any, mask: Tensor | None, frozen: bool, dtype: torch.dtype | None
+) -> NetworkStates:
+    """States of any ``cell(x_t, h) -> h`` run over a sequence (trial, time, ...): its h at each step."""
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        raise InputError("x must be a tensor with axes (trial, time, ...) for a cell, whose h0 was given.")
+    n, steps = x.shape[:2]
+    if not n or not steps:
+        raise InputError(f"x must have at least one trial and one time step, got {n} and {steps}.")
+    cell = private_copy(cell, dtype)
+    x, h0 = cast_input(x, cell, dtype), cast_input(h0, cell, dtype)
+    shapes = [tuple(part.shape) for part in tensors_in(h0)]
+    if any(not shape or shape[0] != n for shape in shapes) or not shapes:
+        raise InputError(f"h0 must have {n} trials on the first axis of each of its tensors, got shapes {shapes}.")
+    parameters = _parameters(cell, x, frozen)
+    valid = None if mask is None else valid_steps(mask, n, steps).to(x.device)
+    with untouched(nn.Module()), exact_arithmetic(), plain_execution():
+        watch = Watch(parameters, n, inside=True)
+        watch.mark_data(x)
+        state = h0 = map_tensors(lambda part: part.requires_grad_(part.is_floating_point()), h0)
+        for t in range(steps):
+            now = x[:, t]
+            watch.mark_data(now)
+            watch.mark_data(state)
+            with watch:
+                new = cell(now, state)
+            _check_step(new, shapes)
+            if valid is not None:
+                new = map_tensors(partial(_kept, alive=valid[t]), new)
+            state = watch.cut(new, "cell")
+    leaves = [leaf for node in watch.nodes for leaf in node.leaves]
+    check_finite(
+        torch.cat([leaf.detach().flatten() for leaf in leaves]), "the states", "Look for overflow or NaN in x."
+    )
+    layout = _cell_layout(leaves, n, steps)
+    first = torch.stack([_alias(node.leaves[0]) for node in watch.nodes], dim=1)
+    axes = Axes(trial=n, time=steps, output=first[0, 0].numel())
+    starts = list(tensors_in(h0))
+    initial = Segment(watch.nodes[0].outputs, starts, [part.shape for part in starts])
+    return NetworkStates(watch.nodes, layout, first, axes, parameters, initial, valid)
+
+
+def _alias(leaf: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return leaf.flatten(1)
+
+
+def _kept(part: Tensor, alive: Tensor) -> Tensor:
+    return torch.where(alive.reshape(-1, *([1] * (part.dim() - 1))), part, torch.zeros_like(part))
+
+
+def _check_step(new: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    got = [tuple(part.shape) for part in tensors_in(new)]
+    if got != list(shapes):
+        raise InputError(
+            f"a cell given with h0 must return states shaped like h0, {list(shapes)}, got {got}. For a whole network "
+            "that takes an initial state, leave h0 out and pass x=(x, h0)."
+        )
+
+
+def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int) -> Layout:
+    count = len(leaves) // steps
+    names = [f"h{part if count > 1 else ''}[{t}]" for t in range(steps) for part in range(count)]
+    flat = len({leaf.shape for leaf in leaves}) == 1 and leaves[0].dim() == 2
+    if flat:
+        width = leaves[0].shape[1]
+        sites = tuple(StateSite(name, Axes(trial=n, unit=width)) for name in names)
+        return Layout(sites, Axes(trial=n, time=steps, site=count, unit=width), "stacked", 1)
+    return Layout.of(
+        [StateSite(name, _site_axes(leaf.shape, 0, "cell")) for name, leaf in zip(names, leaves, strict=True)]
+    )

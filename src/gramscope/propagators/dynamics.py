@@ -1,0 +1,167 @@
+"""Tangent dynamics in time: responses that may explode, and Lyapunov exponents."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.recurrent import RecurrentStates
+
+Advance = Callable[[int, Tensor], Tensor]  # (t, (k, B, S, H)) -> (k, B, S, H)
+
+
+@dataclass(frozen=True)
+class ScaledResponse:
+    """``P q`` as ``exp(log_scale) · values``; entries of ``values`` stay within one, however far the dynamics explode.
+
+    ``values`` has the axes of the states with (trial, time) first, ``log_scale`` one number for each trial and time.
+    """
+
+    values: Float[Tensor, "trial time site unit"]
+    log_scale: Float64[Tensor, "trial time"]
+
+    def log_norm(self) -> Float64[Tensor, "trial time"]:
+        """``log ‖(P q)_t‖`` of each trial; -inf where nothing has arrived."""
+        return self.log_scale + self.values.double().flatten(2).norm(dim=2).log()
+
+
+def _advance(g: GlobalNTK, purpose: str) -> tuple[Advance, tuple[int, int, int, int]]:
+    """The one-step map of a recurrent module or cell, and the sizes (trial, time, site, unit)."""
+    states = g.states
+    if isinstance(states, RecurrentStates):
+        if states.stack.ways == 2:
+            raise UnsupportedError(
+                f"{purpose} needs states that follow one direction of time, but the module is bidirectional. Measure "
+                "its two directions as modules of their own."
+            )
+        return states.stack.advance, states.shape
+    names = g.axes.names
+    if isinstance(states, NetworkStates) and names == ("trial", "time", "site", "unit"):
+        n, steps, sites, width = g.axes.shape
+
+        def advance(t: int, before: Tensor) -> Tensor:
+            place = states.places[t]
+            if t == 0 and states.initial is not None:
+                return torch.stack(states.initial.tangent(list(before.unbind(2)), len(before)), dim=2)
+            tangents = [before[:, :, a % sites] for a in place.ancestors]
+            return torch.stack(place.flow.tangent(tangents, len(before)), dim=2)
+
+        if states.initial is not None:
+            return advance, (n, steps, sites, width)
+    raise UnsupportedError(
+        f"{purpose} needs a recurrent module or a cell, got states with axes {g.axes!r}. Pass the recurrent module "
+        "itself with the inputs that it sees."
+    )
+
+
+@torch.no_grad()
+def scaled_response(g: GlobalNTK, q: Float[Tensor, " N"]) -> ScaledResponse:
+    """``P q`` for dynamics that explode: at each step of each trial the size is taken out and its logarithm kept.
+
+    ``(P q)_t = q_t + A_t (P q)_{t-1}``, carried as ``exp(ℓ_t) ŷ_t`` with ``max |ŷ_t| = 1``.
+
+    >>> model = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False, batch_first=True)
+    >>> _ = torch.nn.init.constant_(model.weight_hh_l0, 10.0), torch.nn.init.constant_(model.weight_ih_l0, 1.0)
+    >>> g = GlobalNTK(model, torch.cat([torch.full((1, 1, 1), 1e-30), torch.zeros(1, 59, 1)], dim=1))
+    >>> q = torch.zeros(60); q[0] = 1.0
+    >>> round(float(scaled_response(g, q).log_norm()[0, -1]) / 2.302585, 3)          # 10^59, in float32
+    59.0
+    """
+    advance, (n, steps, sites, width) = _advance(g, "a scaled response")
+    if q.shape != (g.axes.size,):
+        raise InputError(f"q must have shape ({g.axes.size},) to match {g.axes!r}, got {tuple(q.shape)}.")
+    pushes = q.reshape(n, steps, sites, width)
+    now = pushes.new_zeros(n, sites, width)
+    scale = torch.full((n,), -torch.inf, dtype=torch.float64, device=q.device)
+    values, scales = [], []
+    for t in range(steps):
+        size = pushes[:, t].double().abs().amax((1, 2)).log()
+        moved = advance(t, now[None])[0] if t else torch.zeros_like(now)
+        reference = torch.maximum(scale, size)
+        reference = torch.where(torch.isfinite(reference), reference, 0.0)
+        kept = (scale - reference).exp().to(q.dtype)[:, None, None]
+        fresh = (pushes[:, t].double() * (-reference).exp()[:, None, None]).to(q.dtype)
+        total = moved * kept + fresh
+        largest = total.double().abs().amax((1, 2))
+        safe = torch.where(largest > 0, largest, 1.0)
+        now = (total.double() / safe[:, None, None]).to(q.dtype)
+        scale = torch.where(largest > 0, reference + safe.log(), -torch.inf)
+        values.append(now)
+        scales.append(scale)
+    return ScaledResponse(torch.stack(values, dim=1), torch.stack(scales, dim=1))
+
+
+@torch.no_grad()
+def finite_time_exponent(g: GlobalNTK) -> Float64[Tensor, " trial"]:
+    """``log σ_max(∂s_T/∂s_0) / T`` of each trial: the fastest growth of a push over the run, per step.
+
+    Positive: pushes grow, and gradients through time explode; negative: they die out. s_0 is the initial state, so T
+    steps are counted. The product of Jacobians is formed column by column and rescaled, which neither overflows nor
+    needs more than (S H)² numbers a trial. Bidirectional modules are refused.
+
+    >>> model = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False, batch_first=True).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight_hh_l0.copy_(torch.diag(torch.tensor([2.0, 0.5]))), model.weight_ih_l0.fill_(1.0)
+    >>> g = GlobalNTK(model, torch.ones(1, 30, 1, dtype=torch.float64))
+    >>> round(float(finite_time_exponent(g).exp()), 6)
+    2.0
+    """
+    advance, (n, steps, sites, width) = _advance(g, "a Lyapunov exponent")
+    basis, runs = _identity(g, n, sites, width), _valid(g, steps, n)
+    log_size = torch.zeros(n, dtype=torch.float64, device=g.values.device)
+    for t in range(steps):
+        basis = torch.where(runs[t][:, None, None], advance(t, basis), basis)
+        size = basis.abs().amax((0, 2, 3)).double()
+        log_size += size.log()  # -inf for good where everything was erased
+        basis = basis / torch.where(size > 0, size, 1.0).to(basis.dtype)[:, None, None]
+    matrix = basis.flatten(2).permute(1, 2, 0).double()
+    return (torch.linalg.matrix_norm(matrix, ord=2).log() + log_size) / runs.sum(0)
+
+
+@torch.no_grad()
+def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor, "trial count"]:
+    """The ``count`` greatest finite-time Lyapunov exponents of each trial, greatest first, by repeated QR.
+
+    ``Q_t R_t = A_t Q_{t-1}``; exponent i is the mean of ``log |R_t|_ii`` over the run (Benettin et al., Meccanica 15,
+    1980). Over a short run they approach the logarithms of the singular values only in the long-time limit. A direction
+    that a step erases altogether gives -inf.
+
+    >>> model = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False, batch_first=True).double()
+    >>> with torch.no_grad():
+    ...     _ = model.weight_hh_l0.copy_(torch.diag(torch.tensor([2.0, 0.5]))), model.weight_ih_l0.fill_(1.0)
+    >>> g = GlobalNTK(model, torch.ones(1, 30, 1, dtype=torch.float64))
+    >>> lyapunov_spectrum(g).exp().round(decimals=6).tolist()
+    [[2.0, 0.5]]
+    """
+    advance, (n, steps, sites, width) = _advance(g, "a Lyapunov spectrum")
+    whole = sites * width
+    count = whole if count is None else count
+    if not 1 <= count <= whole:
+        raise InputError(f"count must be between 1 and {whole}, the number of states of one step, got {count}.")
+    basis, runs = _identity(g, n, sites, width)[:count], _valid(g, steps, n)
+    sums = torch.zeros(n, count, dtype=torch.float64, device=g.values.device)
+    for t in range(steps):
+        q, r = torch.linalg.qr(advance(t, basis).flatten(2).permute(1, 2, 0))
+        growth = r.diagonal(dim1=1, dim2=2).abs().double().log()
+        sums += torch.where(runs[t][:, None], growth, 0.0)
+        turned = q.permute(2, 0, 1).reshape(count, n, sites, width)
+        basis = torch.where(runs[t][:, None, None], turned, basis)
+    return (sums / runs.sum(0)[:, None]).sort(dim=1, descending=True).values
+
+
+def _valid(g: GlobalNTK, steps: int, n: int) -> Bool[Tensor, "time trial"]:
+    """Which steps exist; exponents are per step of a trial's own run."""
+    states = g.states
+    valid = states.stack.valid if isinstance(states, RecurrentStates) else getattr(states, "valid", None)
+    return torch.ones(steps, n, dtype=torch.bool, device=g.values.device) if valid is None else valid
+
+
+def _identity(g: GlobalNTK, n: int, sites: int, width: int) -> Float[Tensor, "k B S H"]:
+    whole = sites * width
+    eye = torch.eye(whole, dtype=g.values.dtype, device=g.values.device)
+    return eye.reshape(whole, 1, sites, width).expand(whole, n, sites, width)

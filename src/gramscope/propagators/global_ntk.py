@@ -1,0 +1,193 @@
+"""The global tangent kernel of a network's states."""
+
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.axes import Axes
+from gramscope.base.errors import InputError
+from gramscope.capture.network import Outputs, unwrap
+from gramscope.linalg import LinearOperator
+from gramscope.propagators.build import cell_states, network_states
+from gramscope.propagators.layout import Selection
+from gramscope.propagators.operators import (
+    ParameterJacobian,
+    Readout,
+    StateOperator,
+    global_operator,
+    inverse_propagator,
+    parameter_operator,
+    propagator,
+)
+from gramscope.propagators.recurrent import RecurrentStates, is_recurrent
+from gramscope.propagators.states import States
+
+Precision = Literal["float64", "float32"] | None
+
+
+class GlobalNTK:
+    """``NTK_S = P K P*``: how a gradient step moves every state of a network (arXiv:2605.08746).
+
+    The states solve ``s = f(s, x, θ)``. ``K = J J*`` with ``J = ∂f/∂θ`` at frozen states, ``P = (1 - ∂f/∂s)^-1``, so
+    ``ds/dθ = P J`` and one step of gradient descent moves the states by ``δs = -η P K P* ∇_s loss``.
+
+    What the states are depends on the model:
+
+    - ``nn.RNN``, ``nn.GRU``, ``nn.LSTM`` and their cells over a sequence: all hidden states, axes
+      (trial, time, site, unit). A site is a layer and direction, for an LSTM its h and its c.
+    - any ``cell(x_t, h) -> h`` with ``h0``: its h at each step; x is (trial, time, ...).
+    - anything else: what every weight site gives out (``u = W v + b``), and hidden states of recurrent layers in it.
+
+    Args:
+        model: any module. It is copied: later training does not change the operators.
+        x: as the model takes it; a tuple is positional arguments, a dict keyword arguments. For cells (trial, time, i).
+        h0: initial states in torch's shape; zeros if None. For a custom cell it must be given.
+        mask: for recurrent modules and cells, bool (trial, time), True while a trial runs, or lengths (trial,). States
+            after the end of a trial do not exist: K is zero and P the identity there.
+        outputs: which outputs `.output` is about; see :func:`gramscope.capture`.
+        frozen: count parameters with requires_grad=False too.
+        precision: "float64" or "float32" runs a copy in that type. Half precision is measured in float32.
+
+    Example:
+        >>> import torch
+        >>> model, x = torch.nn.GRU(3, 4, batch_first=True), torch.randn(2, 5, 3)
+        >>> g = GlobalNTK(model, x)
+        >>> g.operator.rows
+        Axes(trial=2, time=5, site=1, unit=4)
+        >>> unit = torch.zeros(2, 5, 1, 4); unit[0, 2] = 1.0
+        >>> later = g.axes.unflatten(g.P @ g.axes.flatten(unit))
+        >>> bool((later[0, :2] == 0).all()), bool((later[1] == 0).all())  # neither backward in time nor across trials
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        h0: Any = None,
+        *,
+        mask: Tensor | None = None,
+        outputs: Outputs = None,
+        frozen: bool = False,
+        precision: Precision = None,
+    ) -> None:
+        if precision not in (None, "float64", "float32"):
+            raise InputError(f'precision must be None, "float64" or "float32", got {precision!r}.')
+        dtype = {None: None, "float64": torch.float64, "float32": torch.float32}[precision]
+        model = unwrap(model)
+        with torch.inference_mode(False):  # a graph is needed whatever the caller's mode
+            self.states = self._linearised(model, x, h0, mask, outputs, frozen, dtype)
+
+    @staticmethod
+    def _linearised(
+        model: nn.Module,
+        x: Any,
+        h0: Any,
+        mask: Tensor | None,
+        outputs: Outputs,
+        frozen: bool,
+        dtype: torch.dtype | None,
+    ) -> States:
+        if is_recurrent(model):
+            if outputs is not None:
+                raise InputError(
+                    "outputs must be left out for a recurrent module itself: its output is its last layer."
+                )
+            return RecurrentStates(model, x, h0, mask, frozen, dtype)
+        if h0 is not None:
+            if outputs is not None:
+                raise InputError("outputs must be left out for a cell: its output is its state at each step.")
+            return cell_states(model, x, h0, mask, frozen, dtype)
+        if mask is not None:
+            raise InputError(
+                "mask must be left out for a whole network: pass it in x as the model takes it. It serves "
+                "recurrent modules and cells."
+            )
+        return network_states(model, x, outputs, frozen, dtype)
+
+    def __repr__(self) -> str:
+        dtype = str(self.states.dtype).removeprefix("torch.")
+        return f"GlobalNTK({self.axes!r}, {len(self.sites)} sites, {len(self.parameters)} parameters, {dtype})"
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of the state vector; rows and columns of every operator on states."""
+        return self.states.layout.axes
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the state variables, in order."""
+        return self.states.layout.names
+
+    @property
+    def parameters(self) -> dict[str, torch.Size]:
+        """The parameters counted, by name."""
+        return dict(self.states.parameters)
+
+    @property
+    def values(self) -> Float[Tensor, " N"]:
+        """The states themselves, flat."""
+        return self.states.values
+
+    @cached_property
+    def P(self) -> StateOperator:
+        """``P = (1 - ∂f/∂s)^-1``: how a push at one place reaches all later ones. ``P.T`` is backpropagation."""
+        return propagator(self.states)
+
+    @cached_property
+    def P_inverse(self) -> StateOperator:
+        """``P^-1 = 1 - ∂f/∂s``."""
+        return inverse_propagator(self.states)
+
+    @cached_property
+    def K(self) -> StateOperator:
+        """``K = J J*``, the immediate effect of the parameters on the states."""
+        return parameter_operator(self.states, tuple(self.states.parameters))
+
+    @cached_property
+    def K_parts(self) -> dict[str, StateOperator]:
+        """``K_j`` by parameter; they sum to K."""
+        return {name: parameter_operator(self.states, (name,)) for name in self.states.parameters}
+
+    @cached_property
+    def operator(self) -> LinearOperator:
+        """``NTK_S = P K P*``."""
+        return global_operator(self.states, tuple(self.states.parameters))
+
+    def part(self, name: str) -> LinearOperator:
+        """``P K_j P*`` of one parameter."""
+        if name not in self.K_parts:
+            raise InputError(f"there is no parameter {name!r}. There are {', '.join(self.K_parts)}.")
+        return global_operator(self.states, (name,))
+
+    @cached_property
+    def J(self) -> ParameterJacobian:
+        """``J = ∂f/∂θ`` at frozen states, from parameters to states."""
+        return ParameterJacobian(self.states, total=False)
+
+    @cached_property
+    def jacobian(self) -> ParameterJacobian:
+        """``ds/dθ = P J``; ``operator = jacobian @ jacobian.T``."""
+        return ParameterJacobian(self.states, total=True)
+
+    @cached_property
+    def C(self) -> Readout:
+        """``C = ∂out/∂s``, from states to outputs."""
+        return Readout(self.states)
+
+    @cached_property
+    def output(self) -> LinearOperator:
+        """``C P K P* C*``, the tangent kernel of the outputs."""
+        return self.C @ self.operator @ self.C.T
+
+    def select(self, site: str) -> Selection:
+        """The restriction R to one site, with that site's own named axes; ``R @ g.operator @ R.T`` is its block."""
+        return Selection(self.states.layout, site, self.states.dtype, self.states.device)
+
+    def split(self, vector: Float[Tensor, " N"]) -> dict[str, Tensor]:
+        """A state vector as one tensor for each site, by name."""
+        parts = self.states.layout.split(vector[None])
+        return {name: part[0] for name, part in zip(self.sites, parts, strict=True)}

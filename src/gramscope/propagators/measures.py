@@ -1,0 +1,265 @@
+"""Numbers and small matrices read off operators on states."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from gramscope.base.axes import Axes
+from gramscope.base.errors import InputError
+from gramscope.base.rng import child_seed, gaussian, generator, rademacher
+from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
+
+# Operators up to this size are met exactly, by all their columns.
+EXACT = 4096
+
+
+@torch.no_grad()
+def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int = 0) -> TraceEstimate:
+    """``tr(A)² / tr(A²)`` of a symmetric positive operator: how many directions it acts on, counted by weight.
+
+    Between 1 and the rank. Exact (error 0) from all columns unless ``products`` random signs are asked for: then
+    ``tr A = E zᵀAz`` and ``tr A² = E ‖Az‖²`` on the same probes, with a jackknife standard error.
+
+    >>> print(effective_rank(Dense(torch.diag(torch.tensor([1.0, 1.0, 0.0])), symmetric=True)))
+    2 ± 0 (exact, 3 products)
+    """
+    _require_square(op, "an effective rank")
+    n = op.cols.size
+    if products is None:
+        _require_small(n, "effective_rank")
+        matrix = op.dense().double()
+        square = float((matrix * matrix.mT).sum())
+        exact = float(matrix.trace()) ** 2 / square if square else 0.0
+        return TraceEstimate(exact, 0.0, n, seed, "exact", "none", op.dtype, op.device)
+    if products < 3:
+        raise InputError(f"products must be at least 3 for an estimate with an error, got {products}.")
+    rng = generator(child_seed(seed, "effective_rank"))
+    z = rademacher(n, products, rng=rng, dtype=op.dtype, device=op.device)
+    image = (op @ z).double()
+    first, second = (z.double() * image).sum(0), (image**2).sum(0)
+    value = _rank_of(first.mean(), second.mean())
+    others = _rank_of((first.sum() - first) / (products - 1), (second.sum() - second) / (products - 1))
+    error = float(((products - 1) / products * ((others - others.mean()) ** 2).sum()).sqrt())
+    return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
+
+
+def _rank_of(trace: Tensor, square: Tensor) -> Tensor:
+    return torch.where(square > 0, trace**2 / torch.where(square > 0, square, 1.0), 0.0)
+
+
+def effective_dimension(matrix: Float[Tensor, "n m"], share: float = 0.95) -> float:
+    """The interpolated number of singular values that hold ``share`` of their squared sum (poster of arXiv:2507.06381).
+
+    Less than 1 where the first alone holds more than that.
+
+    >>> effective_dimension(torch.diag(torch.tensor([1.0, 1.0])), share=0.75)
+    1.5
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"share must lie between 0 and 1, got {share}.")
+    weights = torch.linalg.svdvals(matrix.double()) ** 2
+    total = float(weights.sum())
+    if total == 0:
+        return 0.0
+    sums = (weights / total).cumsum(0)
+    place = min(int((sums < share - 1e-15).sum()), len(sums) - 1)
+    before = float(sums[place - 1]) if place else 0.0
+    return place + (share - before) / float(sums[place] - before)
+
+
+@torch.no_grad()
+def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = None, seed: int = 0) -> TraceEstimate:
+    """``tr(A Bᵀ) / (|A| |B|)``, the cosine of two operators; kernel alignment is that of NTK_0 and NTK_t.
+
+    Exact from all columns unless ``products`` random signs are asked for, on which ``E ⟨A z, B z⟩ = tr(A Bᵀ)``.
+
+    >>> one, half = Dense(torch.eye(2)), Dense(torch.diag(torch.tensor([1.0, 0.0])))
+    >>> round(alignment(one, half).value, 6)
+    0.707107
+    """
+    if a.shape != b.shape or not (a.rows.matches(b.rows) and a.cols.matches(b.cols)):
+        raise InputError(f"two operators must act on the same axes to be aligned, got {a!r} and {b!r}.")
+    n = a.cols.size
+    if products is None:
+        _require_small(n, "alignment")
+        left, right = a.dense().double(), b.dense().double()
+        value, error = _cosine((left * right).sum(), (left**2).sum(), (right**2).sum()), 0.0
+        return TraceEstimate(float(value), error, n, seed, "exact", "none", a.dtype, a.device)
+    if products < 3:
+        raise InputError(f"products must be at least 3 for an estimate with an error, got {products}.")
+    rng = generator(child_seed(seed, "alignment"))
+    z = rademacher(n, products, rng=rng, dtype=a.dtype, device=a.device)
+    left, right = (a @ z).double(), (b @ z).double()
+    parts = torch.stack([(left * right).sum(0), (left**2).sum(0), (right**2).sum(0)])
+    value = _cosine(*parts.mean(1))
+    others = _cosine(*((parts.sum(1, keepdim=True) - parts) / (products - 1)))
+    error = float(((products - 1) / products * ((others - others.mean()) ** 2).sum()).sqrt())
+    return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
+
+
+def _cosine(cross: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    size = (left * right).sqrt()
+    return torch.where(size > 0, cross / torch.where(size > 0, size, 1.0), 0.0)
+
+
+def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
+    """``cos(h_0, h_t)`` of two state vectors; zero where one of them is zero."""
+    if a.shape != b.shape:
+        raise InputError(f"two state vectors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
+    x, y = a.double().flatten(), b.double().flatten()
+    return float(_cosine(x @ y, x @ x, y @ y))
+
+
+# Reductions over named axes ------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def partial_trace(op: LinearOperator, over: Sequence[str]) -> Dense:
+    """The sum of the diagonal blocks over some axes: ``B_ab = Σ_i A_{(i,a),(i,b)}``, i over the axes ``over``.
+
+    Each block is met exactly by its own columns, a few at a time. Tracing over all axes gives the trace.
+
+    >>> A = Dense(torch.arange(16.0).reshape(4, 4), Axes(trial=2, unit=2), Axes(trial=2, unit=2))
+    >>> partial_trace(A, ["trial"]).dense().tolist()       # [[0, 1], [4, 5]] + [[10, 11], [14, 15]]
+    [[10.0, 12.0], [18.0, 20.0]]
+    """
+    kept = _kept_axes(op, over)
+    axes = op.rows
+    gone = [axes.names.index(name) for name in over]
+    stay = [axes.names.index(name) for name in kept]
+    result = torch.zeros(kept.size, kept.size, dtype=op.dtype, device=op.device)
+    where = torch.arange(axes.size, device=op.device).reshape(axes.shape).permute(*gone, *stay)
+    for places in where.reshape(-1, kept.size):
+        for start in range(0, kept.size, 256):
+            columns = places[start : start + 256]
+            unit = torch.zeros(axes.size, len(columns), dtype=op.dtype, device=op.device)
+            unit[columns, torch.arange(len(columns), device=op.device)] = 1.0
+            result[:, start : start + 256] += (op @ unit)[places]
+    return Dense(result, kept, kept, symmetric=op.symmetric)
+
+
+def partial_average(op: LinearOperator, over: Sequence[str]) -> Dense:
+    """The mean of the diagonal blocks over some axes: the partial trace divided by their number."""
+    kept = _kept_axes(op, over)
+    return Dense(partial_trace(op, over).matrix / (op.rows.size // kept.size), kept, kept, symmetric=op.symmetric)
+
+
+@torch.no_grad()
+def mean_response(op: LinearOperator, over: Sequence[str]) -> Dense:
+    """The mean of *all* blocks: ``B_ab = Σ_ij A_{(i,a),(j,b)} / n``, the answer to a probe of ones, averaged.
+
+    ``B = R A Rᵀ`` with R the average over ``over`` scaled to orthonormal rows. It is what the poster of
+    arXiv:2507.06381 plots; unlike the partial trace it counts what one trial (unit) does to another.
+
+    >>> A = Dense(torch.ones(4, 4), Axes(trial=2, unit=2), Axes(trial=2, unit=2))
+    >>> mean_response(A, ["trial"]).dense().tolist()
+    [[2.0, 2.0], [2.0, 2.0]]
+    """
+    kept = _kept_axes(op, over)
+    axes = op.rows
+    stay = [axes.names.index(name) for name in kept]
+    gone = [axes.names.index(name) for name in over]
+    size = (axes.size // kept.size) ** 0.5
+    labels = torch.arange(kept.size, device=op.device).reshape(kept.shape + (1,) * len(gone))
+    labels = labels.expand(*kept.shape, *(axes.shape[axis] for axis in gone))
+    order = [*stay, *gone]
+    flat = labels.permute([order.index(axis) for axis in range(len(order))]).reshape(-1)
+    result = torch.zeros(kept.size, kept.size, dtype=op.dtype, device=op.device)
+    for start in range(0, kept.size, 256):
+        stop = min(start + 256, kept.size)
+        probe = torch.zeros(axes.size, stop - start, dtype=op.dtype, device=op.device)
+        inside = (flat >= start) & (flat < stop)
+        probe[inside.nonzero()[:, 0], flat[inside] - start] = 1 / size
+        summed = torch.zeros(kept.size, stop - start, dtype=op.dtype, device=op.device)
+        result[:, start:stop] = summed.index_add_(0, flat, op @ probe) / size
+    return Dense(result, kept, kept, symmetric=op.symmetric)
+
+
+def _kept_axes(op: LinearOperator, over: Sequence[str]) -> Axes:
+    _require_square(op, "a reduction over axes")
+    unknown = [name for name in over if name not in op.rows]
+    if isinstance(over, str) or unknown or not over or len(set(over)) < len(over):
+        raise InputError(
+            f"over must name some of the axes {op.rows.names} once each, as a list, got {over!r}. For a network with "
+            "sites of different shapes take one site's block first: R = g.select(name); R @ g.operator @ R.T."
+        )
+    return Axes(**{name: size for name, size in op.rows.items() if name not in over})
+
+
+# Modes ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def rayleigh(op: LinearOperator, modes: Float[Tensor, "N k"]) -> Float64[Tensor, " k"]:
+    """``qᵀ A q / qᵀ q`` of each column q; a zero column is refused."""
+    if modes.dim() != 2 or modes.shape[0] != op.cols.size:
+        raise InputError(f"modes must have shape ({op.cols.size}, k), got {tuple(modes.shape)}.")
+    modes = modes.to(dtype=op.dtype, device=op.device)
+    size = contract("n k, n k -> k", modes.double(), modes.double())
+    if bool((size == 0).any()):
+        raise InputError("each mode must have a length, but a column of modes is zero. Drop it.")
+    return contract("n k, n k -> k", modes.double(), (op @ modes).double()) / size
+
+
+def interference(
+    op: LinearOperator, groups: Mapping[str, Sequence[int] | Tensor], axis: str = "trial"
+) -> tuple[tuple[str, ...], Float64[Tensor, "g g"]]:
+    """How far learning in one group of trials moves another: cosines of the blocks of an operator, by group.
+
+    ``I_ab = |A_ab| / √(|A_aa| |A_bb|)`` in Frobenius norms, A_ab the block from group b to group a. One on the
+    diagonal; zero where two groups (tasks) do not touch. For a positive A it is at most one.
+
+    >>> A = Dense(torch.diag(torch.tensor([1.0, 2.0])), Axes(trial=2), Axes(trial=2), symmetric=True)
+    >>> interference(A, {"a": [0], "b": [1]})[1].round(decimals=12).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    _require_square(op, "interference between groups")
+    if axis not in op.rows:
+        raise InputError(f"axis must be one of {op.rows.names}, got {axis!r}.")
+    _require_small(op.cols.size, "interference")
+    names = tuple(groups)
+    place = op.rows.names.index(axis)
+    tensor = op.dense().double().reshape(*op.rows.shape, *op.rows.shape)
+    chosen = {}
+    for name in names:
+        index = torch.as_tensor(groups[name], device=op.device)
+        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
+        if index.numel() == 0 or int(index.min()) < 0 or int(index.max()) >= op.rows[axis]:
+            raise InputError(
+                f"group {name!r} must hold places between 0 and {op.rows[axis] - 1} of {axis!r}, not none."
+            )
+        chosen[name] = index
+    norms = torch.zeros(len(names), len(names), dtype=torch.float64)
+    for i, a in enumerate(names):
+        rows = tensor.index_select(place, chosen[a])
+        for j, b in enumerate(names):
+            norms[i, j] = rows.index_select(place + len(op.rows), chosen[b]).norm()
+    scale = norms.diagonal().sqrt()
+    return names, norms / (scale[:, None] * scale).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+# Of the whole network ------------------------------------------------------------------------------
+
+
+def random_modes(
+    n: int, k: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+) -> Float[Tensor, "n k"]:
+    """``k`` random orthonormal modes of length ``n``, to compare others with."""
+    rng = generator(child_seed(seed, "random_modes"))
+    modes: Tensor = torch.linalg.qr(gaussian(n, k, rng=rng, dtype=dtype, device=device)).Q
+    return modes
+
+
+def _require_square(op: LinearOperator, purpose: str) -> None:
+    if not op.rows.matches(op.cols):
+        raise InputError(f"{purpose} needs an operator with the same axes on both sides, got {op!r}.")
+
+
+def _require_small(n: int, name: str) -> None:
+    if n > EXACT:
+        raise InputError(
+            f"{name} of an operator of size {n} needs all its columns, more than {EXACT}. Pass products=..., or reduce "
+            "it first (partial_trace, g.select)."
+        )

@@ -1,0 +1,133 @@
+"""The operators of a linearised network: K, P, their products and the maps to parameters and outputs."""
+
+from collections.abc import Callable, Collection
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.axes import Axes
+from gramscope.base.errors import InputError
+from gramscope.capture.surroundings import exact_arithmetic
+from gramscope.linalg import LinearOperator
+from gramscope.propagators.states import Changes, States
+
+# Entries of state vectors that one sweep holds at once; more columns are swept in turns.
+ENTRIES = 2**24
+
+Sweep = Callable[[Tensor], Tensor]
+
+
+def in_turns(sweep: Sweep, x: Float[Tensor, "cols k"], rows: int, weight: int) -> Float[Tensor, "rows k"]:
+    """A sweep over rows applied to columns, few enough at a time for ``ENTRIES``."""
+    if x.shape[1] == 0:
+        return x.new_zeros(rows, 0)
+    few = max(1, ENTRIES // max(1, weight))
+    with torch.inference_mode(False), torch.no_grad(), exact_arithmetic():
+        rows_first = x.mT.clone(memory_format=torch.contiguous_format) if x.is_inference() else x.mT.contiguous()
+        parts = [sweep(part) for part in rows_first.split(few)]
+    result = torch.cat(parts) if len(parts) > 1 else parts[0]
+    # One sum tells that all is finite; only where it is not need the entries be looked at.
+    if not bool(result.sum().isfinite()) and not _finite(result) and _finite(x):
+        raise InputError(
+            f"a product overflowed {x.dtype}: the dynamics explode along the run. Use precision='float64', fewer "
+            "steps, or scaled_response, which carries the logarithm of the size."
+        )
+    return result.mT
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(torch.isfinite(x).all())
+
+
+class StateOperator(LinearOperator):
+    """A linear map of states to states, given by two sweeps."""
+
+    def __init__(self, states: States, sweep: Sweep, adjoint: Sweep, name: str, symmetric: bool = False) -> None:
+        self.states, self.sweep, self.sweep_adjoint, self.name = states, sweep, adjoint, name
+        axes = states.layout.axes
+        super().__init__(axes, axes, dtype=states.dtype, device=states.device, symmetric=symmetric)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        return in_turns(self.sweep, x, self.rows.size, self.rows.size)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return in_turns(self.sweep_adjoint, x, self.cols.size, self.cols.size)
+
+
+def propagator(states: States) -> StateOperator:
+    """``P = (1 - ∂f/∂s)^-1``."""
+    return StateOperator(states, states.propagate, states.propagate_adjoint, "P")
+
+
+def inverse_propagator(states: States) -> StateOperator:
+    """``P^-1 = 1 - ∂f/∂s``."""
+    return StateOperator(states, lambda q: q - states.local(q), lambda q: q - states.local_adjoint(q), "P_inverse")
+
+
+def parameter_operator(states: States, names: Collection[str]) -> StateOperator:
+    """``K = J J*`` of some parameters, at frozen states."""
+
+    def sweep(q: Tensor) -> Tensor:
+        return states.kernel(q, names)
+
+    return StateOperator(states, sweep, sweep, "K", symmetric=True)
+
+
+def global_operator(states: States, names: Collection[str]) -> StateOperator:
+    """``P K P*`` of some parameters."""
+
+    def sweep(q: Tensor) -> Tensor:
+        return states.step(q, names)
+
+    return StateOperator(states, sweep, sweep, "P K P*", symmetric=True)
+
+
+class ParameterJacobian(LinearOperator):
+    """``J = ∂f/∂θ`` at frozen states, or with ``total`` the whole ``ds/dθ = P J``; from parameters to states."""
+
+    def __init__(self, states: States, total: bool) -> None:
+        self.states, self.total = states, total
+        self.sizes = {name: shape.numel() for name, shape in states.parameters.items()}
+        cols = Axes(parameter=sum(self.sizes.values()))
+        super().__init__(states.layout.axes, cols, dtype=states.dtype, device=states.device)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        return in_turns(self._forward, x, self.rows.size, self.rows.size + self.cols.size)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return in_turns(self._backward, x, self.cols.size, self.rows.size + self.cols.size)
+
+    def _forward(self, rows: Float[Tensor, "k p"]) -> Float[Tensor, "k N"]:
+        moved = self.states.push(self.changes(rows), len(rows))
+        return self.states.propagate(moved) if self.total else moved
+
+    def _backward(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k p"]:
+        if self.total:
+            q = self.states.propagate_adjoint(q)
+        found = self.states.pull(q, self.sizes)
+        pieces = [
+            found[name].reshape(len(q), -1) if name in found else q.new_zeros(len(q), size)
+            for name, size in self.sizes.items()
+        ]
+        return torch.cat(pieces, dim=1)
+
+    def changes(self, rows: Float[Tensor, "k p"]) -> Changes:
+        """Flat rows over all parameters as tensors by name."""
+        pieces = rows.split(list(self.sizes.values()), dim=1)
+        shapes = self.states.parameters
+        return {n: piece.reshape(len(rows), *shapes[n]) for n, piece in zip(self.sizes, pieces, strict=True)}
+
+
+class Readout(LinearOperator):
+    """``C = ∂out/∂s``, from states to the model's outputs."""
+
+    def __init__(self, states: States) -> None:
+        self.states = states
+        super().__init__(states.output_axes, states.layout.axes, dtype=states.dtype, device=states.device)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        return in_turns(self.states.read, x, self.rows.size, self.cols.size)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return in_turns(self.states.read_adjoint, x, self.cols.size, self.cols.size)

@@ -1,0 +1,105 @@
+"""``δs = -η P K P* ∇_s loss`` against what a real gradient step does to every state."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.propagators.global_ntk import GlobalNTK
+
+Loss = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class StatePrediction:
+    """Predicted and measured change of all states in one step, flat, with the loss before it."""
+
+    predicted: Float[Tensor, " N"]
+    measured: Float[Tensor, " N"]
+    gradient: Float[Tensor, " N"]
+    loss: float
+
+    @property
+    def relative_error(self) -> float:
+        """``|predicted - measured| / |measured|``; of order η for a small step."""
+        size = float(self.measured.double().norm())
+        error = float((self.predicted.double() - self.measured.double()).norm())
+        return error / size if size else (0.0 if error == 0 else float("inf"))
+
+    @property
+    def alignment(self) -> float:
+        """The cosine of the two."""
+        a, b = self.predicted.double(), self.measured.double()
+        size = float(a.norm() * b.norm())
+        return float(a @ b) / size if size else 0.0
+
+
+def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None, **options: Any) -> StatePrediction:
+    """The change of every state in one step of plain gradient descent, by theory and by doing it on a copy.
+
+    ``loss`` takes the outputs, with the shape of ``g.C.rows`` (for a recurrent module (trial, time, unit of the last
+    layer), else (trial, output)), and returns one number. ``δs = -lr P K P* C* ∇loss``; the measured change is that of
+    the states after ``θ <- θ - lr ∇_θ loss``, with the same x. The user's model is not touched.
+
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = torch.nn.GRU(3, 8, batch_first=True).double(), torch.randn(4, 6, 3, dtype=torch.float64)
+    >>> step = predict_step(model, x, lambda h: (h[:, -1] ** 2).mean(), lr=1e-4)
+    >>> step.relative_error < 1e-4
+    True
+    """
+    g = GlobalNTK(model, x, h0, **options)
+    value, gradient = _loss_gradient(g, loss)
+    at_states = g.C.T @ gradient
+    predicted = -lr * (g.operator @ at_states)
+    slope = g.jacobian.T @ at_states
+    moved = copy.deepcopy(model)
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in moved.parameters()):
+        moved, x, h0 = moved.float(), _floats(x), _floats(h0)
+    with _stepped(moved, g, slope, lr):
+        after = GlobalNTK(moved, x, h0, **options)
+    if after.axes != g.axes:
+        raise InputError("the step changed which states exist (data-dependent control flow): take a smaller lr.")
+    return StatePrediction(predicted, after.values - g.values, at_states, value)
+
+
+def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]]:
+    outputs = outputs_of(g).requires_grad_()
+    with torch.enable_grad():
+        value = loss(outputs)
+        if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
+            raise InputError(f"loss must return one differentiable number for outputs {tuple(outputs.shape)}.")
+        (gradient,) = torch.autograd.grad(value, outputs)
+    return float(value.detach()), gradient.reshape(-1)
+
+
+def outputs_of(g: GlobalNTK) -> Tensor:
+    """The model's outputs as captured, shaped like ``g.C.rows``."""
+    from gramscope.propagators.network import NetworkStates
+
+    if isinstance(g.states, NetworkStates):
+        return g.states.output.reshape(g.C.rows.shape).clone()
+    return g.states.read(g.values[None])[0].reshape(g.C.rows.shape).clone()
+
+
+def _floats(value: Any) -> Any:
+    from gramscope.capture.recorder import map_tensors
+
+    return map_tensors(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t, value)
+
+
+@contextmanager
+def _stepped(model: nn.Module, g: GlobalNTK, slope: Tensor, lr: float) -> Iterator[None]:
+    """The parameters of a copy moved by one step."""
+    from gramscope.capture.network import named_parameters, unwrap
+
+    own = named_parameters(unwrap(model))
+    with torch.no_grad():
+        for name, change in g.jacobian.changes(slope[None]).items():
+            own[name].sub_((lr * change[0]).to(own[name]))
+    yield
