@@ -43,7 +43,12 @@ def cases(device: torch.device) -> dict[str, Case]:
     long = device.type == "cuda"
     return {
         "demo MLP": Case(
-            lambda: tasks.mlp((64, 64, 64, 64, 10)).to(device), digits.x.to(device), digits.y.to(device), 64, 2000, 100
+            lambda: tasks.mlp((64, 64, 64, 64, 10)).to(device),
+            digits.x.to(device),
+            digits.y.to(device),
+            64,
+            10_000,
+            100,
         ),
         "ResNet-18": Case(
             lambda: tasks.resnet18(0).to(device), images.to(device), labels.to(device), 128, 500 if long else 50, 16

@@ -27,6 +27,8 @@ _NAMES = {
     "Kernel": "gramscope.kernels.kernel:Kernel",
     "watch": "gramscope.record.watch:watch",
     "open_run": "gramscope.store:open_run",
+    "Run": "gramscope.store:Run",
+    "Measure": "gramscope.measures:Measure",
     "report": "gramscope.report:report",
     "explain_step": "gramscope.hierarchy.explain:explain_step",
     "LinearOperator": "gramscope.linalg:LinearOperator",

@@ -19,11 +19,15 @@ class Budget:
         if self.share is not None and not 0 < self.share < 1:
             raise InputError(f"overhead must be a fraction between 0 and 1, or None for no limit, got {self.share!r}.")
 
-    def allows(self, name: str) -> bool:
-        """Would this measure, at its last cost, keep measuring within its share? What was never tried is tried once."""
-        if self.share is None or name not in self.costs:
+    def allows(self, name: str, guess: float | None) -> bool:
+        """Would this measure keep measuring within its share, at its last cost, or at ``guess`` if it was never taken?
+
+        What was never taken and has no guess is tried.
+        """
+        cost = self.costs.get(name, guess)
+        if self.share is None or cost is None:
             return True
-        return self.spent + self.costs[name] <= self.share * self.training_time
+        return self.spent + cost <= self.share * self.training_time
 
     def note(self, name: str, seconds: float) -> None:
         self.spent += seconds

@@ -16,7 +16,7 @@ from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.propagators.prediction import predict_step
-from gramscope.record.moment import Moment, default_loss, evaluating, layer_of
+from gramscope.record.moment import Moment, Subject, default_loss, evaluating, layer_of
 
 SAMPLE = 2000  # entries of predicted and true changes that are kept
 
@@ -33,7 +33,9 @@ class Reading:
 class Reader:
     """A reading with what a report says about it.
 
-    ``needs_targets``: only for a probe with y. ``by_default``: also read where measures are chosen by a glob.
+    ``needs_targets``: only for a probe with y. ``by_default``: also read where measures are chosen by a glob. ``guess``
+    foretells the seconds of a dear reading that was never taken, from the subject and the seconds of one capture; None
+    for a cheap one, which is tried without asking.
     """
 
     name: str
@@ -41,16 +43,21 @@ class Reader:
     needs_targets: bool
     how_to_read: str
     by_default: bool = True
+    guess: Callable[[Subject, float], float] | None = None
 
 
 READERS: dict[str, Reader] = {}
 
 
 def reader(
-    name: str, how_to_read: str, needs_targets: bool = True, by_default: bool = True
+    name: str,
+    how_to_read: str,
+    needs_targets: bool = True,
+    by_default: bool = True,
+    guess: Callable[[Subject, float], float] | None = None,
 ) -> Callable[[Callable[[Moment], Reading]], Callable[[Moment], Reading]]:
     def register(read: Callable[[Moment], Reading]) -> Callable[[Moment], Reading]:
-        READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default)
+        READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default, guess)
         return read
 
     return register
@@ -154,7 +161,22 @@ def read_target_linearity(moment: Moment) -> Reading:
     return Reading(found)
 
 
-@reader("spectra", "Tail exponent of each weight, with that of the same weight shuffled.", needs_targets=False)
+def _spectra_seconds(subject: Subject, capture: float) -> float:
+    """Eigenvalues of every matrix, twice (the shuffled one as well), at ten billion operations a second."""
+    shapes = [p.shape for p in subject.model.parameters() if p.dim() >= 2]
+    return sum(10 * 2 * min(s[:2]) ** 3 * math.prod(s[2:]) for s in shapes) / 1e10
+
+
+def _several_captures(subject: Subject, capture: float) -> float:
+    return 5 * capture
+
+
+@reader(
+    "spectra",
+    "Tail exponent of each weight, with that of the same weight shuffled.",
+    needs_targets=False,
+    guess=_spectra_seconds,
+)
 def read_spectra(moment: Moment) -> Reading:
     reading = Reading()
     for name, values in spectra.esds(moment.subject.model).items():
@@ -169,7 +191,11 @@ def read_spectra(moment: Moment) -> Reading:
     return reading
 
 
-@reader("step", "One optimiser step rehearsed on the probe: foretold and true change, second order, mask flips.")
+@reader(
+    "step",
+    "One optimiser step rehearsed on the probe: foretold and true change, second order, mask flips.",
+    guess=_several_captures,
+)
 def read_step(moment: Moment) -> Reading:
     subject = moment.subject
     if subject.optimizer is None and subject.lr is None:
@@ -217,7 +243,12 @@ def _gram_changes(moment: Moment, step: ExplainedStep) -> dict[str, float]:
     return found
 
 
-@reader("dntk", "Change of the kernel in one step: foretold by the dNTK, true, and by crossed kinks.", by_default=False)
+@reader(
+    "dntk",
+    "Change of the kernel in one step: foretold by the dNTK, true, and by crossed kinks.",
+    by_default=False,
+    guess=_several_captures,
+)
 def read_dntk(moment: Moment) -> Reading:
     subject = moment.subject
     with evaluating(subject.model):
@@ -232,7 +263,12 @@ def read_dntk(moment: Moment) -> Reading:
     )
 
 
-@reader("states", "Change of every hidden state in one step: foretold by P K P*, against the truth.", by_default=False)
+@reader(
+    "states",
+    "Change of every hidden state in one step: foretold by P K P*, against the truth.",
+    by_default=False,
+    guess=_several_captures,
+)
 def read_states(moment: Moment) -> Reading:
     subject = moment.subject
     with evaluating(subject.model):

@@ -71,7 +71,8 @@ def watch(
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
         overhead: fraction of the training time that measuring may take. Measures take turns to stay under it, those not
-            read for longest first; None reads all of them whenever a measurement is due. The first is always whole.
+            read for longest first, and dear ones (spectra, step) wait until there is time for them; None reads all of
+            them whenever a measurement is due.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
         does. forward: called as forward(scalars, step) after every record, for TensorBoard, wandb, MLflow.
         resume: True goes on after the last committed step of ``out``; a number goes on from that step.
@@ -108,6 +109,7 @@ class Scope:
         self._writes = rank() == 0
         self._closed = False
         self._writer = self._open(out, resume, name, config) if out is not None and self._writes else None
+        self.budget.note("open", time.perf_counter() - self.budget.started)
         if self._writer is not None and resume is not False:
             self.count = (self._writer.last_step or 0) if resume is True else int(resume)
         if not self.count:
@@ -185,14 +187,17 @@ class Scope:
     def _measure(self) -> None:
         if not self._writes:
             return
+        waiting = sorted(self.readers, key=lambda name: self._last_read.get(name, -1))
+        if self.count and not any(self.budget.allows(name, self._guess(name)) for name in (*waiting, "commit")):
+            return  # even a line on the disk takes time; what was logged waits for the next one
         scalars: dict[str, float] = {}
         arrays: dict[str, Any] = {}
         failures: dict[str, str] = {}
-        moment = Moment(self.subject, self.count, self._memory)
         skipped: list[str] = []
+        moment = Moment(self.subject, self.count, self._memory)
         with untouched(self.model), torch.inference_mode(False):
-            for name in sorted(self.readers, key=lambda name: self._last_read.get(name, -1)):
-                if not self.budget.allows(name):
+            for name in waiting:
+                if not self.budget.allows(name, self._guess(name)):
                     skipped.append(name)
                     continue
                 self._last_read[name] = self.count
@@ -205,6 +210,10 @@ class Scope:
         if skipped:
             scalars["skipped"] = float(len(skipped))
         self._commit(scalars, arrays, failures, skipped)
+
+    def _guess(self, name: str) -> float | None:
+        guess = READERS[name].guess if name in READERS else None
+        return None if guess is None else guess(self.subject, max(self.budget.costs.values(), default=0.0))
 
     def _read(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
         with warnings.catch_warnings(record=True) as said:
@@ -245,7 +254,7 @@ class Scope:
                 if self._on_error == "raise":
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
-        self.budget.spent += time.perf_counter() - begun
+        self.budget.note("commit", time.perf_counter() - begun)
 
     def _open(
         self, out: str | Path, resume: int | bool, name: str | None, config: Mapping[str, Any] | None

@@ -1,0 +1,136 @@
+"""The file layer: every change of the disk in one small class, and reads that cannot be led out of the run."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from gramscope.store.errors import StoreError, disk_trouble
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+# A pipe put in place of a file would keep the reader waiting for ever.
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+# File systems that cannot flush a directory say so with one of these; there is nothing to flush there then.
+_CANNOT_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+
+
+class Disk:
+    """What the writer does to a disk, one method a system call, so that tests can make each of them fail.
+
+    ``fsync=False`` leaves flushing to the operating system: a kill of the process still loses nothing, a loss of
+    power may lose the last seconds.
+    """
+
+    def __init__(self, *, fsync: bool = True) -> None:
+        self.flushes = fsync
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | _NOFOLLOW | _CLOEXEC, 0o666)
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> int:
+        return os.write(descriptor, data)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        os.ftruncate(descriptor, length)
+
+    def flush(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
+
+    # What follows is made of the calls above.
+
+    def flush_if_asked(self, descriptor: int) -> None:
+        if self.flushes:
+            self.flush(descriptor)
+
+    def flush_directory(self, path: Path) -> None:
+        """Flush the names in a directory; without it a power loss may undo a rename."""
+        if not self.flushes or not _DIRECTORY:
+            return
+        descriptor = os.open(path, os.O_RDONLY | _DIRECTORY | _CLOEXEC)
+        try:
+            self.flush(descriptor)
+        except OSError as error:
+            if error.errno not in _CANNOT_FLUSH:
+                raise
+        finally:
+            os.close(descriptor)
+
+    def write_whole(self, path: Path, data: bytes) -> None:
+        """``path`` holds all of ``data`` or what it held before: temporary file, flush, rename, directory flush."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            self._fill(temporary, data)
+            self.rename(temporary, path)
+        except OSError:
+            self.remove_if_possible(temporary)
+            raise
+        self.flush_directory(path.parent)
+
+    def _fill(self, path: Path, data: bytes) -> None:
+        descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self.write(descriptor, rest) :]
+            self.flush_if_asked(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove_if_possible(self, path: Path) -> None:
+        """Tidying up after a failure must not hide the failure; what stays behind is never read."""
+        try:
+            self.remove(path)
+        except OSError:
+            return
+
+
+def open_inside(root: Path, relative: str) -> int:
+    """A descriptor of the regular file ``root/relative``; symbolic links below ``root`` are not followed."""
+    *folders, last = relative.split("/")
+    if any(part in ("", ".", "..") for part in (*folders, last)):
+        raise StoreError(f"a file of a run must lie inside {root}, got {relative!r}. The run's records were altered.")
+    if os.open not in os.supports_dir_fd:  # Windows
+        real = os.path.realpath(root / relative)
+        if real != os.path.join(os.path.realpath(root), *folders, last):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(root / relative))
+        return _checked_regular(os.open(real, os.O_RDONLY | getattr(os, "O_BINARY", 0)), root / relative)
+    folder = os.open(root, os.O_RDONLY | _DIRECTORY | _CLOEXEC)
+    try:
+        for part in folders:
+            inner = os.open(part, os.O_RDONLY | _DIRECTORY | _NOFOLLOW | _CLOEXEC, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        file = os.open(last, os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        # The part alone would not tell the user which run it is in.
+        raise OSError(error.errno, error.strerror, str(root / relative)) from error
+    finally:
+        os.close(folder)
+    return _checked_regular(file, root / relative)
+
+
+def _checked_regular(descriptor: int, path: Path) -> int:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise StoreError(f"{path} must be a plain file, but it is a directory, pipe or device. Restore the run's file.")
+
+
+def read_inside(root: Path, relative: str, start: int = 0) -> bytes:
+    """The bytes of ``root/relative`` from ``start`` to its present end."""
+    with disk_trouble(f"reading {root / relative}"):
+        descriptor = open_inside(root, relative)
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(start)
+            return file.read()

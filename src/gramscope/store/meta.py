@@ -1,0 +1,77 @@
+"""``meta.json``: what a run is, written whole or not at all; its presence makes a directory a run."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gramscope import __version__
+from gramscope.base.errors import InputError
+from gramscope.store.errors import StoreError, disk_trouble
+from gramscope.store.files import Disk, read_inside
+from gramscope.store.records import META_FILE, SCHEMA, clean_text, strict_json
+
+_SET_HERE = ("schema", "created", "gramscope")
+
+
+def fresh_meta(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The meta data of a new run: what the caller gives, and schema, name, time and version."""
+    check_changes(given)
+    stamp = {"schema": SCHEMA, "name": clean_text(path.resolve().name), "created": _now(), "gramscope": __version__}
+    return {**stamp, **strict_json(given)}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check_changes(changes: Mapping[str, Any]) -> None:
+    taken = [key for key in _SET_HERE if key in changes]
+    if taken:
+        raise InputError(
+            f"{', '.join(taken)} of meta.json are set by gramscope itself. Choose other names, or 'config'."
+        )
+
+
+def write_meta(path: Path, meta: Mapping[str, Any], disk: Disk) -> None:
+    text = json.dumps(meta, indent=1, allow_nan=False)
+    disk.write_whole(path / META_FILE, text.encode() + b"\n")
+
+
+def _check_is_run(path: Path) -> None:
+    if not path.exists():
+        raise StoreError(f"{path} must be a run directory, but it does not exist. Check the path.")
+    if not path.is_dir():
+        raise StoreError(
+            f"{path} must be a run directory, but it is a file. Pass the directory that holds {META_FILE}."
+        )
+    if not (path / META_FILE).exists():
+        raise StoreError(
+            f"{path} must be a run directory, but it holds no {META_FILE}. Pass the directory that gramscope.watch "
+            "(out=...) or RunWriter.create made."
+        )
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """``meta.json`` of a run whose schema this version knows."""
+    with disk_trouble(f"reading the run {path}"):
+        _check_is_run(path)
+    try:
+        meta = json.loads(read_inside(path, META_FILE))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(
+            f"{path / META_FILE} must be JSON, but it is damaged ({error}). Restore it from a copy."
+        ) from error
+    schema = meta.get("schema") if isinstance(meta, dict) else None
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise StoreError(
+            f"{path / META_FILE} must name its schema as a whole number >= 1, got {schema!r}. Is it a run?"
+        )
+    if schema > SCHEMA:
+        raise StoreError(
+            f"{path} was written with schema {schema} (gramscope {meta.get('gramscope', 'unknown')}), but this "
+            f"gramscope {__version__} knows schemas up to {SCHEMA}. Upgrade: pip install --upgrade gramscope."
+        )
+    assert isinstance(meta, dict)
+    return meta

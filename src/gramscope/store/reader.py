@@ -1,0 +1,279 @@
+"""Reading a run: whole, while it grows, or after a crash. Needs no lock and no torch."""
+
+import json
+import os
+import warnings
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy.typing as npt
+import pandas as pd
+import xarray as xr
+
+from gramscope.base.errors import InputError
+from gramscope.store import export, views
+from gramscope.store.arrays import read_arrays
+from gramscope.store.errors import StoreError
+from gramscope.store.files import read_inside
+from gramscope.store.meta import read_meta
+from gramscope.store.records import SCALARS_FILE, Arrays, DamagedLine, Record, check_step, decode_line, view_add
+from gramscope.store.verify import Damage, damage_of
+
+
+def open_run(path: str | os.PathLike[str]) -> "Run":
+    """The run in the directory ``path``, to read; also while it is being written (:meth:`Run.refresh`).
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from gramscope.store import RunWriter
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RunWriter.create(folder.name + "/a") as writer:
+    ...     _ = writer.append(0, {"loss": 2.0}, {"kernel": np.eye(2)})
+    ...     _ = writer.append(50, {"loss": 0.5, "accuracy": 0.9})
+    >>> run = open_run(folder.name + "/a")
+    >>> run.steps, run.scalars()["loss"].tolist(), run.array("kernel", 0).tolist()
+    ([0, 50], [2.0, 0.5], [[1.0, 0.0], [0.0, 1.0]])
+    >>> folder.cleanup()
+    """
+    return Run(path)
+
+
+class Run:
+    """What a run directory holds, as the newest attempt tells it; made by :func:`open_run`.
+
+    Only lines that end in a newline and agree with their checksum count: a torn tail is not there yet. ``records`` are
+    all commit records in the order of the file, ``damaged`` the numbers (from 1) of lines that cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()  # scripts change their directory
+        self.meta: dict[str, Any] = {}
+        self._forget()
+        self.refresh()
+
+    def _forget(self) -> None:
+        self.records: list[Record] = []
+        self.damaged: list[int] = []
+        self._view: list[Record] = []
+        self._lines = 0
+        self._offset = 0
+        self._last_line = b""
+        self._loaded: tuple[Arrays, dict[str, npt.NDArray[Any]]] | None = None
+
+    def refresh(self) -> bool:
+        """Read what was committed since; whether anything has changed."""
+        meta = read_meta(self.path)
+        changed = meta != self.meta
+        self.meta = meta
+        # The last line is read again: if it is no longer the same, the file was cut or replaced.
+        overlap = len(self._last_line)
+        try:
+            data = read_inside(self.path, SCALARS_FILE, self._offset - overlap)
+        except StoreError as error:
+            raise StoreError(f"{error} A run needs its {SCALARS_FILE}.", error.errno) from error
+        if data[:overlap] != self._last_line:
+            self._forget()
+            self.refresh()
+            return True
+        *lines, _ = data[overlap:].split(b"\n")
+        for line in lines:
+            self._take(line)
+        return changed or bool(lines)
+
+    def _take(self, line: bytes) -> None:
+        self._lines += 1
+        self._offset += len(line) + 1
+        self._last_line = line + b"\n"
+        try:
+            record = decode_line(line)
+        except DamagedLine as error:
+            self.damaged.append(self._lines)
+            warnings.warn(
+                f"line {self._lines} of {self.path / SCALARS_FILE} is damaged ({error}) and is left out; "
+                "run.verify() lists all damage.",
+                stacklevel=4,
+            )
+            return
+        self.records.append(record)
+        view_add(self._view, record)
+
+    @property
+    def name(self) -> str:
+        """The run's name, by default that of its directory."""
+        return str(self.meta.get("name") or self.path.resolve().name)
+
+    @property
+    def steps(self) -> list[int]:
+        """The committed steps of the newest view, rising."""
+        return [record.step for record in self._view]
+
+    @property
+    def view(self) -> list[Record]:
+        """The records of the newest view, in order of steps."""
+        return list(self._view)
+
+    @property
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts that have committed something, rising."""
+        return sorted({record.attempt for record in self.records})
+
+    def record(self, step: SupportsIndex) -> Record:
+        """The newest record of a step."""
+        number = check_step(step)
+        at = bisect_left(self._view, number, key=lambda record: record.step)
+        if at == len(self._view) or self._view[at].step != number:
+            raise InputError(
+                f"{self.name} must hold the step that is asked for, got {number}. It has {_some(self.steps)}."
+            )
+        return self._view[at]
+
+    def scalars(self) -> pd.DataFrame:
+        """Scalars by step (rows) and name (columns, in order of appearance), newest view, float64.
+
+        NaN stands for a recorded NaN and for "not recorded at this step"; ``run.record(step).scalars`` and
+        ``run.failures()`` tell which.
+        """
+        return views.scalar_frame(self._view, pd.Index(self.steps, name="step", dtype="int64"))
+
+    def history(self) -> pd.DataFrame:
+        """Scalars of all attempts, superseded ones too; index ``attempt``, ``step``, ``superseded``."""
+        kept = {id(record) for record in self._view}
+        records = [record for record in self.records if record.event == "step"]
+        keys = [(record.attempt, record.step, id(record) not in kept) for record in records]
+        index = pd.MultiIndex.from_arrays(
+            [[key[i] for key in keys] for i in range(3)], names=["attempt", "step", "superseded"]
+        )
+        return views.scalar_frame(records, index)
+
+    def times(self) -> views.Series:
+        """Seconds since the start of the run, by step, newest view."""
+        index = pd.Index(self.steps, name="step", dtype="int64")
+        return pd.Series([record.time for record in self._view], index=index, name="time", dtype="float64")
+
+    def failures(self) -> pd.DataFrame:
+        """Measures that failed, newest view: columns ``step``, ``measure``, ``message``."""
+        rows = [(r.step, measure, message) for r in self._view for measure, message in r.failures.items()]
+        return pd.DataFrame(rows, columns=["step", "measure", "message"])
+
+    def array_names(self, step: SupportsIndex | None = None) -> list[str]:
+        """Names of the arrays of one step, or of all steps in order of appearance."""
+        records = self._view if step is None else [self.record(step)]
+        return list(dict.fromkeys(name for r in records if r.arrays for name in r.arrays.names))
+
+    def array_steps(self, name: str) -> list[int]:
+        """Steps of the newest view that hold the array ``name``."""
+        return [record.step for record in self._view if record.arrays and name in record.arrays.names]
+
+    def array(
+        self, name: str, step: SupportsIndex, *, attempt: int | None = None, check: bool = False
+    ) -> npt.NDArray[Any]:
+        """One array of one step; with ``attempt`` of a superseded one, with ``check`` its SHA-256 is compared."""
+        if attempt is None:
+            record = self.record(step)
+        else:
+            found = [r for r in self.records if (r.step, r.attempt, r.event) == (check_step(step), attempt, "step")]
+            if not found:
+                raise InputError(f"{self.name} holds no step {step} of attempt {attempt}. See run.history().")
+            record = found[-1]
+        if record.arrays is None or name not in record.arrays.names:
+            there = self.array_steps(name)
+            hint = f"That array is there at {_some(there)}" if there else f"The run has {_some(self.array_names())}"
+            raise InputError(f"step {step} of {self.name} holds no array {name!r}. {hint}.")
+        return self._arrays(record.arrays, check)[name].copy()
+
+    def _arrays(self, arrays: Arrays, check: bool = False) -> dict[str, npt.NDArray[Any]]:
+        # The last file is kept: who asks for one array of a step mostly asks for its others next.
+        if check or self._loaded is None or self._loaded[0] != arrays:
+            loaded = read_arrays(self.path, arrays, check=check)
+            missing = [name for name in arrays.names if name not in loaded]
+            if missing:
+                raise StoreError(
+                    f"{self.path / arrays.file} lacks {_some(missing)} of its commit record. It was altered."
+                )
+            self._loaded = (arrays, loaded)
+        return self._loaded[1]
+
+    def stacked(self, name: str, steps: Iterable[SupportsIndex] | None = None) -> xr.DataArray:
+        """The array ``name`` over all its steps (or those given): dimensions ``step``, ``axis_0``, ``axis_1``, ...
+
+        Where the shape changes over the run, the smaller ones are filled up with NaN; ``attrs["padded"]`` says so.
+        """
+        chosen = self._steps_with([name], steps)
+        if not chosen:
+            raise InputError(
+                f"{self.name} holds no array {name!r}{' at these steps' if steps is not None else ''}. "
+                f"It has {_some(self.array_names())}."
+            )
+        return views.stack(name, {step: self.array(name, step) for step in chosen})
+
+    def _steps_with(self, names: list[str], steps: Iterable[SupportsIndex] | None) -> list[int]:
+        wanted = None if steps is None else {self.record(step).step for step in steps}
+        return [
+            record.step
+            for record in self._view
+            if (wanted is None or record.step in wanted)
+            and record.arrays
+            and not set(names).isdisjoint(record.arrays.names)
+        ]
+
+    def spectra(self, steps: Iterable[SupportsIndex] | None = None) -> xr.Dataset:
+        """Spectra of the weights over time: a variable for each weight, dimensions ``step`` and ``rank_<size>``.
+
+        From the arrays ``spectrum/<weight>``, the eigenvalues of ``WᵀW``. A step at which a weight has none is NaN, and
+        the variable's ``attrs["missing_steps"]`` names it.
+        """
+        names = [name for name in self.array_names() if name.startswith("spectrum/")]
+        # Step by step, so that each file is opened once.
+        by_name: dict[str, dict[int, npt.NDArray[Any]]] = {name: {} for name in names}
+        chosen = self._steps_with(names, steps)
+        for step in chosen:
+            arrays = self.record(step).arrays
+            assert arrays is not None
+            for name in arrays.names:
+                if name in by_name:
+                    by_name[name][step] = self.array(name, step)
+        return views.spectra({name: arrays for name, arrays in by_name.items() if arrays}, chosen)
+
+    def kernels(self, name: str = "kernel", steps: Iterable[SupportsIndex] | None = None) -> xr.DataArray:
+        """Kernels over time: dimensions ``step``, ``example``, ``other``; coordinate ``label`` where recorded."""
+        kernels = self.stacked(name, steps)
+        labels_name = f"{name}/labels"
+        chosen = self._steps_with([labels_name], [int(step) for step in kernels.step.values])
+        labels = views.stack(labels_name, {step: self.array(labels_name, step) for step in chosen}) if chosen else None
+        return views.kernels(kernels, labels)
+
+    def verify(self) -> list[Damage]:
+        """All damage: lines that cannot be read, arrays that are missing or whose SHA-256 is not the committed one.
+
+        An empty list means that every committed step, superseded ones too, reads back as it was written.
+        """
+        return damage_of(self.path, self.records, self.damaged)
+
+    def to_csv(self, path: str | os.PathLike[str], *, history: bool = False) -> Path:
+        """Write the scalars (or the history of all attempts) as CSV."""
+        return export.to_csv(self.history() if history else self.scalars(), path)
+
+    def to_parquet(self, path: str | os.PathLike[str], *, history: bool = False) -> Path:
+        """Write the scalars (or the history of all attempts) as parquet; needs pyarrow (``gramscope[export]``)."""
+        return export.to_parquet(self.history() if history else self.scalars(), path)
+
+    def to_netcdf(self, path: str | os.PathLike[str]) -> Path:
+        """Write scalars and arrays of the newest view as netCDF; needs h5netcdf, netCDF4 or scipy."""
+        return export.to_netcdf(self.to_dataset(), path)
+
+    def to_dataset(self) -> xr.Dataset:
+        """Scalars and arrays of the newest view as one xarray Dataset, ``meta.json`` in its attributes."""
+        stacks = [self.stacked(name) for name in self.array_names()]
+        attributes = {"gramscope_run": self.name, "meta": json.dumps(self.meta)}
+        return views.dataset(self.scalars(), self.times(), stacks, attributes)
+
+    def __repr__(self) -> str:
+        span = f"{len(self.steps)} steps up to {self.steps[-1]}" if self._view else "no steps yet"
+        return f"Run({str(self.path)!r}, {span}, {len(self.attempts)} attempts)"
+
+
+def _some(things: Sequence[object]) -> str:
+    shown = ", ".join(repr(thing) for thing in things[:8])
+    return (f"{shown}, ... ({len(things)} in all)" if len(things) > 8 else shown) or "none"

@@ -1,0 +1,125 @@
+"""Tables and labelled arrays made of commit records."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import xarray as xr
+
+from gramscope.base.errors import InputError
+from gramscope.store.names import file_name
+from gramscope.store.records import Record
+
+Array: TypeAlias = npt.NDArray[Any]
+# pandas' classes take a parameter only in its type stubs.
+if TYPE_CHECKING:
+    Index: TypeAlias = pd.Index[Any]
+    Series: TypeAlias = pd.Series[float]
+else:
+    Index, Series = pd.Index, pd.Series
+
+
+def scalar_frame(records: Sequence[Record], index: Index) -> pd.DataFrame:
+    """A float64 column for each name, in order of appearance; NaN where a record lacks it."""
+    columns: dict[str, Array] = {}
+    for row, record in enumerate(records):
+        for name, value in record.scalars.items():
+            if name not in columns:
+                columns[name] = np.full(len(records), np.nan)
+            columns[name][row] = value
+    return pd.DataFrame(columns, index=index, dtype="float64")
+
+
+def stack(name: str, by_step: Mapping[int, Array]) -> xr.DataArray:
+    """Arrays of several steps under one name, filled up with NaN where shapes differ."""
+    dimensions = {array.ndim for array in by_step.values()}
+    if len(dimensions) > 1:
+        raise InputError(
+            f"the array {name!r} must have the same number of axes at all steps to be stacked, got "
+            f"{sorted(dimensions)}. Pass the steps that agree, or read them one by one with run.array(name, step)."
+        )
+    shapes = {array.shape for array in by_step.values()}
+    if len(shapes) == 1:
+        values, attributes = np.stack(list(by_step.values())), {}
+    else:
+        values = _padded(list(by_step.values()))
+        attributes = {"padded": f"the shape changes over the run ({sorted(shapes)}); missing entries are NaN"}
+    axes = [f"axis_{i}" for i in range(values.ndim - 1)]
+    return xr.DataArray(values, dims=["step", *axes], coords={"step": list(by_step)}, name=name, attrs=attributes)
+
+
+def _padded(arrays: list[Array]) -> Array:
+    largest = np.max([array.shape for array in arrays], axis=0)
+    values = np.full((len(arrays), *largest), np.nan)
+    for row, array in zip(values, arrays, strict=True):
+        row[tuple(slice(size) for size in array.shape)] = array
+    return values
+
+
+def spectra(by_name: Mapping[str, Mapping[int, Array]], steps: list[int]) -> xr.Dataset:
+    """A variable for each ``spectrum/<weight>``; weights with equally many eigenvalues share a dimension."""
+    variables = {}
+    for name, by_step in by_name.items():
+        stacked = stack(name, {step: np.atleast_1d(array).ravel() for step, array in by_step.items()})
+        size = stacked.sizes["axis_0"]
+        stacked = stacked.rename(axis_0=f"rank_{size}")
+        missing = [step for step in steps if step not in by_step]
+        if missing:
+            stacked = stacked.reindex(step=steps)
+            stacked.attrs["missing_steps"] = missing
+        variables[name] = stacked
+    taken = {"step", *(str(dim) for array in variables.values() for dim in array.dims)}
+    weights = {name: name.removeprefix("spectrum/") for name in variables}
+    # A weight called "step" would clash with the coordinate: it keeps its long name.
+    renamed = {name if weights[name] in taken else weights[name]: array for name, array in variables.items()}
+    return xr.Dataset(renamed, coords={"step": np.array(steps, dtype="int64")})
+
+
+def kernels(stacked: xr.DataArray, labels: xr.DataArray | None) -> xr.DataArray:
+    """Name the axes of stacked kernels and attach the labels of their examples."""
+    if stacked.ndim != 3:
+        raise InputError(
+            f"a kernel must be a matrix, but the array {stacked.name!r} has shape {stacked.shape[1:]}. "
+            "Read it with run.stacked(name)."
+        )
+    named = stacked.rename(axis_0="example", axis_1="other")
+    if labels is None or labels.ndim != 2 or labels.sizes["axis_0"] != named.sizes["example"]:
+        return named
+    labels = labels.rename(axis_0="example")
+    first = labels.isel(step=0, drop=True)
+    same = labels.sizes["step"] == named.sizes["step"] and bool((labels == first).all())
+    return named.assign_coords(label=first if same else labels.reindex(step=named.step))
+
+
+def dataset(
+    scalars: pd.DataFrame, times: Series, stacks: Sequence[xr.DataArray], attributes: Mapping[str, str]
+) -> xr.Dataset:
+    """Everything of a run on one axis of steps; names as netCDF allows them, the full name in ``attrs["name"]``."""
+    variables: dict[str, xr.DataArray] = {"time": _on_steps(times)}
+    for name in scalars.columns:
+        variables[_free(file_name(name), variables)] = _on_steps(scalars[name]).assign_attrs(name=name)
+    for stacked in stacks:
+        name = str(stacked.name)
+        key = _free(file_name(name), variables)
+        dims = {f"axis_{i}": f"{key}_axis_{i}" for i in range(stacked.ndim - 1)}
+        missing = [step for step in scalars.index if step not in set(stacked.step.values)]
+        if stacked.dtype == "bool":  # which has no NaN for the steps without it
+            stacked = stacked.astype("int8")
+        on_all = stacked.rename(dims).reindex(step=scalars.index.to_numpy())
+        reason = {"missing_steps": np.array(missing, dtype="int64")} if missing else {}
+        variables[key] = on_all.assign_attrs(name=name, **reason)
+    return xr.Dataset(variables, coords={"step": scalars.index.to_numpy()}, attrs=dict(attributes))
+
+
+def _on_steps(series: Series) -> xr.DataArray:
+    return xr.DataArray(series.to_numpy(), dims=["step"], coords={"step": series.index.to_numpy()})
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    if not (name[0].isalnum() or name[0] == "_"):
+        name = "_" + name
+    while name in taken or name == "step":
+        name += "_"
+    return name

@@ -1,0 +1,325 @@
+"""The one writer of a run: arrays first, then the line that commits them."""
+
+import errno
+import hashlib
+import math
+import os
+import threading
+import time as clock
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, SupportsIndex
+
+from gramscope.base.errors import InputError
+from gramscope.store.arrays import encode_arrays
+from gramscope.store.errors import StoreError, disk_trouble
+from gramscope.store.files import Disk, read_inside
+from gramscope.store.lock import WriterLock
+from gramscope.store.meta import check_changes, fresh_meta, read_meta, write_meta
+from gramscope.store.names import check_name
+from gramscope.store.records import (
+    ARRAYS_FOLDER,
+    META_FILE,
+    SCALARS_FILE,
+    Arrays,
+    DamagedLine,
+    Record,
+    arrays_file,
+    check_step,
+    clean_text,
+    decode_line,
+    encode_line,
+    newest_view,
+    strict_json,
+)
+
+
+class RunWriter:
+    """Appends steps to a run directory so that a step is either wholly there or not at all.
+
+    A step's arrays are written to a temporary file, flushed and renamed; then one line of ``scalars.jsonl``, written by
+    one ``write`` and flushed, commits the step with the SHA-256 of the arrays. A kill, a full disk or a loss of power
+    at any moment leaves every earlier step readable. Made by :meth:`create` or :meth:`resume`; a context manager.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RunWriter.create(folder.name + "/a", {"model": "Sequential"}) as writer:
+    ...     record = writer.append(0, {"loss": 2.3}, {"spectrum/0.weight": [1.0, 4.0]})
+    >>> record.arrays.file
+    'arrays/step_00000000.safetensors'
+    >>> with RunWriter.resume(folder.name + "/a") as writer:
+    ...     record = writer.append(50, {"loss": 0.7})
+    >>> record.attempt, writer.last_step
+    (1, 50)
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path, meta: dict[str, Any], lock: WriterLock, scalars: int, disk: Disk) -> None:
+        """For :meth:`create` and :meth:`resume`, which hand over the lock and the open ``scalars.jsonl``."""
+        self.path = path
+        self.meta = meta
+        self.attempt = 0
+        self.last_step: int | None = None
+        self._lock, self._scalars, self._disk = lock, scalars, disk
+        self._close_scalars = weakref.finalize(self, os.close, scalars)
+        self._mutex = threading.RLock()
+        self._length = 0  # of scalars.jsonl, up to the end of the last committed line
+        self._torn = False  # whether bytes after that may be on the disk, of a write that failed
+        self._lowest = 0  # the lowest step that may come next
+        self._start = clock.monotonic()
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        meta: Mapping[str, Any] | None = None,
+        *,
+        fsync: bool = True,
+        disk: Disk | None = None,
+    ) -> "RunWriter":
+        """A new run in ``path``, which must not hold committed steps; ``meta`` goes to ``meta.json``.
+
+        ``fsync=False`` spares the flushes: a killed process still loses nothing, a power cut may lose the last seconds.
+        """
+        path, disk = Path(path).absolute(), disk or Disk(fsync=fsync)
+        content = fresh_meta(path, meta or {})
+        with disk_trouble(f"creating the run {path}"):
+            disk.make_directory(path)
+            writer = cls._open(path, content, disk, os.O_CREAT)
+            with writer._closed_on_error():
+                if b"\n" in read_inside(path, SCALARS_FILE):
+                    raise StoreError(
+                        f"a new run needs a directory without one, but {path} holds committed steps. Continue it "
+                        "(RunWriter.resume), choose another directory, or remove it."
+                    )
+                disk.truncate(writer._scalars, 0)
+                write_meta(path, content, disk)
+                disk.flush_directory(path.parent)
+        return writer
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        step: SupportsIndex | None = None,
+        *,
+        fsync: bool = True,
+        disk: Disk | None = None,
+    ) -> "RunWriter":
+        """Continue a run as a new attempt, after a crash or from an earlier checkpoint.
+
+        ``step`` is the step of the checkpoint that training restarts from: what was committed after it is superseded
+        (kept in the file and in ``Run.history()``, no longer in ``Run.scalars()``). Without ``step`` nothing is
+        superseded until a step is appended that is not after the last one.
+        """
+        path, disk = Path(path).absolute(), disk or Disk(fsync=fsync)
+        after = None if step is None else check_step(step)
+        content = read_meta(path)
+        with disk_trouble(f"resuming the run {path}"):
+            writer = cls._open(path, content, disk, 0)
+            with writer._closed_on_error():
+                writer._recover(after)
+        return writer
+
+    @classmethod
+    def _open(cls, path: Path, meta: dict[str, Any], disk: Disk, create: int) -> "RunWriter":
+        lock = WriterLock(path, disk)
+        try:
+            arrays = path / ARRAYS_FOLDER
+            disk.make_directory(arrays)
+            if arrays.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(arrays))
+            scalars = disk.open(path / SCALARS_FILE, os.O_RDWR | os.O_APPEND | create)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(path, meta, lock, scalars, disk)
+
+    def _recover(self, after: int | None) -> None:
+        """Cut off a torn tail, take the next attempt number, and mark what a restart at ``after`` supersedes."""
+        data = read_inside(self.path, SCALARS_FILE)
+        self._length = data.rfind(b"\n") + 1
+        if self._length < len(data):
+            self._disk.truncate(self._scalars, self._length)
+        records: list[Record] = []
+        damaged = 0
+        for line in data[: self._length].split(b"\n")[:-1]:
+            try:
+                records.append(decode_line(line))
+            except DamagedLine:
+                damaged += 1
+        # Each line that cannot be read may hide one attempt more: its arrays must not be overwritten.
+        self.attempt = max((record.attempt for record in records), default=-1) + 1 + damaged
+        view = newest_view(records)
+        kept = [record for record in view if after is None or record.step <= after]
+        self.last_step = kept[-1].step if kept else None
+        self._start = clock.monotonic() - (kept[-1].time if kept and 0 <= kept[-1].time < math.inf else 0.0)
+        self._lowest = after or 0
+        for name in (self.path / ARRAYS_FOLDER).glob(".step_*.tmp"):
+            self._disk.remove_if_possible(name)
+        if after is not None and len(kept) < len(view):
+            self._commit(Record(after + 1, self.elapsed, self.attempt, {}, event="resume"))
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start of the run; a resumed run goes on from its last record."""
+        return clock.monotonic() - self._start
+
+    def append(
+        self,
+        step: SupportsIndex,
+        scalars: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
+        *,
+        failures: Mapping[str, Any] | None = None,
+        time: float | None = None,
+    ) -> Record:
+        """Commit one step; after it returns, the step survives a kill (and with ``fsync`` a loss of power).
+
+        ``scalars`` are numbers (NaN and infinity too), ``arrays`` anything that ``numpy.asarray`` takes, ``failures``
+        the messages of measures that failed. Steps rise within an attempt. A full disk or the like raises
+        :class:`StoreError` and leaves the run as it was; the same step may be appended again later.
+        """
+        with self._writing():
+            number = self._next_step(step)
+            values = {check_name(name, "a scalar"): _number(value, name) for name, value in (scalars or {}).items()}
+            messages = {check_name(n, "a measure"): clean_text(message) for n, message in (failures or {}).items()}
+            seconds = self.elapsed if time is None else _number(time, "time")
+            data = encode_arrays(arrays) if arrays else None
+            with disk_trouble(f"committing step {number} to {self.path}"):
+                self._mend()
+                stored = None if data is None else self._write_arrays(number, data, arrays or {})
+                record = Record(number, seconds, self.attempt, values, stored, messages)
+                self._commit(record)
+            self.last_step, self._lowest = number, number + 1
+            return record
+
+    def _next_step(self, step: SupportsIndex) -> int:
+        number = check_step(step)
+        if number < self._lowest:
+            raise InputError(
+                f"steps must rise within an attempt: {self._lowest} or later must come next, got {number}. "
+                f"After a restart from an earlier checkpoint use RunWriter.resume(path, step={number})."
+            )
+        return number
+
+    def _write_arrays(self, step: int, data: bytes, arrays: Mapping[str, Any]) -> Arrays:
+        file = arrays_file(step, self.attempt)
+        self._disk.write_whole(self.path / file, data)
+        return Arrays(file, hashlib.sha256(data).hexdigest(), tuple(arrays))
+
+    def _commit(self, record: Record) -> None:
+        line = encode_line(record)
+        self._torn = True
+        try:
+            # One write, so that no reader and no crash between two writes can see half a line as two.
+            taken = self._disk.write(self._scalars, line)
+            if taken < len(line):
+                raise OSError(
+                    errno.ENOSPC, f"only {taken} of {len(line)} bytes were taken", str(self.path / SCALARS_FILE)
+                )
+            self._disk.flush_if_asked(self._scalars)
+        except BaseException:
+            self._take_back(record)
+            raise
+        self._length += len(line)
+        self._torn = False
+
+    def _take_back(self, record: Record) -> None:
+        """Undo a commit that failed; if that fails too, the next append does it (:meth:`_mend`)."""
+        try:
+            self._cut_tail()
+        except OSError:
+            return
+        if record.arrays is not None:
+            self._disk.remove_if_possible(self.path / record.arrays.file)
+
+    def _cut_tail(self) -> None:
+        self._disk.truncate(self._scalars, self._length)
+        self._disk.flush_if_asked(self._scalars)
+        self._torn = False
+
+    def _mend(self) -> None:
+        """Before new bytes: nothing but committed lines may be in the file."""
+        status = os.fstat(self._scalars)
+        if status.st_nlink == 0:
+            raise StoreError(
+                f"{self.path / SCALARS_FILE} was removed while the run was being written. "
+                "Close this writer and create a new run.",
+                errno.ENOENT,
+            )
+        if self._torn:
+            self._cut_tail()
+        elif status.st_size != self._length:
+            raise StoreError(
+                f"{self.path / SCALARS_FILE} must have {self._length} bytes, but has {status.st_size}: another program "
+                "has changed it. Close this writer, look at the run, and go on with RunWriter.resume."
+            )
+
+    def update_meta(self, changes: Mapping[str, Any]) -> None:
+        """Replace some entries of ``meta.json``, as a whole file or not at all."""
+        check_changes(changes)
+        with self._writing(), disk_trouble(f"writing {self.path / META_FILE}"):
+            content = {**self.meta, **strict_json(changes)}
+            write_meta(self.path, content, self._disk)
+            self.meta = content
+
+    def close(self) -> None:
+        """End writing and free the lock; the run can be resumed. Closing twice is fine."""
+        try:
+            with disk_trouble(f"closing {self.path / SCALARS_FILE}"):  # network disks may report a full disk only now
+                self._close_scalars()
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if os.getpid() != self._lock.pid:
+            raise StoreError(
+                f"this writer of {self.path} belongs to process {self._lock.pid} and cannot be used in its child "
+                f"{os.getpid()}. Write from the parent (in DDP, from rank 0)."
+            )
+        with self._mutex:
+            if not self._lock.held:
+                raise StoreError(
+                    f"the writer of {self.path} is closed. Go on with RunWriter.resume({str(self.path)!r})."
+                )
+            yield
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self._lock.held else "closed"
+        return f"RunWriter({str(self.path)!r}, attempt={self.attempt}, last_step={self.last_step}, {state})"
+
+
+def _number(value: Any, name: str) -> float:
+    """Any single number (Python's, numpy's, a tensor of one entry) as a float."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("it is text")
+        if hasattr(value, "detach"):  # a loss with its graph: torch warns when such a one is read
+            value = value.detach()
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InputError(
+            f"the scalar {name!r} must be one real number, got {type(value).__name__} ({error}). "
+            "Reduce it, e.g. .mean(), or pass it as an array."
+        ) from error
