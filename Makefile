@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench docs clean format
+.PHONY: demo test lint bench docs clean format chromium
 
 # torch is named first and alone, so that pip takes the pinned build and not the newest CUDA one.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -31,9 +31,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The report is opened in a real browser; without root its tests skip with the reason.
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+	  echo "no Chromium could be installed: the browser tests will be skipped"
+
 # One thread for each of the two workers: the networks of the tests are tiny, and threads would wait for each other.
 test: export OMP_NUM_THREADS = 1
-test: lint
+test: lint chromium
 	$(BIN)/pytest -n 2 tests
 	$(BIN)/pytest -n 2 --doctest-modules src
 	$(BIN)/pytest --doctest-glob='*.md' README.md docs

@@ -130,6 +130,7 @@ def verify(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders written by gs.watch.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    svg: Annotated[Path | None, typer.Option(help="Also write every figure as an SVG file into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """One self-contained page about one or several runs; it opens offline and can be sent by mail.
@@ -139,7 +140,7 @@ def report(
     with _explained(as_json):
         from gramscope.report import report as write_report
 
-        page = write_report(runs, out=out)
+        page = write_report(runs, out=out, svg_dir=svg)
         typer.echo(json.dumps({"report": str(page)}) if as_json else f"Report: {page}")
 
 
@@ -155,7 +156,9 @@ def serve(
     with _explained(False):
         from gramscope.report import serve as serve_run
 
-        serve_run(folder, port=port)
+        with serve_run(folder, port=port) as server:
+            typer.echo(f"Live report: {server.url}  (Ctrl-C ends it)")
+            server.wait()
 
 
 @app.command(name="help", hidden=True)

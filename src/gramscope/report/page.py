@@ -1,0 +1,203 @@
+"""The page: one HTML file with its data, its script and its styles inside."""
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from gramscope import __version__
+from gramscope.base.errors import InputError
+from gramscope.report.figure import Panel
+from gramscope.report.opening import Sources, open_all, views_of
+from gramscope.report.panels import Absent, all_panels
+from gramscope.report.summary import RULE, Words, compared, in_words
+from gramscope.report.svg import write_svgs
+from gramscope.report.view import RunView
+from gramscope.store.errors import disk_trouble
+
+HERE = Path(str(files("gramscope.report")))
+
+
+def report(
+    runs: Sources,
+    out: str | os.PathLike[str] = "report.html",
+    *,
+    svg_dir: str | os.PathLike[str] | None = None,
+    title: str = "gramscope report",
+) -> Path:
+    """Write one page about one run or several, to be read offline, and return its path.
+
+    The page says in words whether the run is lazy or rich, which layer learns and what changed when, and draws all that
+    was recorded; panels without data are listed as left out. It is written whole or not at all.
+
+    Args:
+        runs: a run directory, an opened run (:func:`gramscope.store.open_run`), or several of them, to be overlaid.
+        out: the file; its folder is made if need be.
+        svg_dir: a folder for the figures as SVG files as well, one for each drawing (at the last position of a slider).
+        title: of the page.
+
+    Example:
+        >>> import tempfile
+        >>> from gramscope.store import RunWriter
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with RunWriter.create(folder.name + "/a") as writer:
+        ...     for step in range(3):
+        ...         _ = writer.append(step, {"loss": 1.0 / (1 + step), "kernel/drift": 2.0 * step})
+        >>> page = report(folder.name + "/a", folder.name + "/report.html")
+        >>> "The run is rich" in page.read_text(encoding="utf-8")
+        True
+        >>> folder.cleanup()
+    """
+    path = Path(out)
+    if path.is_dir():
+        raise InputError(f"out must be a file, got the directory {path}. Pass e.g. {path / 'report.html'}.")
+    content = gather(open_all(runs))
+    text = rendered(content, title)
+    with disk_trouble(f"writing the report {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+        if svg_dir is not None:
+            write_svgs(content.panels, Path(svg_dir))
+    return path
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """All that the page tells, before it is HTML."""
+
+    views: Sequence[RunView]
+    panels: Sequence[Panel]
+    absent: Sequence[Absent]
+    words: Sequence[Words]
+    compared: Sequence[str]
+
+
+def gather(runs: Sequence[Any]) -> Content:
+    """Read the runs and build panels and words."""
+    views = views_of(runs)
+    panels, absent = all_panels(views)
+    # The words come last: drawing has found out which arrays cannot be read.
+    return Content(views, panels, absent, [in_words(view) for view in views], compared(views))
+
+
+def rendered(content: Content, title: str, *, live_ms: int = 0, version: str = "", status: str = "") -> str:
+    """The whole page; with ``live_ms`` it asks its server for news at this interval."""
+    css, js, plotly = _part("templates/page.css"), _part("templates/page.js"), _part("vendor/plotly-cartesian.min.js")
+    data = {**payload(content), "version": version, "status": status}
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            **_fragment_names(content),
+            title=title,
+            live=live_ms,
+            policy=policy(bool(live_ms)),
+            version=__version__,
+            made=datetime.now(UTC).isoformat(sep=" ", timespec="minutes"),
+            runs=[_run_line(view) for view in content.views],
+            css=css,
+            js=js,
+            plotly=plotly,
+            data=script_json(data),
+        )
+    )
+
+
+def fragment(content: Content) -> str:
+    """What a growing run replaces: navigation, words and panels."""
+    return _environment().get_template("panels.html.j2").render(**_fragment_names(content))
+
+
+def payload(content: Content) -> dict[str, Any]:
+    """The figures and the names of the runs, as the page's script reads them."""
+    return {
+        "runs": [{"name": view.name, "index": view.index} for view in content.views],
+        "panels": [panel.json() for panel in content.panels],
+        "log_steps": any(_crowded(view.steps) for view in content.views),
+    }
+
+
+def _crowded(steps: Sequence[int]) -> bool:
+    """Whether most looks came early, as a logarithmic schedule has it: then the page starts with a logarithmic axis."""
+    return len(steps) > 4 and steps[len(steps) // 2] < 0.15 * steps[-1]
+
+
+def script_json(value: Any) -> str:
+    """Strict JSON that no name can break out of: inside a script element only '<' could end it.
+
+    >>> script_json("</script>")
+    '"\\\\u003c/script\\\\u003e"'
+    """
+    text = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def policy(live: bool) -> str:
+    """Only our two scripts may run, by their hashes; nothing may be fetched, but for news of a live run."""
+    hashes = " ".join(_hash(_part(name)) for name in ("vendor/plotly-cartesian.min.js", "templates/page.js"))
+    connect = "; connect-src 'self'" if live else ""
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:{connect}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _fragment_names(content: Content) -> Mapping[str, Any]:
+    return {
+        "panels": content.panels,
+        "absent": content.absent,
+        "words": content.words,
+        "compared": content.compared,
+        "rule": RULE,
+    }
+
+
+def _run_line(view: RunView) -> Mapping[str, Any]:
+    return {
+        "name": view.name,
+        "index": view.index,
+        "model": view.meta.get("model", "unknown model"),
+        "records": len(view.steps),
+        "when": str(view.meta.get("created", "unknown date"))[:16].replace("T", " "),
+    }
+
+
+@cache
+def _part(name: str) -> str:
+    # Newlines must reach the page as they are hashed, whatever the checkout made of them; browsers read \r\n as \n.
+    return (HERE / name).read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """``path`` holds the whole text or what it held before: temporary file beside it, flush, rename."""
+    # Opened by us rather than by tempfile, so that the page gets the permissions of an ordinary new file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

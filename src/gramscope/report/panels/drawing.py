@@ -1,0 +1,120 @@
+"""The few drawings that the panels share: lines over steps, by run or by layer, and frames over steps."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from gramscope.report.figure import Axis, Colour, Control, Line, Mark, Numbers, Plot, layer_colours, spread
+from gramscope.report.view import RunView, Series
+
+STEP = Axis("optimiser step", steps=True)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+MOST_FRAMES = 12
+
+
+def label(views: Sequence[RunView], view: RunView, part: str = "") -> str:
+    """What a legend says: the run where there are several, and the part where there is one."""
+    if len(views) == 1:
+        return part or view.name
+    return f"{view.name} · {part}" if part else view.name
+
+
+def mode(x: Numbers) -> str:
+    """Points are shown where they are few, so that one can see when the run was looked at."""
+    return "markers" if len(x) < 2 else ("lines+markers" if len(x) <= 40 else "lines")
+
+
+def line(name: str, series: Series, run: int | None, colour: Colour, dash: str = "solid") -> Line:
+    return Line(name, series.steps, series.values, run, colour, dash, mode(series.steps))  # type: ignore[arg-type]
+
+
+def by_run(views: Sequence[RunView], parts: Iterable[Mapping[str, Series]]) -> list[Mark]:
+    """One colour a run, one dash a part; ``parts`` gives for each run its series by part."""
+    found = [dict(part) for part in parts]
+    order = list(dict.fromkeys(name for part in found for name in part))
+    marks: list[Mark] = []
+    for view, part in zip(views, found, strict=True):
+        for name, series in part.items():
+            dash = DASHES[order.index(name) % len(DASHES)]
+            marks.append(line(label(views, view, name), series, view.index, Colour(view.index), dash))
+    return marks
+
+
+def by_layer(view: RunView, family: Mapping[str, Series], colours: Mapping[str, Colour]) -> list[Mark]:
+    return [line(name, series, view.index, colours[name]) for name, series in family.items()]
+
+
+def colours_of(families: Iterable[Iterable[str]]) -> Mapping[str, Colour]:
+    """The same colour for the same layer in all runs."""
+    return layer_colours(list(dict.fromkeys(name for family in families for name in family)))
+
+
+def logarithmic(marks: Sequence[Mark], span: float = 20.0) -> bool:
+    """Whether the values are positive and span more than ``span``, so that a linear axis would hide the small ones."""
+    lines = [mark.y[np.isfinite(mark.y)] for mark in marks if isinstance(mark, Line)]
+    values = np.concatenate(lines) if lines else np.zeros(0)
+    return bool(len(values) and values.min() > 0 and values.max() / span > values.min())
+
+
+def unit_range(marks: Sequence[Mark]) -> tuple[float, float] | None:
+    """(0, 1) with a little air where all values lie within, as they should for a share; else free."""
+    lines = [mark.y[np.isfinite(mark.y)] for mark in marks if isinstance(mark, Line)]
+    values = np.concatenate(lines) if lines else np.zeros(0)
+    return (-0.02, 1.02) if len(values) and values.min() >= -0.01 and values.max() <= 1.01 else None
+
+
+def shown_steps(steps: Sequence[int], most: int = MOST_FRAMES) -> list[int]:
+    return [steps[place] for place in spread(len(steps), most)]
+
+
+def step_control(frames_by_run: Mapping[int, Sequence[int]], what: str) -> Control | None:
+    """A slider over all steps that any run shows; it starts at the end."""
+    union = sorted({step for steps in frames_by_run.values() for step in steps})
+    if not union:
+        return None
+    return Control("slider", f"Step of {what}", [str(step) for step in union], len(union) - 1)
+
+
+def frame_places(steps: Sequence[int], control: Control) -> list[int | None]:
+    """For each position of the slider the frame that was true then: the last one at or before it."""
+    found: list[int | None] = []
+    for option in control.options:
+        before = [place for place, step in enumerate(steps) if step <= int(option)]
+        found.append(before[-1] if before else None)
+    return found
+
+
+def caption(views: Sequence[RunView], view: RunView, text: str) -> str:
+    return f"{view.name}: {text}" if len(views) > 1 else text
+
+
+def facets(plots: Iterable[Plot | None]) -> list[Plot]:
+    return [plot for plot in plots if plot is not None]
+
+
+def number(value: float) -> str:
+    """A number as one says it: three digits, and no exponent where none is needed.
+
+    >>> number(0.12345), number(1234.5), number(2e-9)
+    ('0.123', '1,234', '2e-09')
+    """
+    if value != value:
+        return "not measured"
+    size = abs(value)
+    if size >= 1000 and size < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    return (
+        "not measured" if value != value else f"{100 * value:.0f} %" if abs(value) >= 0.095 else f"{100 * value:.2g} %"
+    )
+
+
+def thinning_note(views: Sequence[RunView], most: int) -> list[str]:
+    """What the page leaves out of long series, said."""
+    long = [view.name for view in views if len(view.steps) > most]
+    if not long:
+        return []
+    return [f"Long series ({', '.join(long)}) are thinned for drawing; the run directory holds every value."]

@@ -1,0 +1,183 @@
+"""The tangent kernel: how far it has moved, how well it fits the targets, and the matrix itself."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gramscope.report.figure import Axis, Heat, Numbers, Panel, Plot, pooled
+from gramscope.report.panels.drawing import (
+    STEP,
+    by_run,
+    caption,
+    frame_places,
+    number,
+    shown_steps,
+    step_control,
+    unit_range,
+)
+from gramscope.report.view import RunView, Series
+
+MOVES = "How the kernel moves"
+MATRIX = "The kernel itself"
+MOST_NUMBERS = 1_500_000  # of all kernels on the page together: about 8 MB of text
+
+
+def moved(view: RunView) -> Series | None:
+    """How far the kernel is from its start, 0 where it stands still: ``|K - K₀| / |K₀|`` as the watcher records it.
+
+    Other recorders write the alignment with the start (1 where it stands still); the first value tells which it is,
+    and one minus the alignment is given.
+    """
+    series = view.get("kernel/drift")
+    if series is None or not len(series.finite.values):
+        return None
+    return Series(series.name, series.steps, 1 - series.values) if written_as_alignment(series) else series
+
+
+def written_as_alignment(series: Series) -> bool:
+    return abs(series.first - 1) < 1e-3 and float(series.finite.values.max()) < 1 + 1e-3
+
+
+def moves(views: Sequence[RunView]) -> Panel | None:
+    drifts = [{"": series} if (series := moved(view)) is not None else {} for view in views]
+    targets = [{"": series} if (series := view.get("kernel/alignment")) is not None else {} for view in views]
+    ranks = [{"": series} if (series := view.get("kernel/effective_rank")) is not None else {} for view in views]
+    if not any((*drifts, *targets, *ranks)):
+        return None
+    # The label must be true of what was recorded.
+    turned = [view.name for view in views if (s := view.get("kernel/drift")) is not None and written_as_alignment(s)]
+    plots: list[Plot] = []
+    notes: list[str] = []
+    for found, title, axis in (
+        (drifts, "Drift from the kernel at the start", "drift, 1 − alignment" if turned else "|K − K₀| / |K₀|"),
+        (targets, "Alignment with the targets", "alignment with the targets"),
+        (ranks, "Effective rank", "tr(K)² / tr(K²)"),
+    ):
+        if any(found):
+            marks = by_run(views, found)
+            bounds = unit_range(marks) if found is targets else None
+            plots.append(Plot(title, STEP, Axis(axis, range=bounds), [marks], height=280))
+    if turned:
+        notes.append(f"{', '.join(turned)} recorded the alignment with the start (1 at first); shown is one minus it.")
+    words = [
+        _words(view, drift.get(""), target.get("")) for view, drift, target in zip(views, drifts, targets, strict=True)
+    ]
+    return Panel(
+        "kernel-moves",
+        MOVES,
+        "Drift near 0: the features stand still (lazy); 1: the kernel moved by its own size (rich); "
+        "an alignment with the targets that rises means that the kernel turned towards the task.",
+        words,
+        plots,
+        notes=notes,
+    )
+
+
+def _words(view: RunView, drift: Series | None, target: Series | None) -> str:
+    said = []
+    if drift is not None:
+        said.append(f"the kernel is {number(drift.last)} away from its start")
+    if target is not None:
+        said.append(f"its alignment with the targets went from {number(target.first)} to {number(target.last)}")
+    return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: no kernel recorded."
+
+
+def matrix(views: Sequence[RunView]) -> Panel | None:
+    holding = [view for view in views if len(view.arrays("kernel"))]
+    if not holding:
+        return None
+    notes: list[str] = []
+    frames: dict[int, list[Heat]] = {}
+    chosen: dict[int, list[int]] = {}
+    for view in holding:
+        frames[view.index], chosen[view.index] = _frames(view, MOST_NUMBERS // len(holding), notes)
+    control = step_control(chosen, "the kernel")
+    if control is None:
+        return None
+    plots = [
+        Plot(
+            caption(views, view, "kernel of the probe examples"),
+            Axis("example, by class"),
+            Axis("example, by class"),
+            [[heat] for heat in frames[view.index]],
+            frame_places(chosen[view.index], control),
+            run=view.index,
+            square=True,
+            height=460,
+        )
+        for view in holding
+        if frames[view.index]
+    ]
+    notes.append("Colours are cut at the 1st and 99th percentile of each step; pointing at a cell shows its value.")
+    return Panel(
+        "kernel",
+        MATRIX,
+        "Examples are sorted by class: bright blocks along the diagonal mean that the network treats a class as one.",
+        [_block_words(view, frames[view.index], chosen[view.index]) for view in holding if frames[view.index]],
+        plots,
+        control,
+        list(dict.fromkeys(notes)),
+    )
+
+
+def _frames(view: RunView, budget: int, notes: list[str]) -> tuple[list[Heat], list[int]]:
+    steps = list(view.arrays("kernel"))
+    view.arrays("kernel/labels")
+    first = next((k for step in steps if (k := view.array("kernel", step)) is not None and k.ndim == 2), None)
+    if first is None:
+        view.taken_arrays -= {"kernel", "kernel/labels"}  # whatever it is, it is shown among the other arrays
+        return [], []
+    size = max(1, pooled(first)[0].size)
+    wanted = shown_steps(steps, int(np.clip(budget // size, 2, 12)))
+    if len(wanted) < len(steps):
+        notes.append(f"{view.name}: {len(wanted)} of {len(steps)} recorded kernels are on the page.")
+    found: list[Heat] = []
+    kept: list[int] = []
+    for step in wanted:
+        kernel = view.array("kernel", step)
+        if kernel is None or kernel.ndim != 2 or not kernel.size:
+            continue
+        found.append(_heat(view, kernel, view.array("kernel/labels", step), notes))
+        kept.append(step)
+    return found, kept
+
+
+def _heat(view: RunView, kernel: Numbers, labels: Numbers | None, notes: list[str]) -> Heat:
+    names: list[str] | None = None
+    if labels is not None and labels.ndim == 1 and kernel.shape == (len(labels), len(labels)):
+        order = np.argsort(labels, kind="stable")
+        kernel, names = kernel[np.ix_(order, order)], [f"{value:g}" for value in labels[order].tolist()]
+    drawn, block = pooled(kernel)
+    if block > 1:
+        notes.append(
+            f"{view.name}: the kernel of {kernel.shape[0]} examples is drawn as means over blocks of {block} × {block}."
+        )
+    if names is None:
+        names = [str(place) for place in range(max(kernel.shape))]
+        notes.append(f"{view.name}: no labels beside the kernel, so examples are in their own order.")
+    rows, columns = names[: kernel.shape[0] : block], names[: kernel.shape[1] : block]
+    finite = drawn[np.isfinite(drawn)]
+    low, high = (float(v) for v in np.percentile(finite, [1, 99])) if len(finite) else (0.0, 1.0)
+    return Heat("kernel", drawn, rows, columns, view.index, low, high if high > low else low + 1e-12)
+
+
+def _block_words(view: RunView, heats: Sequence[Heat], steps: Sequence[int]) -> str:
+    """The mean within classes over the mean between them, at the first and the last step shown."""
+    first, last = _contrast(heats[0]), _contrast(heats[-1])
+    if first is None or last is None:
+        return f"{view.name}: kernels of {len(steps)} steps."
+    return (
+        f"{view.name}: within classes, apart from the diagonal, the kernel's mean is {number(first[0])} at step "
+        f"{steps[0]} (between classes {number(first[1])}) and {number(last[0])} at step {steps[-1]} "
+        f"(between classes {number(last[1])})."
+    )
+
+
+def _contrast(heat: Heat) -> tuple[float, float] | None:
+    names = np.array([str(name) for name in heat.rows])
+    same = names[:, None] == np.array([str(name) for name in heat.columns])[None, :]
+    if heat.z.shape[0] != heat.z.shape[1]:
+        return None
+    known = np.isfinite(heat.z)
+    within, between = known & same & ~np.eye(len(names), dtype=bool), known & ~same
+    return (float(heat.z[within].mean()), float(heat.z[between].mean())) if within.any() and between.any() else None

@@ -1,0 +1,168 @@
+"""What is measured layer by layer: shares in the learning, target linearity, mask flips."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gramscope.report.figure import Axis, Heat, Line, Numbers, Panel, Plot, spread
+from gramscope.report.panels.drawing import STEP, by_layer, caption, colours_of, facets, number, percent
+from gramscope.report.view import RunView, Series
+
+SHARES = "Which layer learns"
+LINEARITY = "Target linearity, layer by layer"
+FLIPS = "Mask flips"
+MOST_COLUMNS = 200
+
+
+def shares(views: Sequence[RunView]) -> Panel | None:
+    families = [view.family("share") for view in views]
+    if not any(families):
+        return None
+    colours = colours_of(families)
+    negative = [view.name for view, family in zip(views, families, strict=True) if _lowest(family) < -1e-3]
+    plots: list[Plot] = []
+    for view, family in zip(views, families, strict=True):
+        if not family:
+            continue
+        steps, rows = table(family)
+        if view.name in negative:
+            plots.append(
+                Plot(
+                    caption(views, view, "shares"),
+                    STEP,
+                    Axis("share"),
+                    [by_layer(view, family, colours)],
+                    run=view.index,
+                )
+            )
+            continue
+        # The stack starts at the first layer; a step at which a layer was not measured counts as nothing in it.
+        filled = np.nan_to_num(rows)
+        marks = [
+            Line(name, steps, filled[place], view.index, colours[name], stacked=True)
+            for place, name in enumerate(family)
+        ]
+        top = max(1.0, float(filled.sum(0).max()))
+        plots.append(
+            Plot(
+                caption(views, view, "shares, stacked"),
+                STEP,
+                Axis("share", range=(0.0, 1.0 if top < 1.01 else top)),
+                [marks],
+                run=view.index,
+            )
+        )
+    notes = []
+    if negative:
+        notes.append(
+            f"Some layers of {', '.join(negative)} were pushed the wrong way (negative share), so lines are drawn."
+        )
+    return Panel(
+        "shares",
+        SHARES,
+        "The height of a band is the layer's share in the next decrease of the loss: the thickest does the learning.",
+        [_share_words(view, family) for view, family in zip(views, families, strict=True)],
+        plots,
+        notes=notes,
+    )
+
+
+def _lowest(family: Mapping[str, Series]) -> float:
+    values = [float(np.nanmin(series.values)) for series in family.values() if len(series.finite.values)]
+    return min(values, default=0.0)
+
+
+def _share_words(view: RunView, family: Mapping[str, Series]) -> str:
+    measured = {name: series for name, series in family.items() if len(series.finite.values)}
+    if not measured:
+        return f"{view.name}: no shares recorded."
+    first = max(measured, key=lambda name: measured[name].first)
+    last = max(measured, key=lambda name: measured[name].last)
+    return (
+        f"{view.name}: at first layer {first} leads with {percent(measured[first].first)}, "
+        f"at the end layer {last} with {percent(measured[last].last)}."
+    )
+
+
+def table(family: Mapping[str, Series]) -> tuple[Numbers, Numbers]:
+    """All series on the union of their steps: steps (k,) and values (layers, k), NaN where one is missing."""
+    steps = np.unique(np.concatenate([series.steps for series in family.values()]))
+    rows = np.full((len(family), len(steps)), np.nan)
+    for place, series in enumerate(family.values()):
+        rows[place, np.searchsorted(steps, series.steps)] = series.values
+    return steps, rows
+
+
+def linearity(views: Sequence[RunView]) -> Panel | None:
+    families = [view.family("target_linearity") for view in views]
+    if not any(families):
+        return None
+    plots = facets(_layer_heat(views, view, family) for view, family in zip(views, families, strict=True))
+    words = []
+    for view, family in zip(views, families, strict=True):
+        growth = {name: s.last - s.first for name, s in family.items() if len(s.finite.values)}
+        if growth:
+            most = max(growth, key=lambda name: abs(growth[name]))
+            series = family[most]
+            words.append(f"{view.name}: layer {most} changed most, {number(series.first)} → {number(series.last)}.")
+    return Panel(
+        "linearity",
+        LINEARITY,
+        "Bright means that a linear map of this layer's features already gives the targets; "
+        "read each row from left to right, and the rows downwards through the network.",
+        words,
+        plots,
+    )
+
+
+def _layer_heat(views: Sequence[RunView], view: RunView, family: Mapping[str, Series]) -> Plot | None:
+    if not family:
+        return None
+    steps, rows = table(family)
+    chosen = spread(len(steps), MOST_COLUMNS)
+    inside = np.nanmin(rows, initial=1.0) >= -0.01 and np.nanmax(rows, initial=0.0) <= 1.01
+    columns = [f"{step:.0f}" for step in steps[chosen].tolist()]
+    heat = Heat(
+        "target linearity",
+        rows[:, chosen],
+        list(family),
+        columns,
+        view.index,
+        *((0.0, 1.0) if inside else (None, None)),
+    )
+    height = int(np.clip(120 + 26 * len(family), 220, 900))
+    return Plot(
+        caption(views, view, "target linearity"),
+        Axis("optimiser step"),
+        Axis("layer"),
+        [[heat]],
+        run=view.index,
+        height=height,
+    )
+
+
+def flips(views: Sequence[RunView]) -> Panel | None:
+    families = [view.family("flips") for view in views]
+    if not any(families):
+        return None
+    colours = colours_of(families)
+    plots = []
+    for view, family in zip(views, families, strict=True):
+        if family:
+            marks = by_layer(view, family, colours)
+            whole = all(float(value).is_integer() for s in family.values() for value in s.finite.values.tolist())
+            axis = Axis("masks flipped" if whole else "fraction of masks flipped")
+            plots.append(Plot(caption(views, view, "mask flips"), STEP, axis, [marks], run=view.index))
+    words = []
+    for view, family in zip(views, families, strict=True):
+        ends = {name: series.last for name, series in family.items() if len(series.finite.values)}
+        if ends:
+            most = max(ends, key=lambda name: ends[name])
+            words.append(f"{view.name}: at the end most flips are in activation {most} ({number(ends[most])}).")
+    return Panel(
+        "flips",
+        FLIPS,
+        "How many units of an activation switched on or off; at zero the network has settled into one linear piece.",
+        words,
+        plots,
+    )

@@ -1,0 +1,105 @@
+"""Whatever else a run holds: names that no panel knows are drawn as they are, never dropped."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gramscope.report.figure import Axis, Colour, Heat, Line, Mark, Panel, Plot, pooled
+from gramscope.report.panels.drawing import STEP, by_run, caption, frame_places, logarithmic, shown_steps, step_control
+from gramscope.report.view import RunView, Series
+
+SCALARS = "Other measurements"
+ARRAYS = "Other arrays"
+HOW = "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part."
+
+
+def scalars(views: Sequence[RunView]) -> Panel | None:
+    groups: dict[str, list[dict[str, Series]]] = {}
+    for place, view in enumerate(views):
+        for name in view.untaken:
+            prefix, _, part = name.partition("/")
+            group = groups.setdefault(prefix, [{} for _ in views])
+            series = view.get(name)
+            if series is not None:
+                group[place][part] = series
+    if not groups:
+        return None
+    plots, notes = [], []
+    for prefix, found in groups.items():
+        marks = _many(views, found) if len(views) == 1 else by_run(views, found)
+        plots.append(
+            Plot(prefix or "(no name)", STEP, Axis(prefix, log=logarithmic(marks, 100.0)), [marks], height=280)
+        )
+        how = next((text for view in views if (text := view.fact(prefix, "how_to_read"))), "")
+        if how:
+            notes.append(f"{prefix}: {how}")
+    return Panel("others", SCALARS, HOW, [f"Drawn: {', '.join(groups)}."], plots, notes=notes)
+
+
+def _many(views: Sequence[RunView], found: Sequence[dict[str, Series]]) -> list[Mark]:
+    """One run: the parts get colours, which tell more of them apart than dashes do."""
+    parts = found[0]
+    colours = [
+        Colour(depth=place / (len(parts) - 1)) if len(parts) > 8 else Colour(place) for place in range(len(parts))
+    ]
+    marks: list[Mark] = []
+    for colour, (part, series) in zip(colours, parts.items(), strict=True):
+        name = part or views[0].name
+        marks.append(
+            Line(
+                name,
+                series.steps,
+                series.values,
+                views[0].index,
+                colour,
+                mode="lines+markers" if len(series.steps) <= 40 else "lines",
+            )
+        )
+    return marks
+
+
+def arrays(views: Sequence[RunView]) -> Panel | None:
+    chosen: dict[int, list[int]] = {}
+    held = [(view, name) for view in views for name in view.untaken_arrays]
+    frames: list[tuple[RunView, str, list[int], list[list[Mark]]]] = []
+    notes: list[str] = []
+    for view, name in held:
+        steps, marks = [], []
+        for step in shown_steps(view.arrays(name), 8):
+            drawn = _drawn(view, name, step, notes)
+            if drawn:
+                steps.append(step)
+                marks.append(drawn)
+        if marks:
+            frames.append((view, name, steps, marks))
+            chosen[view.index] = sorted({*chosen.get(view.index, []), *steps})
+    control = step_control(chosen, "the arrays")
+    if control is None and not notes:
+        return None
+    plots = []
+    for view, name, steps, marks in frames:
+        assert control is not None
+        heat = isinstance(marks[0][0], Heat)
+        x, y = (Axis("column"), Axis("row")) if heat else (Axis("entry"), Axis("value"))
+        title = caption(views, view, name)
+        plots.append(Plot(title, x, y, marks, frame_places(steps, control), run=view.index, height=320))
+    words = [f"Drawn: {', '.join(dict.fromkeys(name for _, name, _, _ in frames))}."] if frames else []
+    return Panel("other-arrays", ARRAYS, HOW, words, plots, control, list(dict.fromkeys(notes)))
+
+
+def _drawn(view: RunView, name: str, step: int, notes: list[str]) -> list[Mark]:
+    value = view.array(name, step)
+    if value is None or not value.size:
+        notes.append(f"{view.name}: {name} cannot be drawn: it is empty, unreadable or not made of numbers.")
+        return []
+    if value.ndim <= 1:
+        flat = value.reshape(-1)
+        return [Line(name, np.arange(float(flat.size)), flat, view.index, Colour(view.index), legend=False)]
+    if value.ndim > 2:
+        notes.append(f"{view.name}: {name} of shape {value.shape} is drawn as a matrix of its last axis.")
+        value = value.reshape(-1, value.shape[-1])
+    drawn, block = pooled(value)
+    if block > 1:
+        notes.append(f"{view.name}: {name} is drawn as means over blocks of {block} × {block}.")
+    rows, columns = ([str(place * block) for place in range(size)] for size in drawn.shape)
+    return [Heat(name, drawn, rows, columns, view.index)]

@@ -1,0 +1,66 @@
+"""Loss and accuracy, and what belongs to the upkeep of the training: learning rate, norms, overhead."""
+
+from collections.abc import Sequence
+
+from gramscope.report.figure import MOST_POINTS, Axis, Panel, Plot
+from gramscope.report.panels.drawing import STEP, by_run, logarithmic, number, percent, thinning_note, unit_range
+from gramscope.report.view import RunView, Series
+
+TITLE = "Loss and accuracy"
+UPKEEP = "Upkeep"
+
+
+def panel(views: Sequence[RunView]) -> Panel | None:
+    losses = [_named(view, "loss", "train") for view in views]
+    accuracies = [_named(view, "accuracy", "train") for view in views]
+    plots: list[Plot] = []
+    if any(losses):
+        marks = by_run(views, losses)
+        log = logarithmic(marks)
+        plots.append(Plot("Loss", STEP, Axis("loss (log scale)" if log else "loss", log=log), [marks]))
+    if any(accuracies):
+        marks = by_run(views, accuracies)
+        plots.append(Plot("Accuracy", STEP, Axis("accuracy", range=unit_range(marks)), [marks]))
+    if not plots:
+        return None
+    return Panel(
+        "training",
+        TITLE,
+        "A falling loss is learning; a gap that opens between train and test is learning by heart.",
+        [_words(view, loss, accuracy) for view, loss, accuracy in zip(views, losses, accuracies, strict=True)],
+        plots,
+        notes=thinning_note(views, MOST_POINTS),
+    )
+
+
+def _named(view: RunView, prefix: str, bare: str) -> dict[str, Series]:
+    return {name or bare: series for name, series in view.family(prefix, bare=True).items()}
+
+
+def _words(view: RunView, losses: dict[str, Series], accuracies: dict[str, Series]) -> str:
+    said = [f"{name} loss {number(s.first)} → {number(s.last)}" for name, s in losses.items()]
+    said += [f"{name} accuracy {percent(s.first)} → {percent(s.last)}" for name, s in accuracies.items()]
+    return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: neither loss nor accuracy recorded."
+
+
+def upkeep(views: Sequence[RunView]) -> Panel | None:
+    plots: list[Plot] = []
+    for name, title in (
+        ("lr", "learning rate"),
+        ("norm/parameters", "norm of the parameters"),
+        ("overhead", "overhead"),
+    ):
+        found = [{"": series} if (series := view.get(name)) is not None else {} for view in views]
+        if any(found):
+            marks = by_run(views, found)
+            axis = Axis("watching / training" if name == "overhead" else title, log=logarithmic(marks, 50.0))
+            plots.append(Plot(title.capitalize(), STEP, axis, [marks], height=240))
+    if not plots:
+        return None
+    words = [
+        f"{view.name}: watching took {percent(overhead.last)} of the time that training itself took."
+        for view in views
+        if (overhead := view.get("overhead")) is not None
+    ]
+    how = "The overhead is the time that watching took as a fraction of the training's; the other curves are context."
+    return Panel("upkeep", UPKEEP, how, words, plots)

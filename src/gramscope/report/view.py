@@ -1,0 +1,167 @@
+"""What the page needs of a run, read once: series by name, arrays by name and step, and what went wrong."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gramscope.base.errors import GramscopeError
+from gramscope.report.figure import Numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """A scalar over the steps: ``steps`` (k,), ``values`` (k,), NaN where it was not finite."""
+
+    name: str
+    steps: Numbers
+    values: Numbers
+
+    @property
+    def finite(self) -> "Series":
+        keep = np.isfinite(self.values)
+        return Series(self.name, self.steps[keep], self.values[keep])
+
+    @property
+    def first(self) -> float:
+        return float(self.finite.values[0]) if len(self.finite.values) else math.nan
+
+    @property
+    def last(self) -> float:
+        return float(self.finite.values[-1]) if len(self.finite.values) else math.nan
+
+
+@dataclass(eq=False)
+class RunView:
+    """A run as the panels see it. ``taken`` collects the names that panels have shown; the rest is shown as it is."""
+
+    name: str
+    index: int
+    meta: Mapping[str, Any]
+    steps: Sequence[int]
+    times: Sequence[float]
+    series: Mapping[str, Series]
+    array_steps: Mapping[str, Sequence[int]]
+    load: Callable[[int], Mapping[str, np.ndarray]]
+    failures: Sequence[tuple[int, str, str]] = ()
+    bytes_kept: int = 256 * 2**20
+    notes: list[str] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
+    taken_arrays: set[str] = field(default_factory=set)
+    _loaded: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
+
+    def get(self, name: str) -> Series | None:
+        """The series of this name, marked as shown; None if the run has none."""
+        found = self.series.get(name)
+        if found is not None:
+            self.taken.add(name)
+        return found
+
+    def family(self, prefix: str, *, bare: bool = False) -> dict[str, Series]:
+        """All series ``prefix/<part>`` by part, in the order of the layers; with ``bare`` also ``prefix`` itself."""
+        parts = {name[len(prefix) + 1 :]: name for name in self.series if name.startswith(prefix + "/")}
+        found = {part: self._take(parts[part]) for part in in_order(parts, self.layer_order)}
+        if bare and prefix in self.series:
+            found = {"": self._take(prefix), **found}
+        return found
+
+    def _take(self, name: str) -> Series:
+        self.taken.add(name)
+        return self.series[name]
+
+    @property
+    def layer_order(self) -> Sequence[str]:
+        """Layers and parameters as the network has them."""
+        layers, parameters = self.meta.get("layers"), self.meta.get("parameters")
+        named = list(layers) if isinstance(layers, list) else []
+        named += list(parameters) if isinstance(parameters, Mapping) else []
+        return [name for name in named if isinstance(name, str)]
+
+    def arrays(self, name: str) -> Sequence[int]:
+        """The steps that hold an array of this name, marked as shown."""
+        if name in self.array_steps:
+            self.taken_arrays.add(name)
+        return self.array_steps.get(name, ())
+
+    def array_family(self, prefix: str) -> list[str]:
+        """The parts of all arrays ``prefix/<part>``, in the order of the layers."""
+        parts = [name[len(prefix) + 1 :] for name in self.array_steps if name.startswith(prefix + "/")]
+        return in_order(parts, self.layer_order)
+
+    def array(self, name: str, step: int) -> np.ndarray | None:
+        """The array of a step as float64; None, with a note, where the file cannot be read."""
+        value = self._step(step).get(name)
+        return None if value is None else np.asarray(value, dtype=np.float64)
+
+    def _step(self, step: int) -> Mapping[str, np.ndarray]:
+        if step not in self._loaded:
+            try:
+                self._loaded[step] = self.load(step)
+            except GramscopeError as error:  # a damaged file costs one frame, not the page; the note names it
+                self._loaded[step] = {}
+                self.notes.append(f"The arrays of step {step} cannot be read: {error}")
+            # Panels ask name by name, so files are kept, but not more of them than memory can bear.
+            while len(self._loaded) > 1 and self._kept() > self.bytes_kept:
+                del self._loaded[next(iter(self._loaded))]
+        return self._loaded[step]
+
+    def _kept(self) -> int:
+        return sum(array.nbytes for arrays in self._loaded.values() for array in arrays.values())
+
+    @property
+    def untaken(self) -> list[str]:
+        return [name for name in self.series if name not in self.taken]
+
+    @property
+    def untaken_arrays(self) -> list[str]:
+        return [name for name in self.array_steps if name not in self.taken_arrays]
+
+    def fact(self, name: str, key: str) -> str:
+        """What the measure says of itself (``facts`` of meta.json), found by the name or by what stands before '/'."""
+        facts = self.meta.get("facts")
+        if not isinstance(facts, Mapping):
+            return ""
+        for candidate in (name, name.partition("/")[0], name.replace("/", ".")):
+            entry = facts.get(candidate)
+            if isinstance(entry, Mapping) and isinstance(entry.get(key), str):
+                return str(entry[key])
+        return ""
+
+
+def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Names in the order of the network; a name below a known one ("3.weight" below "3") follows it, the rest last.
+
+    >>> in_order(["10.weight", "2", "10", "new"], ["2", "10"])
+    ['2', '10', '10.weight', 'new']
+    """
+    place = {name: index for index, name in reversed(list(enumerate(order)))}
+
+    def key(item: tuple[int, str]) -> tuple[int, bool, int]:
+        arrival, name = item
+        known = name
+        while known and known not in place:
+            known = known.rpartition(".")[0]
+        return place.get(known, len(order)), name != known, arrival
+
+    return [name for _, name in sorted(enumerate(names), key=key)]
+
+
+def series_by_name(steps: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
+    """The scalars of all records as one series a name; what is not a number is NaN."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for step, row in zip(steps, rows, strict=True):
+        for name, value in row.items():
+            xs, ys = found.setdefault(name, ([], []))
+            xs.append(float(step))
+            ys.append(_number(value))
+    return {name: Series(name, np.array(xs), np.array(ys)) for name, (xs, ys) in found.items()}
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan

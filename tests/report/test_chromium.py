@@ -1,0 +1,273 @@
+"""The page in a real browser: everything drawn, nothing asked for, controls that work, names that stay text.
+
+Needs Debian's ``chromium`` (or another one named by ``GRAMSCOPE_CHROMIUM``) and playwright; skipped without.
+"""
+
+import csv
+import io
+import json
+import os
+import shutil
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from gramscope.report import report, serve
+from report.synthetic import HOSTILE, append, moment, write_meta, write_run
+
+CHROMIUM = os.environ.get("GRAMSCOPE_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+if CHROMIUM is None:
+    pytest.skip("no Chromium here: apt-get install chromium", allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api", reason="drives Chromium: pip install playwright")
+
+DRAWN = """() => JSON.parse(document.getElementById("gramscope-data").textContent).panels.flatMap(panel =>
+  [...document.querySelectorAll(`[data-panel="${panel.key}"] .plot`)].map((box, i) => ({
+    panel: panel.key, caption: panel.plots[i].caption,
+    wanted: panel.plots[i].frames[panel.plots[i].at ? panel.plots[i].at[panel.control.start] : 0].map(m => m.kind),
+    lines: box.querySelectorAll(".scatterlayer .trace").length,
+    inked: [...box.querySelectorAll(".scatterlayer .trace")].filter(t => t.querySelector("path")).length,
+    heats: box.querySelectorAll(".heatmaplayer image").length, width: box.clientWidth, height: box.clientHeight })))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+class Watched:
+    """A tab, and all that went wrong in it or was asked for by it."""
+
+    def __init__(self, browser, **options):
+        self.tab = browser.new_page(**{"viewport": {"width": 1240, "height": 900}, **options})
+        self.wrong, self.asked = [], []
+        self.tab.on("console", lambda m: m.type in ("error", "warning") and self.wrong.append(m.text))
+        self.tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.tab.on("dialog", lambda dialog: (self.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, url):
+        self.tab.goto(str(url) if str(url).startswith("http") else f"file://{url}")
+        return self.ready()
+
+    def until(self, expression):
+        """Wait until it is true; asked from outside, because the page's policy forbids eval inside."""
+        for _ in range(200):
+            if self.tab.evaluate(f"() => {expression}"):
+                return self.ready()
+            self.tab.wait_for_timeout(50)
+        pytest.fail(f"never true: {expression}; {self.tab.locator('#status').inner_text()}; {self.wrong}")
+
+    def ready(self):
+        self.tab.wait_for_selector("html[data-ready=yes]", timeout=30_000)
+        return self.tab
+
+
+@pytest.fixture
+def watched(browser):
+    opened = []
+
+    def make(**options):
+        opened.append(Watched(browser, **options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.tab.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    runs = [write_run(folder / "rich"), write_run(folder / "lazy", lazy=True, seed=1)]
+    append(runs[0], 500, {"wobble/1": 0.5, "wobble/2": 0.7}, {"picture": np.eye(3)})
+    return report(runs, folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    return report(write_run(folder / "rich", steps=(0, 10, 20)), folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def shared(browser, page):
+    """One tab for the tests that leave it as they found it: drawing all panels takes seconds."""
+    seen = Watched(browser)
+    seen.open(page)
+    yield seen
+    seen.tab.close()
+
+
+def assert_all_drawn(tab):
+    found = tab.evaluate(DRAWN)
+    assert found
+    for plot in found:
+        assert plot["lines"] == plot["inked"] == plot["wanted"].count("line"), plot
+        assert plot["heats"] == plot["wanted"].count("heat"), plot
+        assert plot["width"] > 200, plot
+        assert plot["height"] > 150, plot
+    return found
+
+
+def test_everything_is_drawn_and_nothing_asked_for(shared, page):
+    found = assert_all_drawn(shared.tab)
+    assert len({plot["panel"] for plot in found}) == 13
+    assert shared.wrong == []
+    assert shared.asked == [f"file://{page}"]
+
+
+def test_the_check_would_see_it(watched, small, tmp_path):
+    text = small.read_text(encoding="utf-8")
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        text.replace("</body>", "<img src='http://127.0.0.1:9/x.png' onerror='alert(1)'></body>"), encoding="utf-8"
+    )
+    seen = watched()
+    tab = seen.open(bad)
+    assert [line for line in seen.wrong if "Content Security Policy" in line]
+    assert not [line for line in seen.wrong if line.startswith("dialog")]
+    tab.evaluate("document.querySelector('.scatterlayer .trace').remove()")
+    with pytest.raises(AssertionError):
+        assert_all_drawn(tab)
+
+
+def test_slider_list_and_toggles(shared):
+    seen, tab = shared, shared.tab
+    kernel = "document.querySelector('[data-panel=kernel] .plot').data[0].z[0][1]"
+    before, slider = tab.evaluate(kernel), tab.locator("#control-kernel")
+    slider.focus()
+    tab.keyboard.press("Home")
+    assert tab.locator("[data-panel=kernel] output").inner_text() == "0"
+    assert slider.get_attribute("aria-valuetext") == "step 0"
+    assert tab.evaluate(kernel) != before
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("[data-panel=kernel] output").inner_text() != "0"
+    spectrum = "document.querySelector('[data-panel=spectra] .plot').data[0].y[0]"
+    before = tab.evaluate(spectrum)
+    tab.locator("#control-spectra").select_option(label="4.weight")
+    assert tab.evaluate(spectrum) != before
+
+    visible = "document.querySelector('[data-panel=training] .plot').data.map(trace => trace.visible)"
+    assert tab.evaluate(visible) == [True] * 4
+    tab.locator("#runs input").nth(0).uncheck()
+    seen.ready()
+    assert tab.evaluate(visible) == [False, False, True, True]
+    assert tab.locator("[data-panel=shares] figure:visible").count() == 1
+    assert tab.locator("article[data-of-run='0']").is_hidden()
+    tab.locator("#runs input").nth(0).check()
+    seen.ready()
+    assert tab.evaluate(visible) == [True] * 4
+    assert tab.locator("[data-panel=shares] figure:visible").count() == 2
+    tab.locator("#log-steps").check()
+    seen.ready()
+    assert tab.evaluate("document.querySelector('[data-panel=training] .plot').layout.xaxis.type") == "log"
+    assert tab.evaluate("document.querySelector('[data-panel=training] .plot').data[0].x[0]") == 12.5
+    tab.locator("#log-steps").uncheck()
+    seen.ready()
+    assert seen.wrong == []
+
+
+def test_tables_and_files(shared):
+    tab = shared.tab
+    tab.locator("[data-panel=training] summary").click()
+    rows = tab.locator("[data-panel=training] table").first.locator("tbody tr")
+    assert rows.count() == 17
+    assert rows.nth(0).locator("th").inner_text() == "0"
+    data = json.loads(tab.locator("#gramscope-data").text_content())
+
+    def saved(kind, panel="kernel"):
+        with tab.expect_download() as download:
+            tab.locator(f"[data-panel={panel}] [data-save={kind}]").click()
+        return open(download.value.path(), encoding="utf-8", newline="").read()
+
+    lines = list(csv.DictReader(io.StringIO(saved("csv", "training"))))
+    drawn = data["panels"][0]["plots"][0]["frames"][0][0]
+    own = [line for line in lines if (line["figure"], line["series"]) == ("Loss", drawn["name"])]
+    assert [float(line["y"]) for line in own] == drawn["y"]
+    kernel = json.loads(saved("json"))
+    assert np.array(kernel["plots"][0]["frames"][0][0]["z"]).shape == (40, 40)
+    assert len(list(csv.DictReader(io.StringIO(saved("csv"))))) == 2 * 12 * 1600
+    assert ElementTree.fromstring(saved("svg", "flips")).tag.endswith("svg")
+
+
+def test_dark_and_light(watched, small):
+    tab = watched(color_scheme="dark").open(small)
+    back = "getComputedStyle(document.body).backgroundColor"
+    assert tab.evaluate(back) == "rgb(18, 22, 28)"
+    tab.locator("#theme").press("Enter")
+    tab.wait_for_selector("html[data-ready=yes]")
+    assert tab.evaluate(back) == "rgb(255, 255, 255)"
+    assert tab.locator("#theme").get_attribute("aria-pressed") == "false"
+
+
+def test_narrow_print_and_no_script(watched, small):
+    seen = watched(viewport={"width": 375, "height": 700})
+    tab = seen.open(small)
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= 375
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "skip"
+    assert len(tab.pdf()) > 100_000
+    tab.emulate_media(media="print")
+    assert tab.locator(".tools").is_hidden()
+    assert tab.locator("[data-panel=kernel] .plot").first.is_visible()
+    assert seen.wrong == []
+    bare = watched(java_script_enabled=False)
+    bare.tab.goto(f"file://{small}")
+    assert "The run is rich" in bare.tab.locator("#summary").inner_text()
+
+
+def test_hostile_names_stay_text(watched, tmp_path):
+    layers = [HOSTILE, "<b>bold</b>", "%{x}", "$x$", "<a href='javascript:alert(3)'>"]
+    run = write_run(tmp_path / "a", name=HOSTILE, steps=(0, 1), layers=layers, notes=[HOSTILE])
+    append(run, 2, {f"{HOSTILE}/{HOSTILE}": 1.0}, {HOSTILE: np.ones((2, 2))}, failures={HOSTILE: HOSTILE})
+    seen = watched()
+    tab = seen.open(report([run, run], tmp_path / "r.html", title=HOSTILE))
+    assert_all_drawn(tab)
+    for summary in tab.locator(".panel summary").all():
+        summary.click()
+    legend = tab.locator("[data-panel=shares] .legendtext").all_text_contents()
+    assert "<b>bold</b>" in legend
+    assert "%{x}" in legend
+    assert "$x$" in legend
+    assert tab.locator("h1").inner_text() == HOSTILE
+    tab.locator("[data-panel=kernel] .plot").first.hover()
+    tab.locator("[data-panel=linearity] .plot").first.hover()
+    assert tab.locator("img, a[href^=javascript]").count() == 0
+    assert tab.evaluate("document.querySelectorAll('svg a').length") == 0
+    assert seen.wrong == []
+
+
+def test_the_live_page_follows(watched, tmp_path):
+    path = tmp_path / "a"
+    write_meta(path, "a")
+    append(path, 0, {"loss": 1.0})
+    with serve(path, every=0.2) as server:
+        seen = watched()
+        tab = seen.open(server.url)
+        assert tab.locator(".panel").count() == 1
+        x = "document.querySelector('[data-panel=training] .plot').data[0].x"
+        append(path, 5, {"loss": 0.5})
+        seen.until(f"{x}.length === 2")
+        assert "up to step 5" in tab.locator("#summary").inner_text()
+        scalars, arrays = moment(10, 20, False, ["0", "2"], np.random.default_rng(0))
+        append(path, 10, scalars, arrays)
+        tab.wait_for_selector("[data-panel=kernel] .heatmaplayer image", state="attached")
+        seen.ready()
+        append(path, 20, *moment(20, 20, False, ["0", "2"], np.random.default_rng(1)))
+        seen.until("document.querySelector('[data-panel=kernel] output').textContent === '20'")
+        tab.locator("#control-kernel").press("Home")
+        append(path, 30, *moment(20, 20, False, ["0", "2"], np.random.default_rng(2)))
+        seen.until(f"{x}.length === 5")
+        assert tab.locator("[data-panel=kernel] output").inner_text() == "10"
+        assert tab.locator("#control-kernel").get_attribute("max") == "2"
+        assert "step 30" in tab.locator("#status").inner_text()
+        shutil.rmtree(path)
+        seen.until("document.getElementById('status').textContent.includes('No answer')")
+        assert seen.wrong == []
+        assert all(url.startswith(server.url) for url in seen.asked)

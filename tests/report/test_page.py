@@ -1,0 +1,380 @@
+"""The page is one file that asks for nothing, says what it knows, and drops nothing."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from gramscope.base.errors import GramscopeError, InputError
+from gramscope.report import report
+from gramscope.report.figure import pooled, thinned
+from gramscope.report.opening import open_all
+from gramscope.report.page import fragment, gather, payload, script_json
+from gramscope.report.svg import write_svgs
+from gramscope.store import open_run
+from report.synthetic import HOSTILE, append, write_meta, write_run
+
+
+class Elements(HTMLParser):
+    """All start tags of a page, and the text of its data block."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.inside, self.data, self.words = [], None, "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = dict(attrs).get("id", tag) if tag in ("script", "style") else None
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+    def handle_data(self, data):
+        if self.inside == "gramscope-data":
+            self.data += data
+        elif self.inside is None:
+            self.words.append(data)
+
+
+def refuse(word):
+    pytest.fail(f"{word} is no strict JSON")
+
+
+def opened(path):
+    text = path.read_text(encoding="utf-8")
+    elements = Elements(text)
+    return text, elements, json.loads(elements.data, parse_constant=refuse)
+
+
+def all_names(data):
+    marks = [m for p in data["panels"] for plot in p["plots"] for frame in plot["frames"] for m in frame]
+    rows = {row for mark in marks if mark["kind"] == "heat" for row in mark["rows"]}
+    captions = {plot["caption"] for p in data["panels"] for plot in p["plots"]}
+    options = {option for p in data["panels"] if p["control"] for option in p["control"]["options"]}
+    return {mark["name"] for mark in marks} | rows | captions | options
+
+
+def keys(data):
+    return [panel["key"] for panel in data["panels"]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return write_run(folder / "rich"), write_run(folder / "lazy", lazy=True, seed=1)
+
+
+def test_all_panels_of_two_runs(two, tmp_path):
+    _, elements, data = opened(report(two, tmp_path / "r.html"))
+    assert keys(data) == [
+        "training", "shares", "kernel-moves", "richness", "linearity", "gram", "spectra", "flips", "steps", "kernel",
+        "upkeep",
+    ]  # fmt: skip
+    assert "Left out" not in elements.words
+    text = " ".join(elements.words)
+    assert "The run is rich" in text
+    assert "The run is lazy" in text
+    assert "The kernel of rich moved most" in text
+    for panel in data["panels"]:
+        assert sum(tag == "section" and a.get("data-panel") == panel["key"] for tag, a in elements.tags) == 1
+
+
+def test_numbers_on_the_page_are_those_of_the_run(two, tmp_path):
+    _, _, data = opened(report(two[0], tmp_path / "r.html"))
+    loss = data["panels"][0]["plots"][0]["frames"][0][0]
+    frame = open_run(two[0]).scalars()["loss"]
+    assert loss["x"] == frame.index.tolist()
+    np.testing.assert_allclose(loss["y"], frame, rtol=1e-5)  # six digits are written
+    kernel = next(panel for panel in data["panels"] if panel["key"] == "kernel")
+    heat = kernel["plots"][0]["frames"][-1][0]
+    import base64
+
+    values = np.frombuffer(base64.b64decode(heat["z"]["base64"]), "<f4").reshape(heat["z"]["shape"])
+    np.testing.assert_array_equal(values, open_run(two[0]).array("kernel", 400))
+
+
+def test_the_page_asks_for_nothing(two, tmp_path):
+    text, elements, _ = opened(report(two, tmp_path / "r.html"))
+    for tag, attributes in elements.tags:
+        assert tag not in {"iframe", "object", "embed", "base", "form"}
+        assert "src" not in attributes
+        if "href" in attributes:
+            assert attributes["href"].startswith(("#", "data:,"))
+        assert not [name for name in attributes if name.startswith("on")]
+    policy = next(a["content"] for tag, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'; script-src 'sha256-" in policy
+    assert "connect-src" not in policy
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+    style = re.search(r"<style>(.*?)</style>", text, re.S)[1]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_landmarks_and_labels(two, tmp_path):
+    _, elements, _ = opened(report(two, tmp_path / "r.html"))
+    tags = [tag for tag, _ in elements.tags]
+    assert [tags.count(tag) for tag in ("header", "nav", "main", "footer", "h1")] == [1] * 5
+    ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in elements.tags:
+        for name in ("aria-labelledby", "for"):
+            assert attributes.get(name, ids[0]) in ids
+        if tag in ("input", "select") and attributes.get("type") != "checkbox":
+            assert any(t == "label" and a.get("for") == attributes["id"] for t, a in elements.tags)
+        if attributes.get("role") == "img":
+            assert len(attributes["aria-label"]) > 20
+
+
+def test_torch_is_not_imported(two, tmp_path):
+    code = """
+import sys, gramscope
+from gramscope.report import report, serve
+gramscope.report(sys.argv[1], sys.argv[2])
+print([name for name in sys.modules if name.split('.')[0] in ('torch', 'plotly', 'sklearn')])
+try:  # here, because the tests' own type checks would be first
+    report([3], sys.argv[2])
+except gramscope.report.page.InputError as error:
+    print(error)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(two[0]), str(tmp_path / "r.html")], capture_output=True, text=True
+    )
+    heavy, refused = run.stdout.splitlines()
+    assert heavy == "[]", run.stderr
+    assert refused == "runs must be directories or opened runs, got int. Pass a path, e.g. 'runs/a'."
+
+
+def test_absent_panels_are_listed(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    append(tmp_path / "a", 0, {"loss": 1.0})
+    append(tmp_path / "a", 5, {"loss": 0.5})
+    page, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert keys(data) == ["training"]
+    text = " ".join(elements.words)
+    assert "Left out" in text
+    assert "share/<layer>" in text
+    assert page.count("</strong> needs ") == 9
+
+
+def test_unknown_names_are_shown(tmp_path):
+    write_meta(tmp_path / "a", "a", facts={"wobble": {"how_to_read": "Low is calm."}})
+    for step in (0, 1):
+        scalars = {"wobble/3": 0.1 * step, "kernel/oddity": 2.0, "loss": 1.0, "delta_gram/0": 3.0, "nothing": 1.0}
+        arrays = {
+            "cube": np.ones((2, 3, 4)),
+            "line": np.arange(5.0),
+            "step/predicted": np.ones(4),
+            "flag": np.array(True),
+        }
+        append(tmp_path / "a", step, scalars, arrays)
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert keys(data) == ["training", "others", "other-arrays"]
+    captions = {plot["caption"] for panel in data["panels"] for plot in panel["plots"]}
+    assert captions == {"Loss", "wobble", "kernel", "delta_gram", "nothing", "cube", "line", "step/predicted", "flag"}
+    assert "Low is calm." in " ".join(elements.words)
+
+
+def test_a_kernel_that_is_no_matrix_is_still_shown(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    append(tmp_path / "a", 0, {"loss": 1.0}, {"kernel": np.ones(3), "richness/quality": np.ones((2, 2))})
+    _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert {plot["caption"] for plot in data["panels"][-1]["plots"]} == {"kernel", "richness/quality"}
+
+
+def test_not_finite_numbers_and_failures_are_named(tmp_path):
+    write_meta(tmp_path / "a", "a", notes=["the optimiser was restarted"])
+    append(tmp_path / "a", 0, {"loss": 1.0, "share/0": 1.0})
+    append(tmp_path / "a", 5, {"loss": float("nan"), "share/0": float("inf")}, failures={"richness": "out of memory"})
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert data["panels"][0]["plots"][0]["frames"][0][0]["y"] == [1, None]
+    text = " ".join(elements.words)
+    for words in ("loss is not a finite number at step 5", "richness failed at step 5: out of memory", "restarted"):
+        assert words in text
+
+
+def test_the_newest_attempt_is_shown(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    for step, attempt, loss in ((0, 0, 3.0), (10, 0, 2.0), (20, 0, 1.0), (10, 1, 9.0)):
+        append(tmp_path / "a", step, {"loss": loss}, attempt=attempt)
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    line = data["panels"][0]["plots"][0]["frames"][0][0]
+    assert (line["x"], line["y"]) == ([0, 10], [3, 9])
+    assert "2 records were superseded" in " ".join(elements.words)
+
+
+def test_a_damaged_array_file_costs_one_frame(tmp_path):
+    path = write_run(tmp_path / "a", steps=(0, 5, 10))
+    (path / "arrays/step_00000005.safetensors").write_bytes(b"rubbish")
+    _, elements, data = opened(report(path, tmp_path / "r.html"))
+    kernel = next(panel for panel in data["panels"] if panel["key"] == "kernel")
+    assert kernel["control"]["options"] == ["0", "10"]
+    assert "The arrays of step 5 cannot be read" in " ".join(elements.words)
+
+
+@pytest.mark.filterwarnings("ignore:line 2")
+def test_a_damaged_line_and_a_torn_tail_are_survived(tmp_path):
+    path = write_run(tmp_path / "a", steps=(0, 5, 10))
+    lines = (path / "scalars.jsonl").read_text().splitlines()
+    (path / "scalars.jsonl").write_text("\n".join([lines[0], "{broken", lines[2], lines[1][:40]]))
+    _, elements, data = opened(report(path, tmp_path / "r.html"))
+    assert data["panels"][0]["plots"][0]["frames"][0][0]["x"] == [0, 10]
+    assert "Damaged lines of scalars.jsonl are left out: 2" in " ".join(elements.words)
+
+
+def test_no_step_yet(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    (tmp_path / "a" / "scalars.jsonl").touch()
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert data["panels"] == []
+    assert "No step has been committed yet." in elements.words
+
+
+@pytest.mark.parametrize("make", ["missing", "file", "empty folder", "damaged meta", "newer schema"])
+def test_errors_say_what_to_do(tmp_path, make):
+    path = tmp_path / "run"
+    if make == "file":
+        path.write_text("x")
+    elif make != "missing":
+        path.mkdir()
+    if make == "damaged meta":
+        (path / "meta.json").write_text("{")
+    if make == "newer schema":
+        write_meta(path, "a", schema=99)
+    with pytest.raises(GramscopeError, match=r"run"):
+        report(path, tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_wrong_arguments(two, tmp_path):
+    with pytest.raises(InputError, match="at least one run"):
+        report([], tmp_path / "r.html")
+    with pytest.raises(InputError, match="must be a file"):
+        report(two[0], tmp_path)
+
+
+def test_written_whole_or_not_at_all(two, tmp_path, monkeypatch):
+    target = tmp_path / "deep" / "r.html"
+    report(two[0], target)
+    before = target.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(GramscopeError, match="disk is full"):
+        report(two[1], target)
+    assert target.read_bytes() == before
+    assert [path.name for path in target.parent.iterdir()] == ["r.html"]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    a, b = write_run(tmp_path / "x/a", steps=(0, 1)), write_run(tmp_path / "y/a", steps=(0, 1))
+    _, _, data = opened(report([a, open_run(b)], tmp_path / "r.html"))
+    assert [run["name"] for run in data["runs"]] == [str(a), str(b)]
+
+
+def test_hostile_names_stay_text(tmp_path):
+    layers = [HOSTILE, '"><svg onload=alert(2)>', "%{x}", "$x$", "=cmd()", "{{ 7 * 7 }}"]
+    path = write_run(tmp_path / "a", name=HOSTILE, steps=(0, 1), layers=layers, model=HOSTILE, notes=[HOSTILE])
+    append(path, 2, {f"{HOSTILE}/{HOSTILE}": 1.0}, {HOSTILE: np.ones((2, 2))}, failures={HOSTILE: HOSTILE})
+    text, elements, data = opened(report([path, path], tmp_path / "r.html", title=HOSTILE))
+    assert {tag for tag, _ in elements.tags}.isdisjoint({"img", "svg"})
+    assert sum(tag == "script" for tag, _ in elements.tags) == 3
+    assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
+    assert "<img" not in text.replace("'<img", "")  # Plotly's own code builds none from names
+    assert "{{ 7 * 7 }}" in " ".join(elements.words)
+    assert any(HOSTILE in name for name in all_names(data))
+
+
+def test_script_json_cannot_be_left():
+    assert json.loads(script_json({"a": HOSTILE + "\u2028&"})) == {"a": HOSTILE + "\u2028&"}
+    assert "<" not in script_json(HOSTILE)
+    with pytest.raises(ValueError, match="JSON"):
+        script_json(float("nan"))
+
+
+def test_long_and_wide_runs_stay_small(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    record = {"time": 0.0, "attempt": 0, "arrays": None, "failures": {}}
+    lines = [
+        json.dumps({**record, "step": step, "scalars": {"loss": 1.0 / (1 + step), "share/0": 0.4, "share/1": 0.6}})
+        for step in range(20_000)
+    ]
+    (tmp_path / "a" / "scalars.jsonl").write_text("\n".join(lines) + "\n")
+    append(tmp_path / "a", 20_000, {"loss": 0.0}, {"kernel": np.eye(900), "kernel/labels": np.arange(900) // 300})
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert (tmp_path / "r.html").stat().st_size < 2_500_000
+    bands = data["panels"][1]["plots"][0]["frames"][0]
+    assert bands[0]["x"] == bands[1]["x"]
+    text = " ".join(elements.words)
+    assert "are thinned" in text
+    assert "means over blocks of 6 × 6" in text
+
+
+def test_pooling_is_the_mean_of_blocks():
+    z = np.random.default_rng(0).standard_normal((7, 5))
+    small, block = pooled(z, most=3)
+    assert block == 3
+    by_hand = [[z[r : r + 3, c : c + 3].mean() for c in (0, 3)] for r in (0, 3, 6)]
+    np.testing.assert_allclose(small, by_hand, rtol=1e-12)
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=300), st.integers(4, 60))
+@settings(max_examples=60, deadline=None)
+def test_thinning_keeps_ends_and_extremes(values, most):
+    y = np.array(values)
+    x, kept = thinned(np.arange(float(len(y))), y, most)
+    assert len(x) <= max(most, 3 * (most // 2) + 2)
+    assert (x[0], x[-1]) == (0, len(y) - 1)
+    assert (np.diff(x) > 0).all()
+    finite = y[np.isfinite(y)]
+    if len(finite):
+        assert kept[np.isfinite(kept)].max() == finite.max()
+        assert kept[np.isfinite(kept)].min() == finite.min()
+    assert np.isfinite(y).all() == np.isfinite(kept).all()
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+# With several parts a legend says the part, with one the run; these have words of their own.
+DRAWN_UNDER_ANOTHER_NAME = {"kernel", "kernel/labels", "spectrum/0"}
+OVERLAID = {"train"}
+prefixes = st.sampled_from(
+    ["", "share/", "loss/", "target_linearity/", "kernel/", "richness/", "alpha/", "flips/", "step/"]
+)
+shapes = st.sampled_from([(), (0,), (3,), (2, 2), (1, 4), (2, 1, 3)])
+
+
+@given(
+    st.lists(st.dictionaries(st.builds(str.__add__, prefixes, names), st.floats(), max_size=5), min_size=1, max_size=4),
+    st.dictionaries(
+        st.one_of(names, st.sampled_from(["kernel", "kernel/labels", "spectrum/0", "step/true"])), shapes, max_size=3
+    ),
+    names,
+)
+@settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_whatever_a_run_holds_there_is_a_page_with_all_its_names(tmp_path_factory, rows, arrays, name):
+    folder = tmp_path_factory.mktemp("any")
+    write_meta(folder / "a", name)
+    arrays.pop("__metadata__", None)
+    for step, scalars in enumerate(rows):
+        append(folder / "a", step, scalars, {key: np.full(shape, 0.5 * step) for key, shape in arrays.items()})
+    content = gather(open_all(folder / "a"))
+    data = json.loads(script_json(payload(content)), parse_constant=refuse)
+    fragment(content)
+    for path in write_svgs(content.panels, folder / "svg"):
+        ElementTree.parse(path)
+    shown = all_names(data)
+    for full in {key for row in rows for key in row}:
+        prefix, _, part = full.partition("/")
+        assert part in shown or prefix in shown or part in OVERLAID, full
+    for full in arrays:
+        told = " ".join([*shown, *(note for panel in content.panels for note in panel.notes)])
+        assert full in told or full in DRAWN_UNDER_ANOTHER_NAME, full
