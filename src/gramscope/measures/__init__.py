@@ -1,9 +1,10 @@
 """Numbers and curves that say how a network learns. Every measure is a function and a streaming class."""
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from gramscope.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gramscope.measures.agop import AGOP as AGOP
@@ -136,16 +137,7 @@ _NAMES = {
 __all__ = list(_NAMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"gramscope.measures has no {name!r}; it has {', '.join(sorted(_NAMES))}")
-    value = getattr(import_module(f"gramscope.measures.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)
 
 
 class _Room(ModuleType):

@@ -1,7 +1,8 @@
 """Run directories: one writer that a kill or a full disk cannot hurt, readers that follow it. Never imports torch."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gramscope.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gramscope.store.errors import StoreError as StoreError
@@ -40,13 +41,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"gramscope.store has no {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(f"gramscope.store.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

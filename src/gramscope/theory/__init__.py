@@ -1,8 +1,6 @@
 """Finite-width theory: recursions, criticality, nearly-kernel machines (PDLT chapter 11). Arrays only."""
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from gramscope.base.lazy import lazy_names
 
 # Public names and the file each lives in; resolved on first use.
 _NAMES = {
@@ -31,18 +29,9 @@ _NAMES = {
     "vanishing_kernel_layer": "closed_flows",
     "NearlyKernelRegressor": "nearly_kernel",
     "QuadraticModel": "quadratic",
+    "algorithm_matrices": "nearly_kernel",
 }
 
-__all__ = [name for name, file in _NAMES.items() if find_spec(f"{__name__}.{file}") is not None]
+__all__ = list(_NAMES)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"gramscope.theory has no {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -1,0 +1,24 @@
+"""Names of a package that are looked up on first use, so that importing the package stays cheap."""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` for a package whose public names live in the given files of it.
+
+    >>> look_up, names = lazy_names("gramscope.base", {"Axes": "axes"})
+    >>> look_up("Axes").__name__, names()
+    ('Axes', ['Axes'])
+    """
+
+    def look_up(name: str) -> Any:
+        if name not in files:
+            raise AttributeError(f"{package} has no {name!r}; it has {', '.join(sorted(files))}")
+        value = getattr(import_module(f"{package}.{files[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return look_up, lambda: sorted(files)
