@@ -82,8 +82,8 @@ class NetworkPullback(LinearOperator):
 
     Example:
         >>> import torch, gramscope as gs
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8,
-        3))
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
         >>> gs.hierarchy.NetworkPullback(net, torch.ones(4, 1, 4, 4), "1").rows
         Axes(example=4, output=3, unit=8)
     """
