@@ -51,7 +51,12 @@ def cases(device: torch.device) -> dict[str, Case]:
             100,
         ),
         "ResNet-18": Case(
-            lambda: tasks.resnet18(0).to(device), images.to(device), labels.to(device), 128, 1000 if long else 50, 16
+            lambda: tasks.resnet18(0).to(device),
+            images.to(device),
+            labels.to(device),
+            128 if long else 32,
+            1000 if long else 60,
+            16,
         ),
     }
 

@@ -257,6 +257,15 @@ def test_the_zoo(name):
         assert float(step.influence.sum()) == pytest.approx(step.predicted_loss_change, rel=1e-4)
 
 
+def test_half_precision_says_that_it_is_coarse():
+    model = mlp().bfloat16()
+    step = gs.explain_step(model, X.bfloat16(), Y.bfloat16(), lr=1e-6)
+    assert "bfloat16" in " ".join(step.notes)
+    assert "precision='float64'" in step.verdict
+    fine = gs.explain_step(model, X.bfloat16(), Y.bfloat16(), lr=1e-4, precision="float64")
+    assert fine.errors["all"] < 0.01
+
+
 def test_words_and_numbers():
     step = gs.explain_step(mlp(), X, Y, lr=0.01)
     assert "The step lowered the loss" in step.verdict

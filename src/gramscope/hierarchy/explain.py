@@ -126,7 +126,7 @@ class _Rehearsal:
             gradients=gradients,
             influence=influence,
             flips=_flips(sides, crossed) if held is not None else (),
-            notes=tuple(note for note in (unsplit, coupled, _unseen(sides.unseen)) if note),
+            notes=tuple(note for note in (unsplit, coupled, _unseen(sides.unseen), _coarse(end)) if note),
         )
 
     def _run(self, model: nn.Module, ramps: Sides | FixedSides) -> Float[Tensor, "n C"]:
@@ -221,6 +221,12 @@ def _unseen(names: list[str]) -> str:
         return ""
     listed = ", ".join(dict.fromkeys(names))
     return f"Crossings of {listed} are not followed; they count as second order."
+
+
+def _coarse(f: Tensor) -> str:
+    if f.dtype not in (torch.float16, torch.bfloat16):
+        return ""
+    return f"The outputs are {f.dtype}: true changes carry its rounding. Pass precision='float64' for a finer look."
 
 
 def _loss_function(loss: str | Loss) -> Loss:

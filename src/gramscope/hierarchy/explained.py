@@ -159,6 +159,8 @@ class ExplainedStep:
     def verdict(self) -> str:
         """The step in one sentence."""
         if not bool(self.true.any()):
+            if any(bool(g.any()) for g in self.gradients.values()):
+                return "The step changed less than the model's precision shows; pass precision='float64' to see it."
             return "The step changed nothing: the outputs are where they were."
         went = "lowered" if self.true_loss_change < 0 else "raised"
         loss = f"The step {went} the loss from {self.loss_before:.4g} to {self.loss_after:.4g}"

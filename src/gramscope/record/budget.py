@@ -1,6 +1,8 @@
 """How much time measuring may take, and how much it took."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gramscope.base.errors import InputError
@@ -30,6 +32,15 @@ class Budget:
         if self.share is None or cost is None:
             return True
         return self.spent + cost <= MARGIN * self.share * self.training_time
+
+    @contextmanager
+    def all_counted(self) -> Iterator[None]:
+        """All the time inside counts as spent, not only what is noted by name."""
+        begun, before = time.perf_counter(), self.spent
+        try:
+            yield
+        finally:
+            self.spent = max(self.spent, before + time.perf_counter() - begun)
 
     def note(self, name: str, seconds: float) -> None:
         self.spent += seconds

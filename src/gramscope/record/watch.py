@@ -187,6 +187,13 @@ class Scope:
     def _measure(self) -> None:
         if not self._writes:
             return
+        with self.budget.all_counted():
+            self._measure_in_turns()
+            device = next(iter(self.model.parameters())).device
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # what was measured must not be paid for by the next step, uncounted
+
+    def _measure_in_turns(self) -> None:
         waiting = sorted(self.readers, key=lambda name: self._last_read.get(name, -1))
         if self.count and not any(self.budget.allows(name, self._guess(name)) for name in (*waiting, "commit")):
             return  # even a line on the disk takes time; what was logged waits for the next one

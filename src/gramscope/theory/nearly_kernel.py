@@ -26,8 +26,9 @@ from gramscope.theory.quadratic import ALGORITHMS, check_step
 class Spectrum:
     """``k̃ = Q diag(l) Qᵀ`` without its null modes; refuses what is no kernel.
 
-    Modes below ``10⁻¹²`` of the largest eigenvalue are taken as null (and those of the size of negative eigenvalues,
-    which are rounding): no algorithm moves along them at this order, and their inverse squares are noise.
+    Modes below ``10⁻⁹`` of the largest eigenvalue are taken as null (and those of the size of negative eigenvalues,
+    which are rounding): no algorithm moves along them at this order, and what is divided by them is noise, not the
+    same on two machines.
     """
 
     def __init__(self, kernel: Float[np.ndarray, "N N"]) -> None:
@@ -46,7 +47,7 @@ class Spectrum:
                 f"{values[0]:.3g} (largest {largest:.3g}). Check the kernel function."
             )
         # A kernel computed in float32 has eigenvalues of either sign where the exact one has zeros.
-        kept = values > max(1e-12 * largest, -10 * float(values[0]))
+        kept = values > max(1e-9 * largest, -10 * float(values[0]))
         self.values: Array = values[kept]
         self.vectors: Array = vectors[:, kept]
         self.largest = largest
