@@ -67,7 +67,7 @@ def test_ticks_lie_within_and_are_few(a, b):
     low, high = sorted((a, b))
     found = ticks(low, high)
     assert 1 <= len(found) <= 12
-    if high - low > 1e-9 * max(abs(low), abs(high)):
+    if high - low > max(1e-300, 1e-9 * max(abs(low), abs(high))):
         air = 1e-6 * (high - low)
         assert all(low - air <= value <= high + air for value in found)
         assert len(found) >= 3

@@ -9,6 +9,7 @@ import numpy as np
 from gramscope.report.figure import Axis, Numbers
 
 MOST = 1e308  # the largest numbers that an axis shows
+LEAST = 1e-300  # the smallest span that can be cut into steps: below lie numbers that have lost their digits
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
     >>> ticks(0.0, 1.0), ticks(-3.0, 412.0)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.0, 100.0, 200.0, 300.0, 400.0])
     """
-    if not high > low or not math.isfinite(high - low):
+    if not high - low > LEAST or not math.isfinite(high - low):
         return [low]
     rough = (high - low) / max(1, about - 1)
     power = 10.0 ** math.floor(math.log10(rough))
