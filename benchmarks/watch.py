@@ -55,7 +55,7 @@ def cases(device: torch.device) -> dict[str, Case]:
             images.to(device),
             labels.to(device),
             128 if long else 32,
-            1000 if long else 60,
+            1000 if long else 150,
             16,
         ),
     }

@@ -165,7 +165,15 @@ def test_errors(tmp_path, served):
 
 def test_waiting_ends_with_an_interrupt(tmp_path):
     run = write_run(tmp_path / "a", steps=(0,))
-    code = "import sys; from gramscope.report import serve; s = serve(sys.argv[1]); print(s.url, flush=True); s.wait()"
+    # The address is told from a thread, once the main one has been waiting for a while: an interrupt before that would
+    # meet the script and not the server.
+    code = """
+import sys, threading
+from gramscope.report import serve
+server = serve(sys.argv[1])
+threading.Timer(1.0, lambda: print(server.url, flush=True)).start()
+server.wait()
+"""
     process = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline().startswith(b"http://127.0.0.1:")
     process.send_signal(signal.SIGINT)

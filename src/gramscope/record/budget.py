@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gramscope.base.errors import InputError
 
-MARGIN = 0.8  # the rest is for what cannot be timed from here: cold caches, and the counting of every step
+MARGIN = 0.5  # the rest is for what cannot be timed from here: cold caches and queues, and the counting of every step
 
 
 @dataclass
