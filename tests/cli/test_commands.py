@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 import torch
@@ -144,6 +145,17 @@ def test_report_of_a_run(config, tmp_path):
     missing = call("report", tmp_path / "nowhere", "-o", tmp_path / "other.html")
     assert missing.exit_code == 2
     assert not (tmp_path / "other.html").exists()
+
+
+def test_serve_tells_its_address(config, tmp_path):
+    assert call("run", config, "--json").exit_code == 0
+    command = [sys.executable, "-m", "gramscope.cli.main", "serve", str(tmp_path / "run"), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        url = json.loads(process.stdout.readline())["url"]
+        page = urllib.request.urlopen(url).read()
+        process.terminate()
+    assert b"<html" in page
+    assert call("serve", tmp_path / "nowhere", "--json").exit_code == 2
 
 
 def test_help_is_fast_and_teaches():

@@ -188,7 +188,15 @@ def test_data_drawn_from_the_same_seed_is_no_trap() -> None:
 
 
 def test_estimate_reads_well() -> None:
-    assert str(Estimate(12.3456789, 0.234, 5, 10, 0, "xtrace", "sphere")) == "12.3457 ± 0.23 (xtrace, 10 products)"
+    estimate = Estimate(12.3456789, 0.234, 5, 10, 0, "xtrace", "sphere", F64, torch.device("cpu"))
+    assert str(estimate) == "12.3457 ± 0.23 (xtrace, 10 products)"
+
+
+@pytest.mark.parametrize("method", [hutchinson, hutchpp, xtrace, hutchinson_diagonal])
+def test_estimates_say_what_they_were_made_of(method) -> None:
+    for dtype in (torch.float32, F64):
+        found = method(Dense(torch.eye(12, dtype=dtype), symmetric=True), 12, seed=3)
+        assert (found.seed, found.dtype, found.device) == (3, dtype, torch.device("cpu"))
 
 
 def test_refusals() -> None:

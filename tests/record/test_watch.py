@@ -261,4 +261,6 @@ def test_no_warning_reaches_the_user():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = network()
-        train(model, gs.watch(model, (X, Y), every=1, lr=0.1, overhead=None), 1)
+        scope = gs.watch(model, (X, Y), every=1, lr=0.1, overhead=None)
+        train(model, scope, 1)
+    assert [record["step"] for record in scope.records] == [0, 1]

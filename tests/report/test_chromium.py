@@ -122,6 +122,18 @@ def test_everything_is_drawn_and_nothing_asked_for(shared, page):
     assert shared.asked == [f"file://{page}"]
 
 
+def test_the_report_of_the_demo(watched, tmp_path):
+    """What a stranger sees first: the real runs of ``gramscope demo``, all panels of the default measures."""
+    from gramscope.cli.demo import run
+
+    path = run(tmp_path, steps=20, width=16, seed=0, as_json=True)
+    page = watched()
+    tab = page.open(path)
+    assert page.wrong == []
+    assert page.asked == [f"file://{path}"]
+    assert len({plot["panel"] for plot in assert_all_drawn(tab)}) >= 10
+
+
 def test_the_check_would_see_it(watched, small, tmp_path):
     text = small.read_text(encoding="utf-8")
     bad = tmp_path / "bad.html"

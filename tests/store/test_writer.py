@@ -120,7 +120,8 @@ def test_a_lock_file_that_was_removed_is_made_anew(tmp_path: Path) -> None:
 
 def test_a_forgotten_writer_frees_the_lock(tmp_path: Path) -> None:
     RunWriter.create(tmp_path / "a")
-    RunWriter.resume(tmp_path / "a").close()
+    with RunWriter.resume(tmp_path / "a") as writer:
+        assert writer.append(0, {"loss": 1.0}).step == 0
 
 
 def test_a_forked_child_may_not_write_and_leaves_the_lock(tmp_path: Path) -> None:

@@ -148,16 +148,17 @@ def report(
 def serve(
     folder: Annotated[Path, typer.Argument(help="A run that may still be growing.", metavar="RUN")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """The report of a run, live, on this machine only. Stop it with Ctrl-C.
 
     Example:  gramscope serve runs/a
     """
-    with _explained(False):
+    with _explained(as_json):
         from gramscope.report import serve as serve_run
 
         with serve_run(folder, port=port) as server:
-            typer.echo(f"Live report: {server.url}  (Ctrl-C ends it)")
+            typer.echo(json.dumps({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
             server.wait()
 
 

@@ -27,6 +27,8 @@ class Estimate:
     seed: int
     method: str
     distribution: str
+    dtype: torch.dtype
+    device: torch.device
 
     def __str__(self) -> str:
         return f"{self.value:.6g} ± {self.standard_error:.2g} ({self.method}, {self.products} products)"
@@ -43,6 +45,8 @@ class DiagonalEstimate:
     seed: int
     method: str
     distribution: str
+    dtype: torch.dtype
+    device: torch.device
 
 
 @torch.no_grad()
@@ -72,7 +76,7 @@ def hutchinson(
         z = draw_probes(op, min(block, products - start), distribution, rng)
         samples.append(inner(z, _finite_product(op, z)))
     value, error = mean_and_error(torch.cat(samples))
-    return Estimate(value, error, products, products, seed, "hutchinson", distribution)
+    return Estimate(value, error, products, products, seed, "hutchinson", distribution, op.dtype, op.device)
 
 
 @torch.no_grad()
@@ -99,13 +103,15 @@ def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "
     known = float(inner(basis, _finite_product(op, basis)).sum())
     spent, rank = sketch + basis.shape[1], basis.shape[1]
     if rank == n:
-        return Estimate(known, 0.0, sketch, spent, seed, "hutchpp", distribution)
+        return Estimate(known, 0.0, sketch, spent, seed, "hutchpp", distribution, op.dtype, op.device)
     left = products - 2 * sketch
     z = project_out(draw_probes(op, left, distribution, rng), basis)
     if distribution == "sphere":
         z = z * ((n - rank) ** 0.5 / norms(z)).to(z.dtype)
     value, error = mean_and_error(inner(z, _finite_product(op, z)))
-    return Estimate(known + value, error, sketch + left, spent + left, seed, "hutchpp", distribution)
+    return Estimate(
+        known + value, error, sketch + left, spent + left, seed, "hutchpp", distribution, op.dtype, op.device
+    )
 
 
 @torch.no_grad()
@@ -132,7 +138,9 @@ def hutchinson_diagonal(op: LinearOperator, products: int, *, seed: int = 0, blo
         spread += samples.var(dim=1, correction=0) * count + offset**2 * (start * count / (start + count))
         mean += offset * (count / (start + count))
     error = (spread / (products - 1) / products).sqrt()
-    return DiagonalEstimate(mean, error, products, products, seed, "hutchinson_diagonal", "rademacher")
+    return DiagonalEstimate(
+        mean, error, products, products, seed, "hutchinson_diagonal", "rademacher", op.dtype, op.device
+    )
 
 
 def draw_probes(op: LinearOperator, k: int, distribution: Distribution, rng: torch.Generator) -> Float[Tensor, "n k"]:

@@ -53,7 +53,7 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
     sampled = torch.where(codimension > 0, sampled, 0.0)
     value, error = mean_and_error(projected.trace() - lost + sampled)
     spent = omega.shape[1] + basis.shape[1]
-    return Estimate(value, error, omega.shape[1], spent, seed, "xtrace", distribution)
+    return Estimate(value, error, omega.shape[1], spent, seed, "xtrace", distribution, op.dtype, op.device)
 
 
 def leave_one_out(
