@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.capture import rowwise as _taped  # noqa: F401  (importing registers the ways back)
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
 from gramscope.capture.forms import Outer
 from gramscope.capture.network import (
@@ -26,7 +27,7 @@ from gramscope.capture.network import (
 )  # fmt: skip
 from gramscope.capture.recorder import Recorder, tensors_in
 from gramscope.capture.signals import Backward
-from gramscope.capture.sites import Snapshot
+from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
 Precision = Literal["float64", "float32", "tf32"] | None
@@ -69,19 +70,52 @@ def capture(
           2.bias (2): bias
     """
     _check_options(coupled, precision)
-    with _watched_forward(model, x, outputs, frozen, coupled, precision) as (f, recorder, parameters, every):
-        cotangents = _cotangents(f, directions)
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        sites = tuple(Backward(f, cotangents, names, recorder).sites(tuple(parameters.values())))
-    return Snapshot(
-        sites=sites,
-        outputs=f.detach(),
-        directions=len(cotangents),
-        parameters={name: parameter.shape for name, parameter in parameters.items()},
-        frozen=tuple(name for name in every if name not in parameters),
-        fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
-        unreached=tuple(name for name in parameters if name not in {site.name for site in sites}),
-    )
+    with _watched_forward(model, x, outputs, frozen, coupled, precision) as watched:
+        backward = watched.backward(directions)
+        return watched.snapshot(backward, backward.sites(), slice(None))
+
+
+@contextmanager
+def captured_by_example(
+    model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
+    precision: Precision = None,
+) -> Iterator[Callable[[slice], Snapshot] | None]:  # fmt: skip
+    """A function that captures some of the examples, all from one forward pass, while the context lasts.
+
+    None where the network may mix its examples, or does what the tape does not know (see ``gramscope.capture.tape``).
+    """
+    _check_options(coupled, precision)
+    with _watched_forward(model, x, outputs, frozen, coupled, precision) as watched:
+        backward = watched.backward(None)
+        if backward.by_example():
+            yield lambda part: watched.snapshot(backward, backward.taped_sites(part), part)
+        else:
+            yield None
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A recorded forward pass: its outputs (n, C) and all that a backward pass needs."""
+
+    f: Tensor
+    recorder: Recorder
+    parameters: dict[str, nn.Parameter]
+    every: dict[str, nn.Parameter]
+
+    def backward(self, directions: Directions) -> Backward:
+        return Backward(self.f, _cotangents(self.f, directions), self.parameters, self.recorder)
+
+    def snapshot(self, backward: Backward, sites: list[Site], part: slice) -> Snapshot:
+        used = {site.name for site in sites}
+        return Snapshot(
+            sites=tuple(sites),
+            outputs=self.f.detach()[part],
+            directions=len(backward.cotangents),
+            parameters={name: parameter.shape for name, parameter in self.parameters.items()},
+            frozen=tuple(name for name in self.every if name not in self.parameters),
+            fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
+            unreached=tuple(name for name in self.parameters if name not in used),
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +136,8 @@ def survey(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
 ) -> Survey:
     """The size of a capture of ``x``, from a forward pass alone."""
-    with _watched_forward(model, x, outputs, frozen, "refuse", precision) as (f, recorder, _, _):
+    with _watched_forward(model, x, outputs, frozen, "refuse", precision) as watched:
+        f, recorder = watched.f, watched.recorder
         n, width = f.shape
         sizes = {(use.edge.node, use.edge.output_nr): use.entries for use in recorder.uses}
         crowded = any(
@@ -115,8 +150,8 @@ def survey(
 @contextmanager
 def _watched_forward(
     model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision
-) -> Iterator[tuple[Tensor, Recorder, dict[str, nn.Parameter], dict[str, nn.Parameter]]]:
-    """Outputs (n, C) of a recorded forward pass, with all that a backward pass needs; everything is put back after."""
+) -> Iterator[_Watched]:
+    """A recorded forward pass; everything is put back after."""
     model = unwrap(model)
     if precision == "float64":
         model = in_float64(model)
@@ -129,10 +164,12 @@ def _watched_forward(
         recorder = Recorder(parameters, n, refuse_coupled=coupled == "refuse", tf32=precision == "tf32")
         recorder.hint = _unequal_lengths(x)
         recorder.mark_data(x)
+        for tensor in tensors_in(x):
+            recorder.tape.begin(tensor)
         with recorder:
             f = evaluate(model, x, n, outputs)
         _check_outputs(f, parameters)
-        yield f, recorder, parameters, named_parameters(model)
+        yield _Watched(f, recorder, parameters, named_parameters(model))
 
 
 def _unequal_lengths(x: Any) -> str:

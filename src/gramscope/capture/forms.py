@@ -6,7 +6,7 @@ known, makes the Site.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -35,6 +35,10 @@ class Form:
 
     def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site | None:
         """The site; None where this form cannot express the layout."""
+        raise NotImplementedError
+
+    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
+        """The site of signals (m, k, *u.shape[1:]) whose axis 0 is the examples from ``first`` on."""
         raise NotImplementedError
 
 
@@ -68,6 +72,25 @@ class Outer(Form):
         signals = layout.gather(rows, 1).flatten(2, 3).transpose(0, 1)
         return OuterSite(name, self.rule, frame, inputs, signals, self.fan_in, self.axes, self.order)
 
+    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
+        m = len(signals)
+        arranged = self._arranged(signals)  # (m, k, rows of an example, T, g, o)
+        each = arranged.shape[2]
+
+        def inputs(examples: slice) -> Tensor:
+            start, stop, _ = examples.indices(m)
+            with torch.no_grad():
+                rows = self.inputs(slice((first + start) * each, (first + stop) * each))
+                return rows.unflatten(0, (stop - start, each)).flatten(1, 2)
+
+        return OuterSite(name, self.rule, frame, inputs, arranged.flatten(2, 3), self.fan_in, self.axes, self.order)
+
+    def _arranged(self, signals: Tensor) -> Tensor:
+        m, k = signals.shape[:2]
+        if signals.stride(0) == 0 and m > 1:  # the same for all examples, and to stay so
+            return self._arranged(signals[:1]).expand(m, -1, -1, -1, -1, -1)
+        return self.arrange(signals.flatten(0, 1)[None])[0].unflatten(0, (m, k, -1))
+
 
 @dataclass(frozen=True, eq=False)
 class Lookup(Form):
@@ -87,6 +110,13 @@ class Lookup(Form):
         signals = layout.gather(rows, 1).transpose(0, 1)
         return LookupSite(name, self.rule, frame, layout.gather(ids, 0), signals, self.table)
 
+    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
+        ids = self.ids[first : first + len(signals)].reshape(len(signals), -1)
+        signals = signals.reshape(*signals.shape[:2], ids.shape[1], signals.shape[-1])
+        if self.ignored is not None:
+            signals = signals * (ids != self.ignored)[:, None, :, None]
+        return LookupSite(name, self.rule, frame, ids, signals, self.table)
+
 
 @dataclass(frozen=True, eq=False)
 class Gain(Form):
@@ -98,6 +128,7 @@ class Gain(Form):
     shape: tuple[int, ...] = ()
     factor: Callable[[], Tensor] | None = None
     output_shape: tuple[int, ...] = ()
+    held: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def _broadcast(self) -> tuple[int, ...]:
@@ -135,6 +166,25 @@ class Gain(Form):
         else:
             gradient = torch.einsum(f"Z{letters}->{example}Z{kept}", signals)
         return RowSite(name, self.rule, frame, gradient.reshape(n, len(rows), -1))
+
+    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
+        m, k = signals.shape[:2]
+        summed = [axis for axis, size in enumerate(self._broadcast) if size == 1 and axis > 0]
+        if self.factor is not None:
+            factor = self._whole_factor().to(signals.dtype)[first : first + m]
+            letters = LETTERS[1 : signals.dim() - 1]
+            kept = "".join(a for axis, a in enumerate(letters, 1) if axis not in summed)
+            gradient = torch.einsum(f"aZ{letters},a{letters}->aZ{kept}", signals, factor)
+        else:
+            gradient = signals.sum([1 + axis for axis in summed]) if summed else signals
+        return RowSite(name, self.rule, frame, gradient.reshape(m, k, -1))
+
+    def _whole_factor(self) -> Tensor:
+        """The factor of all examples, made once for all parts of them."""
+        if "whole" not in self.held:
+            assert self.factor is not None
+            self.held["whole"] = self.factor().expand(self.output_shape)
+        return self.held["whole"]
 
     def _ragged_site(self, name: str, frame: Frame | None, rows: Tensor, layout: Ragged) -> Site | None:
         if math.prod(self._broadcast[: self._leading]) != 1:

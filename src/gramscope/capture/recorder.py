@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.capture.forms import Form, Tap
 from gramscope.capture.graph import settle
+from gramscope.capture.tape import Tape
 from gramscope.capture.weights import Weight
 
 Rule = Callable[..., Any]
@@ -50,6 +51,11 @@ class Use:
     entries: int  # of the signal, for one direction
     guards: tuple[tuple[Tensor, int], ...]  # data that entered, with its version then
 
+    def made(self, output: Tensor) -> bool:
+        """The signal of this use is the one at ``output``."""
+        edge = get_gradient_edge(output)
+        return (edge.node, edge.output_nr) == (self.edge.node, self.edge.output_nr)
+
     def inputs_intact(self) -> bool:
         """Nothing overwrote the inputs after this use; autograd itself would refuse a weight gradient otherwise."""
         return all(tensor._version == version for tensor, version in self.guards)
@@ -74,6 +80,7 @@ class Recorder(TorchFunctionMode):
         self._guards: tuple[tuple[Tensor, int], ...] = ()
         self.refuse_coupled = refuse_coupled
         self.uses: list[Use] = []
+        self.tape = Tape(examples)
         self._facts: dict[int, tuple[Any, Weight | None]] = {}
         self._keep = list(parameters.values())
         for parameter in self._keep:
@@ -162,6 +169,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         weights = self.weights_in((args, kwargs)) if torch.is_grad_enabled() else []
         data = self.is_data((args, kwargs))
+        held = self.tape.held(tensors_in((args, kwargs)))
+        noted = len(self.uses)
         if not weights:
             output = func(*args, **kwargs)
         elif not data:
@@ -177,7 +186,20 @@ class Recorder(TorchFunctionMode):
             self.mark_data(output)
             if _writes(func):
                 self.mark_data(args[0])
+        if held and self._tapeable(output, (args, kwargs), held, weights, self.uses[noted:]):
+            self.tape.record(output, func, args, kwargs, tuple(self.uses[noted:]), held)
         return output
+
+    def _tapeable(
+        self, output: Any, operands: Any, held: frozenset[int], weights: list[Weight], uses: list[Use]
+    ) -> bool:
+        """Operands that carry a gradient are on the tape, or weights whose use was noted at this very output."""
+        moving = [t for t in tensors_in(operands) if t.requires_grad]
+        known = all(id(t) in held or self.weight(t) is not None for t in moving)
+        attached = not moving or all(t.requires_grad for t in tensors_in(output))
+        noted = {id(weight) for weight in weights} == {id(use.weight) for use in uses}
+        here = not uses or (isinstance(output, Tensor) and all(use.made(output) for use in uses))
+        return known and attached and noted and here
 
     def _has_examples(self, tensor: Tensor) -> bool:
         """A fresh zero state (n, H) is the start of a recurrence, not a constant shared by all examples."""

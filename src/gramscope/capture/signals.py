@@ -23,28 +23,61 @@ class Backward:
     """Signals of the outputs ``f`` (n, C) along the cotangents (k, n, C)."""
 
     def __init__(
-        self, f: Float[Tensor, "n C"], cotangents: Float[Tensor, "k n C"], names: Mapping[int, str], recorder: Recorder
-    ) -> None:
-        self.f, self.cotangents, self.names, self.recorder = f, cotangents, names, recorder
+        self, f: Float[Tensor, "n C"], cotangents: Float[Tensor, "k n C"], parameters: Mapping[str, Tensor],
+        recorder: Recorder,
+    ) -> None:  # fmt: skip
+        self.f, self.cotangents, self.recorder = f, cotangents, recorder
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
         self.graph = Graph(f)
         self.weights = example_weights(f.shape[0], f.dtype, f.device)
         generator = torch.Generator().manual_seed(0)
         self.mixture = torch.randn(len(cotangents), generator=generator).to(f)
 
-    def sites(self, parameters: Sequence[Tensor]) -> list[Site]:
-        """Sites of all uses; parameters that the graph still reaches were used in ways the recorder cannot see."""
-        reached = [use for use in self.recorder.uses if self.graph.reaches(use.leaf)]
-        structured = [use for use in reached if use.inputs_intact() and self.graph.only_through(use.leaf, use.edge)]
-        hidden = [use for use in reached if not any(use is other for other in structured)]
+        reached = [use for use in recorder.uses if self.graph.reaches(use.leaf)]
+        self.structured = [
+            use for use in reached if use.inputs_intact() and self.graph.only_through(use.leaf, use.edge)
+        ]
+        known = {id(use) for use in self.structured}
+        self.hidden = [use for use in reached if id(use) not in known]
+        # Parameters that the graph still reaches were used in ways the recorder cannot see.
+        self.unseen = [p for p in parameters.values() if p.requires_grad and self.graph.reaches(p)]
+
+    def by_example(self) -> bool:
+        """The tape leads from the outputs to every use: each example has signals of its own, in any parts."""
+        tape = self.recorder.tape
+        taped = {id(use) for step in tape.steps for use in step.uses}
+        complete = not self.hidden and not self.unseen and all(id(use) in taped for use in self.structured)
+        return complete and tape.has(self.f) and tape.intact()
+
+    def taped_sites(self, part: slice) -> list[Site]:
+        """Sites of some examples, where ``by_example``."""
+        first = part.indices(len(self.f))[0]
+        cotangents = self.cotangents.transpose(0, 1)[part]
+        found: dict[int, list[Site]] = {}
+        for uses, signal in self.recorder.tape.signals(self.f, cotangents, part):
+            found |= {id(use): self._taped_site(use, signal, first) for use in uses}
+        return [site for use in self.structured for site in found.get(id(use), [])]
+
+    def _taped_site(self, use: Use, signal: Tensor, first: int) -> list[Site]:
+        if use.weight.frame is not None:
+            return [use.form.taped_site(self._name(use.weight), use.weight.placement(), signal, first)]
+        site = use.form.taped_site("", None, signal, first)
+        return self._pulled_back(use.weight, site.rows(), f"{site.rule}, derived weight")
+
+    def sites(self) -> list[Site]:
+        """Sites of all uses and all examples."""
+        if self.by_example():
+            return self.taped_sites(slice(0, len(self.f)))
         found: list[Site] = []
-        if structured:
-            for use, site in self._structured_sites(structured):
+        hidden = list(self.hidden)
+        if self.structured:
+            for use, site in self._structured_sites(self.structured):
                 if site is None:
                     hidden.append(use)
                 else:
                     found += site
         leaves: list[tuple[Weight, Tensor]] = [(use.weight, use.leaf) for use in hidden]
-        leaves += [(Weight.of_parameter(p), p) for p in parameters if p.requires_grad and self.graph.reaches(p)]
+        leaves += [(Weight.of_parameter(p), p) for p in self.unseen]
         return found + self._fallback_sites(leaves)
 
     # Structured uses -------------------------------------------------------------------------------

@@ -122,14 +122,24 @@ class OuterSite(Site):
     def entries(self) -> int:
         return self.groups * self.fan_out * self.fan_in
 
-    def rows(self) -> Inexact[Tensor, "n k p"]:
-        signals = self.signals
-        gradient = torch.einsum("nkTgo,nTgi->nkgoi", signals, self.inputs.to(signals.dtype))
-        return self.own_axes(gradient.flatten(2))
+    def rows(self, out: Inexact[Tensor, "n k p"] | None = None) -> Inexact[Tensor, "n k p"]:
+        n, k, T, g, o = self.signals.shape
+        # Signals of a convolution lie in memory as (n, k, g, o, T): all directions of an example in one product.
+        signals = self.signals.permute(0, 3, 1, 4, 2).reshape(n * g, k * o, T)
+        inputs = self.inputs.to(signals.dtype).transpose(1, 2).reshape(n * g, T, self.fan_in)
+        if out is not None and g == 1 and self._in_order:
+            torch.bmm(signals, inputs, out=out.view(n, k * o, self.fan_in))
+            return out
+        gradient = torch.bmm(signals, inputs).view(n, g, k, o, self.fan_in).transpose(1, 2).flatten(2)
+        return self.own_axes(gradient) if out is None else out.copy_(self.own_axes(gradient))
+
+    @property
+    def _in_order(self) -> bool:
+        return self.order == tuple(range(len(self.order)))
 
     def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
         """From (g, o, i) order to the order of the weight's own axes."""
-        if self.order == tuple(range(len(self.order))):
+        if self._in_order:
             return gradient
         return gradient.unflatten(2, self.axes).permute(0, 1, *(2 + axis for axis in self.order)).flatten(2)
 

@@ -18,7 +18,7 @@ from gramscope.kernels.pieces import Range, strips
 # check that live bytes stay within the budget.
 OVERHEAD = 4
 # Bytes of the largest signal captured at a time: the C library reuses smaller blocks without asking the system anew.
-PART = 3 * 2**23
+PART = 3 * 2**22
 # Bytes of gradient rows held at a time: what stays in the CPU's cache, or fills the GPU.
 CHUNK = {"cpu": 2**24, "cuda": 2**31}
 

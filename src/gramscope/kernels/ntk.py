@@ -1,6 +1,6 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from functools import reduce as reduce_with
@@ -12,18 +12,19 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.capture import Snapshot, capture
-from gramscope.capture.capture import Coupled, Precision
+from gramscope.capture.capture import Coupled, Precision, captured_by_example
 from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
 from gramscope.kernels.memory import CHUNK, Block, Plan, fresh_zeros, make_plan
-from gramscope.kernels.parts import capture_in_parts
+from gramscope.kernels.parts import Opened, capture_in_parts
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,
     HadamardTracePiece,
     HalfPiece,
     Piece,
+    Range,
     TiedPiece,
     rectangles,
     strips,
@@ -35,6 +36,8 @@ Reduce = Literal["none", "trace"]
 # and large products.
 STRIP_ROWS = {"cpu": (320, 1280, 4), "cuda": (640, 2560, 1)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
+# Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
+TILE = {"cpu": 2**20, "cuda": 2**40}
 LIGHT = (HadamardPiece, HadamardTracePiece, ConstantSignalPiece)
 
 
@@ -97,7 +100,8 @@ def ntk(
     options: dict[str, Any] = {"outputs": outputs, "frozen": frozen, "precision": precision}
     plan = make_plan(model, x, x2, trace=reduce == "trace", blocked=coupled == "refuse", memory=memory, **options)
     take = partial(capture, model, coupled=coupled, **options)
-    job = _Job(take, plan, trace=reduce == "trace", by_site=by_site)
+    opened = partial(captured_by_example, model, coupled=coupled, **options)
+    job = _Job(take, opened, plan, trace=reduce == "trace", by_site=by_site)
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
         kernels = job.run(x, x2)
     return kernels if by_site else kernels[""]
@@ -108,6 +112,7 @@ class _Job:
     """Captures blocks of examples and adds up their kernels."""
 
     take: partial[Snapshot]
+    opened: Opened
     plan: Plan
     trace: bool
     by_site: bool
@@ -145,7 +150,7 @@ class _Job:
         size = block.examples[1] - block.examples[0]
         if block.outputs == (0, self.plan.outputs):
             if self.plan.part is not None and self.plan.part < size:
-                return capture_in_parts(self.take, part, size, self.plan.part)
+                return capture_in_parts(self.take, self.opened, part, size, self.plan.part)
             return self.take(part)
         some = torch.eye(self.plan.outputs)[slice(*block.outputs), None, :].expand(-1, size, -1)
         return self.take(part, directions=some)
@@ -177,14 +182,26 @@ class _Job:
             tile.put_back()
 
     def _add_strips(self, work: Sequence[tuple[Tensor, Piece]], n: int, m: int, upper: bool) -> None:
+        """All pieces of one size in turn on each rectangle, while it is in the cache."""
         for target, size in {(id(t), _strip(p, t, n)): (t, _strip(p, t, n)) for t, p in work}.values():
             mine = [p for t, p in work if t is target and _strip(p, t, n) == size]
             c, d = len(target) // n, target.shape[1] // m
-            for piece in mine:
-                finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])[2]
-                finest = size if isinstance(piece, HalfPiece | TiedPiece) else max(1, size // finer)
-                for rows, cols in rectangles(n, m, size, finest, upper):
-                    piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
+            finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])[2]
+            finest = size if isinstance(mine[0], HalfPiece | TiedPiece) else max(1, size // finer)
+            for rows, all_cols in rectangles(n, m, size, finest, upper):
+                for cols in _tiles(mine, rows, all_cols, c * d, target.device.type):
+                    for piece in mine:
+                        piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
+
+
+def _tiles(pieces: Sequence[Piece], rows: Range, cols: Range, width: int, device: str) -> Iterator[Range]:
+    """Columns of a rectangle in parts that stay in the cache, where its pieces are light work for each entry."""
+    if not isinstance(pieces[0], LIGHT):
+        yield cols
+        return
+    few = max(1, TILE.get(device, TILE["cuda"]) // ((rows[1] - rows[0]) * width))
+    for start, stop in strips(cols[1] - cols[0], few):
+        yield cols[0] + start, cols[0] + stop
 
 
 def contracted(snapshot: Snapshot, *, trace: bool, by_site: bool) -> dict[str, Tensor]:
@@ -192,7 +209,7 @@ def contracted(snapshot: Snapshot, *, trace: bool, by_site: bool) -> dict[str, T
     n, k = snapshot.examples, snapshot.directions
     block = Block((0, n), (0, k))
     plan = Plan(n, n, k, (block,), (block,), CHUNK.get(snapshot.outputs.device.type, CHUNK["cuda"]))
-    job = _Job(partial(capture), plan, trace, by_site)
+    job = _Job(partial(capture), partial(captured_by_example), plan, trace, by_site)
     kernels = job._allocate(snapshot)
     job._add(snapshot, snapshot, block, block, kernels)
     for kernel in kernels.values():

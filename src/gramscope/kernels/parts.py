@@ -5,7 +5,10 @@ a few examples at a time and keeping only the rows costs the same arithmetic and
 where fresh memory is slow to come by, it is faster too.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,21 +19,41 @@ from gramscope.capture.network import slice_examples
 from gramscope.kernels.memory import fresh_zeros
 from gramscope.kernels.pieces import strips
 
+Take = Callable[[Any], Snapshot]
+Opened = Callable[[Any], AbstractContextManager[Callable[[slice], Snapshot] | None]]
+# Gradient rows up to this many times the size of the signals are worth making at once.
+WIDER = 4
 
-def capture_in_parts(take: Callable[[Any], Snapshot], x: Any, n: int, size: int) -> Snapshot:
-    """A snapshot of all examples from captures of ``size`` at a time."""
-    parts = []
-    for start, stop in strips(n, size):
-        snapshot = take(slice_examples(x, n, slice(start, stop)))
-        sites = tuple(_compacted(site) for site in snapshot.sites)
-        parts.append((sites, snapshot))
-    joined = _join([sites for sites, _ in parts])
-    if joined is None:  # the parts used their weights in different ways (routing, packing): take them together
-        return take(x)
-    first = parts[0][1]
+
+def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int) -> Snapshot:
+    """A snapshot of all n examples, ``size`` at a time: from one forward pass where the network allows."""
+    even = math.ceil(n / math.ceil(n / size))
+    with opened(x) as some:
+        if some is not None:
+            joined = _joined(n, (some(slice(*part)) for part in strips(n, even)))
+            assert joined is not None  # one forward pass used its weights in one way
+            return joined
+    joined = _joined(n, (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
+    # Parts that used their weights in different ways (routing, packing) are taken together.
+    return take(x) if joined is None else joined
+
+
+def _joined(n: int, parts: Iterator[Snapshot]) -> Snapshot | None:
+    first = next(parts)
+    sites = [_joining(site, n) for site in first.sites]
+    outputs, edges = [first.outputs], [0, first.examples]
+    fits = all(joining.add(site, 0) for joining, site in zip(sites, first.sites, strict=True))
+    for part in parts:
+        if not fits or len(part.sites) != len(sites):
+            return None
+        fits = all(joining.add(site, edges[-1]) for joining, site in zip(sites, part.sites, strict=True))
+        outputs.append(part.outputs)
+        edges.append(edges[-1] + part.examples)
+    if not fits:
+        return None
     return Snapshot(
-        sites=joined,
-        outputs=torch.cat([snapshot.outputs for _, snapshot in parts]),
+        sites=tuple(joining.site() for joining in sites),
+        outputs=torch.cat(outputs),
         directions=first.directions,
         parameters=first.parameters,
         frozen=first.frozen,
@@ -39,43 +62,99 @@ def capture_in_parts(take: Callable[[Any], Snapshot], x: Any, n: int, size: int)
     )
 
 
-def _compacted(site: Site) -> Site:
-    if isinstance(site, OuterSite) and site.positions > site.fan_in:
-        return RowSite(site.name, site.rule, site.frame, site.rows())
-    return site
+def _joining(site: Site, n: int) -> "_Joining":
+    if isinstance(site, OuterSite):
+        return _Rows(site, n) if site.fan_in <= WIDER * site.positions else _Outers(site, n)
+    return _Lookups(site, n) if isinstance(site, LookupSite) else _Rows(site, n)
 
 
-def _join(parts: Sequence[tuple[Site, ...]]) -> tuple[Site, ...] | None:
-    if len({len(sites) for sites in parts}) != 1:
-        return None
-    joined = [_joined(uses) for uses in zip(*parts, strict=True)]
-    complete = [site for site in joined if site is not None]
-    return tuple(complete) if len(complete) == len(joined) else None
+class _Joining:
+    """One site over all examples, filled part by part."""
+
+    def __init__(self, first: Site, n: int) -> None:
+        self.first, self.n = first, n
+
+    def add(self, site: Site, start: int) -> bool:
+        """Take the part of the examples from ``start`` on; False where it does not match the first."""
+        kinds = {(type(s), s.name, s.rule, s.frame, s.entries) for s in (site, self.first)}
+        return len(kinds) == 1
+
+    def site(self) -> Site:
+        raise NotImplementedError
 
 
-def _joined(uses: Sequence[Site]) -> Site | None:
-    """One site over all examples; None where the parts do not match."""
-    first = uses[0]
-    if len({(type(use), use.name, use.rule, use.frame, use.entries) for use in uses}) != 1:
-        return None
-    if isinstance(first, RowSite):
-        return RowSite(first.name, first.rule, first.frame, _stacked([use.rows() for use in uses]))
-    if isinstance(first, OuterSite):
-        outers = [use for use in uses if isinstance(use, OuterSite)]
-        if len({use.positions for use in outers}) != 1:
-            return None
-        inputs, signals = _stacked([use.inputs for use in outers]), _stacked([use.signals for use in outers])
-        return OuterSite(
-            first.name, first.rule, first.frame, inputs.__getitem__, signals, first.fan_in, first.axes, first.order
-        )
-    lookups = [use for use in uses if isinstance(use, LookupSite)]
-    if len({use.ids.shape[1] for use in lookups}) != 1:
-        return None
-    ids, signals = torch.cat([use.ids for use in lookups]), torch.cat([use.signals for use in lookups])
-    return LookupSite(first.name, first.rule, first.frame, ids, signals, lookups[0].table)
+class _Rows(_Joining):
+    """Gradients as rows, in memory of their own from the start."""
+
+    def __init__(self, first: Site, n: int) -> None:
+        super().__init__(first, n)
+        some = first.signals if isinstance(first, OuterSite) else first.rows()
+        self.gradient = fresh_zeros((n, first.directions, first.entries), some.dtype, some.device)
+
+    def add(self, site: Site, start: int) -> bool:
+        if not super().add(site, start):
+            return False
+        place = self.gradient[start : start + site.examples]
+        if isinstance(site, OuterSite):
+            site.rows(out=place)
+        else:
+            place.copy_(site.rows())
+        return True
+
+    def site(self) -> Site:
+        return RowSite(self.first.name, self.first.rule, self.first.frame, self.gradient)
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    first = parts[0]
-    shape = (sum(len(part) for part in parts), *first.shape[1:])
-    return torch.cat(list(parts), out=fresh_zeros(shape, first.dtype, first.device))
+class _Outers(_Joining):
+    """Signals in memory of their own; inputs are made by the parts, when they are asked for."""
+
+    first: OuterSite
+
+    def __init__(self, first: OuterSite, n: int) -> None:
+        super().__init__(first, n)
+        o = first.signals  # (n, k, T, g, o), kept in the order of memory that convolutions give: T last
+        self.signals = fresh_zeros((n, *(o.shape[a] for a in (1, 3, 4, 2))), o.dtype, o.device).permute(0, 1, 4, 2, 3)
+        self.parts: list[OuterSite] = []
+
+    def add(self, site: Site, start: int) -> bool:
+        if not super().add(site, start) or not isinstance(site, OuterSite) or site.positions != self.first.positions:
+            return False
+        self.signals[start : start + site.examples] = site.signals
+        self.parts.append(site)
+        return True
+
+    def site(self) -> Site:
+        edges = [0, *torch.tensor([part.examples for part in self.parts]).cumsum(0).tolist()]
+        parts = self.parts
+
+        def inputs(examples: slice) -> Tensor:
+            start, stop, _ = examples.indices(self.n)
+            found = [
+                part.inputs_of(slice(max(start, low) - low, min(stop, high) - low))
+                for part, (low, high) in zip(parts, pairwise(edges), strict=True)
+                if max(start, low) < min(stop, high)
+            ]
+            return found[0] if len(found) == 1 else torch.cat(found)
+
+        f = self.first
+        return OuterSite(f.name, f.rule, f.frame, inputs, self.signals, f.fan_in, f.axes, f.order)
+
+
+class _Lookups(_Joining):
+    """Ids and signals."""
+
+    first: LookupSite
+
+    def __init__(self, first: LookupSite, n: int) -> None:
+        super().__init__(first, n)
+        self.parts: list[LookupSite] = []
+
+    def add(self, site: Site, start: int) -> bool:
+        if not super().add(site, start) or not isinstance(site, LookupSite):
+            return False
+        self.parts.append(site)
+        return site.ids.shape[1] == self.first.ids.shape[1]
+
+    def site(self) -> Site:
+        ids, signals = torch.cat([part.ids for part in self.parts]), torch.cat([part.signals for part in self.parts])
+        return LookupSite(self.first.name, self.first.rule, self.first.frame, ids, signals, self.first.table)

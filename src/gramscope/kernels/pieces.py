@@ -14,8 +14,6 @@ from torch import Tensor
 Range = tuple[int, int]
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 HELD = {"cpu": 2**25, "cuda": 2**31}
-# Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
-TILE = {"cpu": 2**20, "cuda": 2**40}
 
 
 @runtime_checkable
@@ -54,15 +52,12 @@ class HadamardPiece:
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         c, d = self.blocks
         left = self.left[rows[0] * c : rows[1] * c]
-        width = min((cols[1] - cols[0]) * d, TILE.get(out.device.type, TILE["cuda"]) // len(left))
-        if self.buffer.numel() < len(left) * width:
-            self.buffer = left.new_empty(len(left) * width)
-        for start in range(cols[0] * d, cols[1] * d, width):
-            stop = min(cols[1] * d, start + width)
-            tile = self.buffer[: len(left) * (stop - start)].view(len(left), stop - start)
-            torch.mm(left, self.right[start:stop].T, out=tile)
-            place = out[:, start - cols[0] * d : stop - cols[0] * d].unflatten(0, (-1, c))
-            place.addcmul_(self.inner[rows[0] : rows[1], None, start:stop], tile.unflatten(0, (-1, c)))
+        start, stop = cols[0] * d, cols[1] * d
+        if self.buffer.numel() < out.numel():
+            self.buffer = left.new_empty(out.numel())
+        tile = self.buffer[: out.numel()].view(out.shape)
+        torch.mm(left, self.right[start:stop].T, out=tile)
+        out.unflatten(0, (-1, c)).addcmul_(self.inner[rows[0] : rows[1], None, start:stop], tile.unflatten(0, (-1, c)))
 
 
 class HadamardTracePiece:

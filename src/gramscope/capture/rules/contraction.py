@@ -50,7 +50,8 @@ def outer_form(
 
     def arrange(signals: Tensor) -> Tensor:
         arranged = signals.permute(0, *(1 + result_axes.index(a) for a in [*rows, *shared, *fan_out]))
-        return arranged.reshape(len(signals), _size(rows, sizes), 1, _size(shared, sizes), _size(fan_out, sizes))
+        count = math.prod(arranged.shape[1 : 1 + len(rows)])
+        return arranged.reshape(len(signals), count, 1, _size(shared, sizes), _size(fan_out, sizes))
 
     own = [*shared, *fan_out, *fan_in]
     order = tuple(own.index(a) for a in weight_axes)

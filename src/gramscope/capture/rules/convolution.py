@@ -30,8 +30,8 @@ def convolution(
     leaf, bias_leaf = recorder.stand_in(weight), recorder.stand_in(bias)
     kernel, steps, holes = tuple(weight.shape[2:]), _tuple(stride, spatial), _tuple(dilation, spatial)
     edges = _padding(padding, kernel, holes)
-    if all(low == high for low, high in edges) and not torch.is_autocast_enabled(input.device.type):
-        sizes = steps, tuple(low for low, _ in edges), holes
+    sizes = geometry(weight, stride, padding, dilation)
+    if sizes is not None and not torch.is_autocast_enabled(input.device.type):
         output = FoldedConvolution.apply(input, leaf, bias_leaf, *sizes, groups, recorder.demand)  # type: ignore[no-untyped-call]
     else:
         output = recorder.settle(func(input, leaf, bias_leaf, *arguments))
@@ -112,10 +112,8 @@ class FoldedConvolution(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.geometry
         back, by_weight, by_bias = None, None, None
         if ctx.needs_input_grad[0]:
-            # Few images at a time stay in the CPU's cache; the GPU takes all at once.
-            few = max(1, IMAGES // ctx.demand.directions) if signal.device.type == "cpu" else max(1, len(signal))
-            parts = [_back(part, weight, input.shape, *ctx.geometry) for part in signal.split(few)]
-            back = parts[0] if len(parts) == 1 else torch.cat(parts)
+            few = max(1, IMAGES // ctx.demand.directions)
+            back = backward_signal(signal, weight, input.shape, stride, padding, dilation, groups, few)
         if ctx.demand.weight_gradients:
             masks = [False, True, bias is not None]
             sizes = None if bias is None else [bias.shape[0]]
@@ -123,6 +121,30 @@ class FoldedConvolution(torch.autograd.Function):
                 signal, input, weight, sizes, stride, padding, dilation, False, [0] * len(stride), groups, masks
             )
         return back, by_weight, by_bias, None, None, None, None, None
+
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # stride, padding, dilation
+
+
+def geometry(weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Geometry | None:
+    """Steps, edges and holes along each axis; None where the two edges of an axis differ."""
+    spatial = weight.dim() - 2
+    holes = _tuple(dilation, spatial)
+    edges = _padding(padding, tuple(weight.shape[2:]), holes)
+    if any(low != high for low, high in edges):
+        return None
+    return _tuple(stride, spatial), tuple(low for low, _ in edges), holes
+
+
+def backward_signal(
+    signal: Tensor, weight: Tensor, shape: torch.Size, stride: tuple[int, ...], padding: tuple[int, ...],
+    dilation: tuple[int, ...], groups: int, few: int = IMAGES,
+) -> Tensor:  # fmt: skip
+    """The signal at a convolution's input; few images at a time on the CPU, so that they stay in its cache."""
+    sizes = (stride, padding, dilation, groups)
+    if signal.device.type != "cpu" or len(signal) <= 2 * few:
+        return _back(signal, weight, shape, *sizes)
+    return torch.cat([_back(part, weight, shape, *sizes) for part in signal.split(few)])
 
 
 def _back(

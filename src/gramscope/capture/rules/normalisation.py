@@ -114,16 +114,22 @@ def batch_norm(
     return _affine(recorder, "batch norm", normalise, input, weight, bias, _per_channel(input))
 
 
+def fixed_slope(input: Tensor, variance: Tensor, gain: Any, eps: float) -> Tensor:
+    """What a batch norm with running statistics multiplies each channel by."""
+    shape = _per_channel(input)
+    scale = (variance + eps).rsqrt().to(input.dtype).view(shape)
+    return scale if gain is None else scale * gain.view(shape)
+
+
 def _fixed_batch_norm(
     recorder: Recorder, input: Tensor, mean: Tensor, variance: Tensor, gain: Any, offset: Any, eps: float
 ) -> Any:
     """With running statistics a batch norm is one multiplication and one addition; torch's own backward does more."""
     shape = _per_channel(input)
-    scale = (variance + eps).rsqrt().to(input.dtype).view(shape)
     centre = mean.to(input.dtype).view(shape)
 
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
-        slope = scale if gain is None else scale * gain.view(shape)
+        slope = fixed_slope(input, variance, gain, eps)
         shift = -centre * slope if offset is None else offset.view(shape) - centre * slope
         return x * slope + shift
 
