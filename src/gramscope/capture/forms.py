@@ -17,6 +17,8 @@ from gramscope.capture.layout import Layout, Ragged, Regular
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# Bytes of products that are summed at once.
+CACHED = {"cpu": 2**22, "cuda": 2**28}
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,11 @@ class Form:
     def site(self, name: str, frame: Frame | None, rows: Tensor, layout: Layout) -> Site | None:
         """The site; None where this form cannot express the layout."""
         raise NotImplementedError
+
+    @property
+    def keeps_signals(self) -> bool:
+        """The site may hold the memory of the signals that it was made from."""
+        return True
 
     def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
         """The site of signals (m, k, *u.shape[1:]) whose axis 0 is the examples from ``first`` on."""
@@ -167,16 +174,22 @@ class Gain(Form):
             gradient = torch.einsum(f"Z{letters}->{example}Z{kept}", signals)
         return RowSite(name, self.rule, frame, gradient.reshape(n, len(rows), -1))
 
+    @property
+    def keeps_signals(self) -> bool:
+        return self.factor is None and not self._summed
+
+    @property
+    def _summed(self) -> list[int]:
+        """Axes of each example along which the weight was broadcast."""
+        return [axis for axis, size in enumerate(self._broadcast) if size == 1 and axis > 0]
+
     def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
         m, k = signals.shape[:2]
-        summed = [axis for axis, size in enumerate(self._broadcast) if size == 1 and axis > 0]
+        axes = [1 + axis for axis in self._summed]
         if self.factor is not None:
-            factor = self._whole_factor().to(signals.dtype)[first : first + m]
-            letters = LETTERS[1 : signals.dim() - 1]
-            kept = "".join(a for axis, a in enumerate(letters, 1) if axis not in summed)
-            gradient = torch.einsum(f"aZ{letters},a{letters}->aZ{kept}", signals, factor)
+            gradient = _summed_product(signals, self._whole_factor().to(signals.dtype)[first : first + m, None], axes)
         else:
-            gradient = signals.sum([1 + axis for axis in summed]) if summed else signals
+            gradient = signals.sum(axes) if axes else signals
         return RowSite(name, self.rule, frame, gradient.reshape(m, k, -1))
 
     def _whole_factor(self) -> Tensor:
@@ -216,6 +229,17 @@ class Tap(Form):
             return None
         signals = rows.reshape(len(rows), *self.shape).movedim(axes[0] + 1, 1)
         return axes[0], signals.reshape(*signals.shape[:2], -1).transpose(0, 1)
+
+
+def _summed_product(signals: Tensor, factor: Tensor, axes: list[int]) -> Tensor:
+    """``Σ signals · factor`` over some axes of each example, a few at a time: their product stays in the cache."""
+    if not axes:
+        return signals * factor
+    wide = torch.promote_types(signals.dtype, torch.float32)  # products of half precision are not rounded again
+    each = signals[:1].numel() * wide.itemsize
+    few = max(1, CACHED.get(signals.device.type, CACHED["cuda"]) // max(1, each))
+    parts = zip(signals.split(few), factor.split(few), strict=True)
+    return torch.cat([(s.to(wide) * f).sum(axes) for s, f in parts]).to(signals.dtype)
 
 
 def elementwise_factor(func: Callable[..., Any], args: Any, kwargs: Any, place: int, shape: torch.Size) -> Tensor:

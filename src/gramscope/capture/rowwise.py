@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramscope.base.pages import fresh_empty
 from gramscope.capture.recorder import map_tensors, tensors_in
 from gramscope.capture.rules.convolution import backward_signal, geometry
 from gramscope.capture.rules.elementwise import FUNCTIONS as ELEMENTWISE
 from gramscope.capture.rules.elementwise import IN_PLACE
 from gramscope.capture.rules.normalisation import fixed_slope
-from gramscope.capture.tape import Draft, Tape, taped
+from gramscope.capture.tape import Draft, Scaling, Tape, taped
 
 ROOMS = (torch, F, torch.Tensor)
 POINTWISE = ("tanh", "sigmoid", "logsigmoid", "gelu", "silu", "mish", "softplus", "softsign", "elu", "celu", "selu",
@@ -39,8 +40,7 @@ def named(*names: str) -> tuple[Callable[..., Any], ...]:
 def linear(tape: Tape, output: Tensor, func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> Draft | None:
     if not tape.holds(input) or input.dim() < 2 or weight.dim() != 2:
         return None
-    matrix = weight.detach()
-    return Draft((input,), lambda signal, _: (signal @ matrix,), (weight,), uniform=True)
+    return _product(input, weight, weight.detach())
 
 
 @taped(*named("matmul", "mm", "__matmul__"))
@@ -49,8 +49,17 @@ def matmul(tape: Tape, output: Tensor, func: Any, left: Tensor, right: Tensor) -
         return _replayed(func, (left, right), {}, (left, right)) if left.dim() == right.dim() >= 3 else None
     if not tape.holds(left) or left.dim() < 2 or right.dim() != 2:
         return None
-    matrix = right.detach().T
-    return Draft((left,), lambda signal, _: (signal @ matrix,), (right,), uniform=True)
+    return _product(left, right, right.detach().T)
+
+
+def _product(input: Tensor, weight: Tensor, matrix: Tensor) -> Draft:
+    """Back through ``input @ matrix.T``."""
+
+    def back(signal: Tensor, _: slice) -> tuple[Tensor]:
+        out = fresh_empty((*signal.shape[:-1], matrix.shape[1]), signal.dtype, signal.device)
+        return (torch.matmul(signal, matrix, out=out),)
+
+    return Draft((input,), back, (weight,), uniform=True)
 
 
 @taped(*named("bmm"))
@@ -94,7 +103,7 @@ def batch_norm(
     if training or running_var is None or not tape.holds(input) or input.dim() < 2:
         return None
     slope = fixed_slope(input, running_var, weight, eps).detach()
-    return Draft((input,), lambda signal, _: (signal * slope,), uniform=True)
+    return Scaling((input,), uniform=True, factor=lambda _: slope)
 
 
 @taped(*named("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous", "clone"))
@@ -102,7 +111,11 @@ def same_order(tape: Tape, output: Tensor, func: Any, input: Tensor, *_: Any, **
     """The entries of each example keep their order: only the shape changes."""
     if not tape.holds(input) or output.dtype != input.dtype or output.dim() == 0 or len(output) != len(input):
         return None
-    return Draft((input,), lambda signal, _: (signal.reshape(*signal.shape[:2], *input.shape[1:]),), uniform=True)
+
+    def back(signal: Tensor, _: slice) -> tuple[Tensor]:
+        return (signal.reshape(*signal.shape[:2], *input.shape[1:]),)
+
+    return Draft((input,), back, uniform=True)
 
 
 @taped(*named("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
@@ -119,10 +132,7 @@ def relu(tape: Tape, output: Tensor, func: Any, input: Tensor, *_: Any, **__: An
     if not tape.holds(input):
         return None
 
-    def back(signal: Tensor, part: slice) -> tuple[Tensor]:
-        return (signal * (output.detach()[part] > 0)[:, None],)
-
-    return Draft((input,), back, (output,))
+    return Scaling((input,), (output,), factor=lambda part: (output.detach()[part] > 0)[:, None])
 
 
 @taped(*named(*POINTWISE))
@@ -130,14 +140,13 @@ def pointwise(tape: Tape, output: Tensor, func: Any, input: Tensor, *rest: Any, 
     if not tape.holds(input) or output is input or any(True for _ in tensors_in((rest, named))):
         return None
 
-    def back(signal: Tensor, part: slice) -> tuple[Tensor]:
+    def slope(part: slice) -> Tensor:
         with torch.enable_grad():
             leaf = input.detach()[part].requires_grad_()
             result = func(leaf, *rest, **named)
-            (slope,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
-        return (signal * slope[:, None],)
+            return torch.autograd.grad(result, leaf, torch.ones_like(result))[0][:, None]
 
-    return Draft((input,), back, (input,))
+    return Scaling((input,), (input,), factor=slope)
 
 
 # Additions and other broadcast operations -------------------------------------------------------------
@@ -153,8 +162,12 @@ def broadcast(tape: Tape, output: Tensor, func: Any, *args: Any, **named: Any) -
     if not mine or any(t.dim() != output.dim() for t in mine) or any(_by_example(t, output) for t in others):
         return None
     if func.__name__ in {"add", "__add__", "__radd__"} and not named and all(t.shape == output.shape for t in mine):
-        return Draft(tuple(mine), lambda signal, _: (signal,) * len(mine), uniform=True)
+        return _passed_on(*mine)
     return _replayed(func, args, named, mine)
+
+
+def _passed_on(*inputs: Tensor) -> Draft:
+    return Draft(inputs, lambda signal, _: (signal,) * len(inputs), uniform=True)
 
 
 @taped(*(func for func in IN_PLACE if func.__name__ in {"add_", "__iadd__"}))
@@ -162,9 +175,8 @@ def added_in_place(tape: Tape, output: Tensor, func: Any, input: Tensor, other: 
     if named or not tape.holds(input) or (isinstance(other, Tensor) and other.dtype != output.dtype):
         return None
     if not tape.holds(other):
-        return None if _by_example(other, output) else Draft((input,), lambda signal, _: (signal,), uniform=True)
-    same = other.shape == output.shape
-    return Draft((input, other), lambda signal, _: (signal, signal), uniform=True) if same else None
+        return None if _by_example(other, output) else _passed_on(input)
+    return _passed_on(input, other) if other.shape == output.shape else None
 
 
 def _by_example(operand: Any, output: Tensor) -> bool:

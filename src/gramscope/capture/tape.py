@@ -8,8 +8,8 @@ Each operation that a builder of ``TAPED`` knows to be of this kind becomes a ``
 result off the tape, and with it all that follows; the outputs are then captured by autograd as a whole.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Float
@@ -45,6 +45,14 @@ class Draft:
     uniform: bool = False
 
 
+@dataclass(frozen=True)
+class Scaling(Draft):
+    """An operation whose way back multiplies by ``factor(part)``, broadcast over the directions."""
+
+    back: Back = field(init=False, default=lambda signal, part: (signal,))
+    factor: Callable[[slice], Tensor] = field(kw_only=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One operation on the tape, with the uses of weights that made its output."""
@@ -58,12 +66,16 @@ class Step:
         """Nothing overwrote the values that the way back reads."""
         return all(t._version == version for t, version in zip(self.draft.needs, self.versions, strict=True))
 
-    def back(self, signal: Float[Tensor, "m k ..."], part: slice) -> tuple[Tensor, ...]:
+    def back(self, signal: Float[Tensor, "m k ..."], part: slice, spare: bool) -> tuple[Tensor, ...]:
+        """Signals of the inputs; ``spare``: the memory of ``signal`` is free to be used for them."""
         m = len(signal)
-        if not self.draft.uniform or signal.stride(0) != 0 or m < 2:
-            return self.draft.back(signal, part)
-        # The same signal for all examples through the same map: once is enough.
-        return tuple(one.expand(m, *one.shape[1:]) for one in self.draft.back(signal[:1], part))
+        if self.draft.uniform and signal.stride(0) == 0 and m > 1:
+            # The same signal for all examples through the same map: once is enough.
+            return tuple(one.expand(m, *one.shape[1:]) for one in self.back(signal[:1], part, False))
+        if isinstance(self.draft, Scaling):
+            factor = self.draft.factor(part)
+            return (signal.mul_(factor) if spare else signal * factor,)
+        return self.draft.back(signal, part)
 
 
 @dataclass(frozen=True)
@@ -146,16 +158,26 @@ class Tape:
         self, outputs: Tensor, cotangents: Float[Tensor, "m k C"], part: slice
     ) -> Iterator[tuple[tuple[Any, ...], Float[Tensor, "m k ..."]]]:
         """Uses with the signals at the output they made, for the examples ``part``, from the last to the first."""
-        carried: dict[int, Tensor] = {id(outputs): cotangents}
+        carried: dict[int, tuple[Tensor, bool]] = {id(outputs): (cotangents, False)}
         for step in reversed(self.steps):
-            signal = carried.pop(id(step.output), None)
+            signal, spare = carried.pop(id(step.output), (None, False))
             if signal is None:
                 continue
             if step.uses:
                 yield step.uses, signal
+                spare = spare and not any(use.form.keeps_signals for use in step.uses)
             if not any(t.requires_grad for t in step.draft.inputs):
                 continue
-            for tensor, share in zip(step.draft.inputs, step.back(signal, part), strict=True):
+            shares = step.back(signal, part, spare)
+            for tensor, share in zip(step.draft.inputs, shares, strict=True):
                 if tensor.requires_grad:
                     before = carried.get(id(tensor))
-                    carried[id(tensor)] = share if before is None else before + share
+                    free = _nobody_elses(share, shares, () if spare else (signal,))
+                    carried[id(tensor)] = (share, free) if before is None else (before[0] + share, True)
+
+
+def _nobody_elses(share: Tensor, shares: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """The memory of ``share`` may be written: no other tensor lies in it, and no two of its entries in one place."""
+    place = share.untyped_storage().data_ptr()
+    holders = [t for t in (*shares, *others) if t.untyped_storage().data_ptr() == place]
+    return len(holders) == 1 and share.is_contiguous()

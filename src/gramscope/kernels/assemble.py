@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.pages import fresh_zeros
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.kernels.cost import Shape, cheapest
-from gramscope.kernels.memory import fresh_zeros
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.pages import fresh_zeros
 from gramscope.base.progress import progress
 from gramscope.capture import Snapshot, capture
 from gramscope.capture.capture import Coupled, Precision, captured_by_example
 from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
-from gramscope.kernels.memory import CHUNK, Block, Plan, fresh_zeros, make_plan
+from gramscope.kernels.memory import CHUNK, Block, Plan, make_plan
 from gramscope.kernels.parts import Opened, capture_in_parts
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
@@ -31,13 +32,13 @@ from gramscope.kernels.pieces import (
 )
 
 Reduce = Literal["none", "trace"]
-# Fewest and most rows of the kernel matrix computed in one go, and how much finer strips are cut on the diagonal. Tall
-# strips amortise reading the other side, small ones waste less of a symmetric kernel's other half; a GPU wants few
-# and large products.
-STRIP_ROWS = {"cpu": (320, 1280, 4), "cuda": (640, 2560, 1)}
+# Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
+# and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
+# half; a GPU wants few and large products.
+STRIP_ROWS = {"cpu": (320, 1280, 80, 8), "cuda": (640, 2560, 640, 1)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
 # Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
-TILE = {"cpu": 2**20, "cuda": 2**40}
+TILE = {"cpu": 2**19, "cuda": 2**40}
 LIGHT = (HadamardPiece, HadamardTracePiece, ConstantSignalPiece)
 
 
@@ -186,8 +187,9 @@ class _Job:
         for target, size in {(id(t), _strip(p, t, n)): (t, _strip(p, t, n)) for t, p in work}.values():
             mine = [p for t, p in work if t is target and _strip(p, t, n) == size]
             c, d = len(target) // n, target.shape[1] // m
-            finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])[2]
-            finest = size if isinstance(mine[0], HalfPiece | TiedPiece) else max(1, size // finer)
+            leaf, finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])[2:]
+            whole = isinstance(mine[0], HalfPiece | TiedPiece)
+            finest = size if whole else min(size, max(1, leaf // c, size // finer))
             for rows, all_cols in rectangles(n, m, size, finest, upper):
                 for cols in _tiles(mine, rows, all_cols, c * d, target.device.type):
                     for piece in mine:
@@ -247,7 +249,7 @@ def _strip(piece: Piece, target: Tensor, n: int) -> int:
         return piece.strip
     if isinstance(piece, TiedPiece):
         return STRIP_EXAMPLES
-    smallest, largest, _ = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
+    smallest, largest, *_ = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
     rows = min(largest, max(smallest, len(target) // 8 if target.is_cuda else len(target) // 4))
     return max(1, rows * n // len(target))
 

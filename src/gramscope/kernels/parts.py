@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gramscope.base.pages import fresh_zeros
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.capture.network import slice_examples
-from gramscope.kernels.memory import fresh_zeros
 from gramscope.kernels.pieces import strips
 
 Take = Callable[[Any], Snapshot]

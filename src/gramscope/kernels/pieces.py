@@ -45,8 +45,7 @@ class HadamardPiece:
         self.blocks = left.shape[1], right.shape[1]
         self.left = left.reshape(len(left) * self.blocks[0], -1)
         self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
-        # Q with each column repeated for its outputs, so that the product below runs along whole rows of memory.
-        self.inner = inner.repeat_interleave(self.blocks[1], dim=1)
+        self.inner = inner
         self.buffer = left.new_empty(0)
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
@@ -57,16 +56,20 @@ class HadamardPiece:
             self.buffer = left.new_empty(out.numel())
         tile = self.buffer[: out.numel()].view(out.shape)
         torch.mm(left, self.right[start:stop].T, out=tile)
-        out.unflatten(0, (-1, c)).addcmul_(self.inner[rows[0] : rows[1], None, start:stop], tile.unflatten(0, (-1, c)))
+        # Q with each column repeated for its outputs, so that the product below runs along whole rows of memory.
+        inner = self.inner[rows[0] : rows[1], cols[0] : cols[1]].repeat_interleave(d, dim=1)
+        out.unflatten(0, (-1, c)).addcmul_(inner[:, None], tile.unflatten(0, (-1, c)))
 
 
 class HadamardTracePiece:
-    """``K = Q ∘ Σ_c S_c S_cᵀ``, output by output: the signals are read where the backward pass left them."""
+    """``K = Q ∘ Σ_c S_c S_cᵀ``: in one product, or output by output where the backward pass left them so."""
 
     def __init__(
         self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m k o"]
     ) -> None:
-        self.inner, self.left, self.right = inner, left.transpose(0, 1), right.transpose(0, 1)
+        self.inner = inner
+        joined = left.is_contiguous() and right.is_contiguous()
+        self.left, self.right = ((t.flatten(1)[None] if joined else t.transpose(0, 1)) for t in (left, right))
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         total = torch.zeros_like(out)
