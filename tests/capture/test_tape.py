@@ -31,8 +31,10 @@ class Program(nn.Module):
         self.first, self.last = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, 3)
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
         self.gain = nn.Parameter(torch.randn(WIDTH))
+        self.norm = nn.BatchNorm1d(2 * WIDTH).eval()
         self.register_buffer("table", torch.randn(N, WIDTH))
         self.operations = operations
+        nn.init.normal_(self.norm.weight)
 
     def forward(self, x):
         self.made = self.first(x)
@@ -79,6 +81,7 @@ APART = {
     "permuted": lambda m, h: h.permute(0, 2, 1).reshape(N, 2, WIDTH),
     "halves": lambda m, h: torch.cat([part.sin() for part in h.chunk(2, dim=-1)], dim=-1),
     "flipped halves": lambda m, h: torch.cat(h.split(2, dim=2)[::-1], dim=2),
+    "batch norm of vectors": lambda m, h: 2.0 * torch.tanh(m.norm(h.flatten(1)).unflatten(1, (2, WIDTH))),
     "difference beside a branch": lambda m, h: (torch.sin(h) - h) + F.relu(torch.cos(h)),
     "difference of branches": lambda m, h: F.relu(h @ m.weight) - F.relu(h) + F.relu(h * 0.5),
     "sum of tokens beside": lambda m, h: F.relu(h.sum(1, keepdim=True)) + F.relu(h),
