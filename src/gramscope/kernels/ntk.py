@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.base.pages import fresh_zeros
+from gramscope.base.pages import fresh_zeros, keep_freed_blocks
 from gramscope.base.progress import progress
 from gramscope.capture import Snapshot, capture
 from gramscope.capture.capture import Coupled, Precision, captured_by_example
@@ -98,6 +98,7 @@ def ntk(
     """
     if reduce not in ("none", "trace"):
         raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
+    keep_freed_blocks()
     options: dict[str, Any] = {"outputs": outputs, "frozen": frozen, "precision": precision}
     plan = make_plan(model, x, x2, trace=reduce == "trace", blocked=coupled == "refuse", memory=memory, **options)
     take = partial(capture, model, coupled=coupled, **options)
