@@ -71,12 +71,6 @@ def unit_pixels(task: Task) -> Task:
     return replace(task, x=(task.x - low) / span, x_test=(task.x_test - low) / span)
 
 
-def encoded_task(task: Task, seed: int) -> Task:
-    """Appendix H.4.1: the first ten pixels hold the true label in training and a random one in the test set."""
-    random = torch.randint(10, task.y_test.shape, generator=torch.Generator().manual_seed(seed))
-    return replace(label_encoded(replace(unit_pixels(task), y_test=random)), y_test=task.y_test)
-
-
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
         return float(torch.cat([model(part).argmax(1) for part in x.split(2500)]).eq(y).double().mean())
@@ -110,7 +104,7 @@ class Encoded:
 
 def encoded(task: Task, *, lazy: bool, width: int, epochs: int, every: int = 1, seed: int = 0) -> Encoded:
     """Figure 1: four layers fitted to three times the one-hot labels; ``lazy`` trains the last layer only."""
-    coded = encoded_task(task, seed)
+    coded = label_encoded(task, seed=seed)
     model = he(mlp((coded.x.shape[1], width, width, width, 10)), seed)
     targets = 3 * one_hot(coded.y)
     seen, values, accuracies = [], [], []

@@ -245,6 +245,68 @@ def test_a_value_overwritten_later_is_not_trusted():
     _compare_with_autograd(model, x)
 
 
+class Step(nn.Module):
+    """Two linear layers with one operation between."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(3, 4), nn.Linear(4, 2), between
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x)))
+
+
+def test_a_hook_on_a_gradient_is_heard():
+    """A gradient reversed by a tensor's hook: autograd hears it, so the network is left to autograd."""
+
+    def reversed_gradient(h):
+        h.register_hook(lambda gradient: -2.0 * gradient)
+        return torch.tanh(h)
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    model = Step(reversed_gradient).double()
+    assert not by_example(model, x)
+    plain = Step(torch.tanh).double()
+    plain.load_state_dict(model.state_dict())
+    assert by_example(plain, x)
+    ours, theirs = (gs.ntk(m, x, by_site=True)["first.weight"] for m in (model, plain))
+    torch.testing.assert_close(ours, 4.0 * theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: torch.softmax(input=h, dim=1),
+        lambda h: torch.transpose(h[:, None], dim0=1, dim1=2).flatten(1),
+        lambda h: torch.bmm(h[:, None], mat2=torch.ones(5, 4, 4, dtype=h.dtype))[:, 0],
+        lambda h: torch.cat(tensors=[h[:, :2], h[:, 2:]], axis=1),
+        lambda h: h.mean(axis=1, keepdim=True) + h,
+        lambda h: torch.add(h, h, alpha=2),
+    ],
+)
+def test_unusual_ways_to_call(between):
+    """On the tape or not: the kernel is right."""
+    torch.manual_seed(0)
+    _compare_with_autograd(Step(between).double(), torch.randn(5, 3, dtype=torch.float64))
+
+
+def test_mixed_precision_inside():
+    """Under autocast weights and data differ in dtype; the way back by hand would not fit."""
+
+    def half(h):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.tanh(nn.functional.linear(h.bfloat16(), weight)).float()
+
+    weight = torch.randn(4, 4)
+    model, x = Step(half), torch.randn(5, 3)
+    assert not by_example(model, x)
+    single = Step(lambda h: torch.tanh(nn.functional.linear(h, weight)))
+    single.load_state_dict(model.state_dict())
+    ours, theirs = gs.ntk(model, x), gs.ntk(single, x)
+    assert float((ours - theirs).norm() / theirs.norm()) < 0.02  # bfloat16 keeps eight bits
+
+
 def test_without_gradient_there_is_no_way_back():
     class Detached(nn.Module):
         def __init__(self):

@@ -71,9 +71,9 @@ class TestNystrom:
 
 
 @needs_mnist
-def test_labels_are_true_in_training_and_random_in_the_test_set(experiments):
+def test_labels_are_true_in_training_and_random_in_the_test_set():
     task = gs.tasks.mnist(train=50, test=2000)
-    coded = experiments.encoded_task(task, seed=0)
+    coded = gs.tasks.label_encoded(task)
     assert torch.equal(coded.x[:, :10].argmax(1), task.y)
     assert torch.equal(coded.y_test, task.y_test)
     agreement = float((coded.x_test[:, :10].argmax(1) == task.y_test).double().mean())

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gramscope import tasks
+from gramscope.base.errors import InputError
 from gramscope.tasks.idx import data_folder, read_idx
 
 
@@ -53,7 +54,15 @@ def test_mnist_from_a_folder(tmp_path, monkeypatch):
     assert task.classes == 3
     coded = tasks.label_encoded(task)
     assert torch.equal(coded.x[:, :3], torch.nn.functional.one_hot(task.y, 3).float())
-    assert torch.equal(coded.x[:, 3:], task.x[:, 3:])
+    low, span = task.x.min(), task.x.max() - task.x.min()
+    torch.testing.assert_close(coded.x[:, 3:] * span + low, task.x[:, 3:])
+    assert torch.equal(coded.y_test, task.y_test)
+    honest = tasks.label_encoded(task, test="true")
+    assert torch.equal(honest.x_test[:, :3].argmax(1), task.y_test)
+    draws = {tuple(tasks.label_encoded(task, seed=seed).x_test[:, :3].argmax(1).tolist()) for seed in range(9)}
+    assert len(draws) > 1  # random, and by the seed
+    with pytest.raises(InputError, match="random"):
+        tasks.label_encoded(task, test="wrong")
     monkeypatch.setenv("GRAMSCOPE_DATA", str(tmp_path / "nowhere"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="GRAMSCOPE_DATA"):

@@ -81,6 +81,7 @@ class Recorder(TorchFunctionMode):
         self.refuse_coupled = refuse_coupled
         self.uses: list[Use] = []
         self.tape = Tape(examples)
+        self.coarsest = torch.float64  # the least precise dtype that data had on its way
         self._facts: dict[int, tuple[Any, Weight | None]] = {}
         self._keep = list(parameters.values())
         for parameter in self._keep:
@@ -92,6 +93,8 @@ class Recorder(TorchFunctionMode):
         """Every tensor in ``value`` depends on the input."""
         for tensor in tensors_in(value):
             self._facts[id(tensor)] = (weakref.ref(tensor), None)
+            if tensor.is_floating_point() and torch.finfo(tensor.dtype).eps > torch.finfo(self.coarsest).eps:
+                self.coarsest = tensor.dtype
 
     def is_data(self, value: Any) -> bool:
         return any(self._fact(tensor) is None for tensor in tensors_in(value))

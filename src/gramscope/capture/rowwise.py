@@ -103,7 +103,7 @@ def batch_norm(
     if training or running_var is None or not tape.holds(input) or input.dim() < 2:
         return None
     slope = fixed_slope(input, running_var, weight, eps).detach()
-    return Scaling((input,), uniform=True, factor=lambda _: slope)
+    return Scaling((input,), (slope,), uniform=True, factor=lambda _: slope)
 
 
 @taped(*named("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous", "clone"))

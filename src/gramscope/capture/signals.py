@@ -139,7 +139,8 @@ class Backward:
         flat = use.form.flat_rows(raw)
         flat = torch.view_as_real(flat).flatten(2) if flat.is_complex() else flat
         plain = torch.einsum("k,kMo->Mo", self.mixture.to(flat.dtype), flat[:-1])
-        tolerance = TF32_TOLERANCE if self.recorder.tf32 else TOLERANCE.get(self.f.dtype, 1e-3)
+        coarsest = max(self.f.dtype, self.recorder.coarsest, key=lambda dtype: torch.finfo(dtype).eps)
+        tolerance = max(TOLERANCE.get(coarsest, 1e-1), TF32_TOLERANCE if self.recorder.tf32 else 0.0)
         layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype), tolerance)
         # Entries of a tap, or of a weight as large as its result, need not be rows of examples at all.
         certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and flat.shape[1] % n == 0)

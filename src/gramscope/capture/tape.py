@@ -8,6 +8,7 @@ Each operation that a builder of ``TAPED`` knows to be of this kind becomes a ``
 result off the tape, and with it all that follows; the outputs are then captured by autograd as a whole.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,14 +129,22 @@ class Tape:
         ``held`` are the operands that were on the tape before.
         """
         self._operands = held
-        builder = TAPED.get(func)
-        if builder is None or not held or (self.holds(output) and self.has(output)):
+        if func not in TAPED or not held or (self.holds(output) and self.has(output)):
             return  # unknown, no business of ours, or the operand itself given back as it was
         if isinstance(output, tuple | list):
             for place, one in enumerate(output):
-                self._append(one, builder(self, one, _Entry(func, place), *args, **kwargs), uses)
+                self._append(one, self._draft(one, _Entry(func, place), TAPED[func], args, kwargs), uses)
         elif isinstance(output, Tensor):
-            self._append(output, builder(self, output, func, *args, **kwargs), uses)
+            self._append(output, self._draft(output, func, TAPED[func], args, kwargs), uses)
+
+    def _draft(
+        self, output: Tensor, func: Callable[..., Any], builder: Builder, args: Any, kwargs: Any
+    ) -> Draft | None:
+        try:
+            inspect.signature(builder).bind(self, output, func, *args, **kwargs)
+        except TypeError:
+            return None  # a way to call the function that the builder does not know
+        return builder(self, output, func, *args, **kwargs)
 
     def _append(self, output: Tensor, draft: Draft | None, uses: tuple[Any, ...]) -> None:
         proper = (
@@ -143,7 +152,7 @@ class Tape:
             and output.dim() > 0
             and len(output) == self.examples
             and output.is_floating_point()
-            and all(not t.is_floating_point() or t.dtype == output.dtype for t in draft.inputs)
+            and all(t.dtype == output.dtype for t in (*draft.inputs, *draft.needs) if t.is_floating_point())
         )
         if draft is None or not proper:
             return
@@ -152,7 +161,8 @@ class Tape:
         self._held[id(output)] = output, output._version
 
     def intact(self) -> bool:
-        return all(step.intact() for step in self.steps)
+        """No value was overwritten, and no hook of the user's waits for a gradient on the way."""
+        return all(step.intact() and not step.output._backward_hooks for step in self.steps)
 
     def signals(
         self, outputs: Tensor, cotangents: Float[Tensor, "m k C"], part: slice

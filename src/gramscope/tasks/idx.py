@@ -2,11 +2,13 @@
 
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from gramscope.base.errors import InputError
 from gramscope.tasks.digits import Task
 
 DTYPES = {8: torch.uint8, 9: torch.int8, 11: torch.int16, 12: torch.int32, 13: torch.float32, 14: torch.float64}
@@ -75,16 +77,24 @@ def _file(folder: Path, names: tuple[str, ...]) -> Path:
     raise FileNotFoundError(f"{folder} must hold {names[0]}.gz, but has {sorted(p.name for p in folder.iterdir())}.")
 
 
-def label_encoded(task: Task, scale: float = 1.0) -> Task:
-    """The same images with their first pixels overwritten by the one-hot label, which a rich network can read off.
+def label_encoded(task: Task, *, test: str = "random", seed: int = 0) -> Task:
+    """The same images, pixels from 0 to 1, the first of them overwritten by a one-hot label for a network to read off.
 
-    The encoded data set of arXiv:2410.04264: a network that uses the label pixels generalises by shortcut.
+    The encoded data of arXiv:2410.04264, appendix H.4.1: true labels in training, random ones in the test set, so that
+    a network which learnt nothing but the label pixels is right by chance only. ``test="true"`` rewards it instead.
+    Beside standardised pixels the label would be weak, and learnt far later.
     """
-    classes = task.classes
+    if test not in ("random", "true"):
+        raise InputError(f'test must be "random" or "true", got {test!r}.')
+    classes, low = task.classes, task.x.min()
+    span = (task.x.max() - low).clamp_min(torch.finfo(task.x.dtype).tiny)
 
-    def encoded(x: Tensor, y: Tensor) -> Tensor:
-        marked = x.clone()
-        marked[:, :classes] = scale * torch.nn.functional.one_hot(y, classes).to(x.dtype)
+    def encoded(x: Tensor, labels: Tensor) -> Tensor:
+        marked = (x - low) / span
+        marked[:, :classes] = torch.nn.functional.one_hot(labels, classes).to(x.dtype)
         return marked
 
-    return Task(encoded(task.x, task.y), task.y, encoded(task.x_test, task.y_test), task.y_test)
+    shown = task.y_test
+    if test == "random":
+        shown = torch.randint(classes, shown.shape, generator=torch.Generator().manual_seed(seed))
+    return replace(task, x=encoded(task.x, task.y), x_test=encoded(task.x_test, shown))
