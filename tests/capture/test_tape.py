@@ -323,3 +323,14 @@ def test_without_gradient_there_is_no_way_back():
     kernels = gs.ntk(model, x, by_site=True)
     assert float(kernels["first.weight"].abs().max()) == 0
     _compare_with_autograd(model, x)
+
+
+def test_directions_that_carry_a_gradient():
+    """Only their values are wanted."""
+    torch.manual_seed(0)
+    model, x = Step(torch.tanh), torch.randn(5, 3)
+    directions = torch.randn(2, 5, 2, requires_grad=True)
+    ours, theirs = gs.capture(model, x, directions=directions), gs.capture(model, x, directions=directions.detach())
+    for a, b in zip(ours.sites, theirs.sites, strict=True):
+        assert not a.rows().requires_grad
+        assert torch.equal(a.rows(), b.rows())

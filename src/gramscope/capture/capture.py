@@ -212,4 +212,4 @@ def _cotangents(f: Float[Tensor, "n C"], directions: Directions) -> Float[Tensor
         raise InputError(
             f"directions must have shape (k, {n}, {width}) to match the outputs, got {tuple(directions.shape)}."
         )
-    return directions.to(f)
+    return directions.detach().to(f)
