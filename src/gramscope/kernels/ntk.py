@@ -152,7 +152,7 @@ class _Job:
         size = block.examples[1] - block.examples[0]
         if block.outputs == (0, self.plan.outputs):
             if self.plan.part is not None and self.plan.part < size:
-                return capture_in_parts(self.take, self.opened, part, size, self.plan.part)
+                return capture_in_parts(self.take, self.opened, part, size, self.plan.part, self.trace)
             return self.take(part)
         some = torch.eye(self.plan.outputs)[slice(*block.outputs), None, :].expand(-1, size, -1)
         return self.take(part, directions=some)

@@ -8,7 +8,6 @@ where fresh memory is slow to come by, it is faster too.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from gramscope.base.pages import fresh_zeros
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.capture.network import slice_examples
+from gramscope.kernels.cost import Shape, cheapest
 from gramscope.kernels.pieces import strips
 
 Take = Callable[[Any], Snapshot]
@@ -25,22 +25,22 @@ Opened = Callable[[Any], AbstractContextManager[Callable[[slice], Snapshot] | No
 WIDER = 4
 
 
-def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int) -> Snapshot:
+def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int, trace: bool) -> Snapshot:
     """A snapshot of all n examples, ``size`` at a time: from one forward pass where the network allows."""
     even = math.ceil(n / math.ceil(n / size))
     with opened(x) as some:
         if some is not None:
-            joined = _joined(n, (some(slice(*part)) for part in strips(n, even)))
+            joined = _joined(n, trace, (some(slice(*part)) for part in strips(n, even)))
             assert joined is not None  # one forward pass used its weights in one way
             return joined
-    joined = _joined(n, (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
+    joined = _joined(n, trace, (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
     # Parts that used their weights in different ways (routing, packing) are taken together.
     return take(x) if joined is None else joined
 
 
-def _joined(n: int, parts: Iterator[Snapshot]) -> Snapshot | None:
+def _joined(n: int, trace: bool, parts: Iterator[Snapshot]) -> Snapshot | None:
     first = next(parts)
-    sites = [_joining(site, n) for site in first.sites]
+    sites = [_joining(site, n, trace) for site in first.sites]
     outputs, edges = [first.outputs], [0, first.examples]
     fits = all(joining.add(site, 0) for joining, site in zip(sites, first.sites, strict=True))
     for part in parts:
@@ -62,25 +62,37 @@ def _joined(n: int, parts: Iterator[Snapshot]) -> Snapshot | None:
     )
 
 
-def _joining(site: Site, n: int) -> "_Joining":
+def _joining(site: Site, n: int, trace: bool) -> "_Joining":
     if isinstance(site, OuterSite):
-        return _Rows(site, n) if site.fan_in <= WIDER * site.positions else _Outers(site, n)
+        return _Rows(site, n) if _as_rows(site, n, trace) else _Outers(site, n)
     return _Lookups(site, n) if isinstance(site, LookupSite) else _Rows(site, n)
+
+
+def _as_rows(site: OuterSite, n: int, trace: bool) -> bool:
+    """Will the kernel be contracted from gradient rows, and are these not much larger than the signals?"""
+    shape = Shape(n=n, m=n, k=site.directions, T=site.positions, g=site.groups, i=site.fan_in, o=site.fan_out,
+                  symmetric=True, trace=trace)  # fmt: skip
+    return site.fan_in <= WIDER * site.positions and cheapest(shape) == "rows"
 
 
 class _Joining:
     """One site over all examples, filled part by part."""
 
     def __init__(self, first: Site, n: int) -> None:
-        self.first, self.n = first, n
+        # Not the site itself, whose signals would stay in memory with it.
+        self.kind, self.n = _kind(first), n
+        self.name, self.rule, self.frame = first.name, first.rule, first.frame
 
     def add(self, site: Site, start: int) -> bool:
         """Take the part of the examples from ``start`` on; False where it does not match the first."""
-        kinds = {(type(s), s.name, s.rule, s.frame, s.entries) for s in (site, self.first)}
-        return len(kinds) == 1
+        return _kind(site) == self.kind
 
     def site(self) -> Site:
         raise NotImplementedError
+
+
+def _kind(site: Site) -> tuple[object, ...]:
+    return type(site), site.name, site.rule, site.frame, site.entries
 
 
 class _Rows(_Joining):
@@ -102,48 +114,44 @@ class _Rows(_Joining):
         return True
 
     def site(self) -> Site:
-        return RowSite(self.first.name, self.first.rule, self.first.frame, self.gradient)
+        return RowSite(self.name, self.rule, self.frame, self.gradient)
 
 
 class _Outers(_Joining):
     """Signals in memory of their own; inputs are made by the parts, when they are asked for."""
 
-    first: OuterSite
-
     def __init__(self, first: OuterSite, n: int) -> None:
         super().__init__(first, n)
         o = first.signals  # (n, k, T, g, o), kept in the order of memory that convolutions give: T last
         self.signals = fresh_zeros((n, *(o.shape[a] for a in (1, 3, 4, 2))), o.dtype, o.device).permute(0, 1, 4, 2, 3)
-        self.parts: list[OuterSite] = []
+        self.positions, self.fan_in, self.axes, self.order = first.positions, first.fan_in, first.axes, first.order
+        self.inputs: list[tuple[int, int, Callable[[slice], Tensor]]] = []
 
     def add(self, site: Site, start: int) -> bool:
-        if not super().add(site, start) or not isinstance(site, OuterSite) or site.positions != self.first.positions:
+        if not super().add(site, start) or not isinstance(site, OuterSite) or site.positions != self.positions:
             return False
-        self.signals[start : start + site.examples] = site.signals
-        self.parts.append(site)
+        stop = start + site.examples
+        self.signals[start:stop] = site.signals
+        self.inputs.append((start, stop, site.make_inputs))
         return True
 
     def site(self) -> Site:
-        edges = [0, *torch.tensor([part.examples for part in self.parts]).cumsum(0).tolist()]
-        parts = self.parts
+        parts, n = self.inputs, self.n
 
         def inputs(examples: slice) -> Tensor:
-            start, stop, _ = examples.indices(self.n)
+            start, stop, _ = examples.indices(n)
             found = [
-                part.inputs_of(slice(max(start, low) - low, min(stop, high) - low))
-                for part, (low, high) in zip(parts, pairwise(edges), strict=True)
+                make(slice(max(start, low) - low, min(stop, high) - low))
+                for low, high, make in parts
                 if max(start, low) < min(stop, high)
             ]
             return found[0] if len(found) == 1 else torch.cat(found)
 
-        f = self.first
-        return OuterSite(f.name, f.rule, f.frame, inputs, self.signals, f.fan_in, f.axes, f.order)
+        return OuterSite(self.name, self.rule, self.frame, inputs, self.signals, self.fan_in, self.axes, self.order)
 
 
 class _Lookups(_Joining):
     """Ids and signals."""
-
-    first: LookupSite
 
     def __init__(self, first: LookupSite, n: int) -> None:
         super().__init__(first, n)
@@ -153,8 +161,8 @@ class _Lookups(_Joining):
         if not super().add(site, start) or not isinstance(site, LookupSite):
             return False
         self.parts.append(site)
-        return site.ids.shape[1] == self.first.ids.shape[1]
+        return site.ids.shape[1] == self.parts[0].ids.shape[1]
 
     def site(self) -> Site:
         ids, signals = torch.cat([part.ids for part in self.parts]), torch.cat([part.signals for part in self.parts])
-        return LookupSite(self.first.name, self.first.rule, self.first.frame, ids, signals, self.first.table)
+        return LookupSite(self.name, self.rule, self.frame, ids, signals, self.parts[0].table)
