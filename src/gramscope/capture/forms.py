@@ -6,7 +6,8 @@ known, makes the Site.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -135,7 +136,6 @@ class Gain(Form):
     shape: tuple[int, ...] = ()
     factor: Callable[[], Tensor] | None = None
     output_shape: tuple[int, ...] = ()
-    held: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def _broadcast(self) -> tuple[int, ...]:
@@ -187,17 +187,16 @@ class Gain(Form):
         m, k = signals.shape[:2]
         axes = [1 + axis for axis in self._summed]
         if self.factor is not None:
-            gradient = _summed_product(signals, self._whole_factor().to(signals.dtype)[first : first + m, None], axes)
+            gradient = _summed_product(signals, self._whole_factor.to(signals.dtype)[first : first + m, None], axes)
         else:
             gradient = signals.sum(axes) if axes else signals
         return RowSite(name, self.rule, frame, gradient.reshape(m, k, -1))
 
+    @cached_property
     def _whole_factor(self) -> Tensor:
         """The factor of all examples, made once for all parts of them."""
-        if "whole" not in self.held:
-            assert self.factor is not None
-            self.held["whole"] = self.factor().expand(self.output_shape)
-        return self.held["whole"]
+        assert self.factor is not None
+        return self.factor().expand(self.output_shape)
 
     def _ragged_site(self, name: str, frame: Frame | None, rows: Tensor, layout: Ragged) -> Site | None:
         if math.prod(self._broadcast[: self._leading]) != 1:
