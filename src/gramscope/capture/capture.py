@@ -26,7 +26,7 @@ from gramscope.capture.network import (
     unwrap,
 )  # fmt: skip
 from gramscope.capture.recorder import Recorder, tensors_in
-from gramscope.capture.signals import Backward
+from gramscope.capture.signals import Backward, Place
 from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
@@ -72,25 +72,41 @@ def capture(
     _check_options(coupled, precision)
     with _watched_forward(model, x, outputs, frozen, coupled, precision) as watched:
         backward = watched.backward(directions)
-        return watched.snapshot(backward, backward.sites(), slice(None))
+        return watched.snapshot(backward.sites(), len(backward.cotangents))
+
+
+@dataclass(frozen=True)
+class ByExample:
+    """A forward pass of which some examples at a time can be taken backward."""
+
+    watched: "_Watched"
+    backward: Backward
+
+    def sites(self, part: slice) -> Iterator[tuple[Place, Site]]:
+        """Sites of the examples ``part``, each with its place among the sites, the last of the network first.
+
+        A site's signals are in memory that the next one may use: take what is needed before going on.
+        """
+        return self.backward.taped_sites(part, copied=True)
+
+    def snapshot(self, sites: list[Site]) -> Snapshot:
+        """The snapshot of all examples, of sites that were put together from parts, in order of their places."""
+        return self.watched.snapshot(sites, len(self.backward.cotangents))
 
 
 @contextmanager
 def captured_by_example(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
     precision: Precision = None,
-) -> Iterator[Callable[[slice], Snapshot] | None]:  # fmt: skip
-    """A function that captures some of the examples, all from one forward pass, while the context lasts.
+) -> Iterator[ByExample | None]:  # fmt: skip
+    """Some examples at a time, all from one forward pass, while the context lasts.
 
     None where the network may mix its examples, or does what the tape does not know (see ``gramscope.capture.tape``).
     """
     _check_options(coupled, precision)
     with _watched_forward(model, x, outputs, frozen, coupled, precision) as watched:
         backward = watched.backward(None)
-        if backward.by_example():
-            yield lambda part: watched.snapshot(backward, backward.taped_sites(part), part)
-        else:
-            yield None
+        yield ByExample(watched, backward) if backward.by_example() else None
 
 
 @dataclass(frozen=True)
@@ -105,12 +121,12 @@ class _Watched:
     def backward(self, directions: Directions) -> Backward:
         return Backward(self.f, _cotangents(self.f, directions), self.parameters, self.recorder)
 
-    def snapshot(self, backward: Backward, sites: list[Site], part: slice) -> Snapshot:
+    def snapshot(self, sites: list[Site], directions: int) -> Snapshot:
         used = {site.name for site in sites}
         return Snapshot(
             sites=tuple(sites),
-            outputs=self.f.detach()[part],
-            directions=len(backward.cotangents),
+            outputs=self.f.detach(),
+            directions=directions,
             parameters={name: parameter.shape for name, parameter in self.parameters.items()},
             frozen=tuple(name for name in self.every if name not in self.parameters),
             fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
@@ -136,7 +152,7 @@ def survey(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
 ) -> Survey:
     """The size of a capture of ``x``, from a forward pass alone."""
-    with _watched_forward(model, x, outputs, frozen, "refuse", precision) as watched:
+    with _watched_forward(model, x, outputs, frozen, "refuse", precision, taped=False) as watched:
         f, recorder = watched.f, watched.recorder
         n, width = f.shape
         sizes = {(use.edge.node, use.edge.output_nr): use.entries for use in recorder.uses}
@@ -149,7 +165,7 @@ def survey(
 
 @contextmanager
 def _watched_forward(
-    model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision
+    model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision, taped: bool = True
 ) -> Iterator[_Watched]:
     """A recorded forward pass; everything is put back after."""
     model = unwrap(model)
@@ -164,7 +180,7 @@ def _watched_forward(
         recorder = Recorder(parameters, n, refuse_coupled=coupled == "refuse", tf32=precision == "tf32")
         recorder.hint = _unequal_lengths(x)
         recorder.mark_data(x)
-        for tensor in tensors_in(x):
+        for tensor in tensors_in(x) if taped else ():
             recorder.tape.begin(tensor)
         with recorder:
             f = evaluate(model, x, n, outputs)

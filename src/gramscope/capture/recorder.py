@@ -170,9 +170,10 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        weights = self.weights_in((args, kwargs)) if torch.is_grad_enabled() else []
-        data = self.is_data((args, kwargs))
-        held = self.tape.held(tensors_in((args, kwargs)))
+        operands = list(tensors_in((args, kwargs)))
+        weights = self.weights_in(operands) if torch.is_grad_enabled() else []
+        data = self.is_data(operands)
+        held = self.tape.held(operands)
         noted = len(self.uses)
         if not weights:
             output = func(*args, **kwargs)
@@ -189,15 +190,15 @@ class Recorder(TorchFunctionMode):
             self.mark_data(output)
             if _writes(func):
                 self.mark_data(args[0])
-        if held and self._tapeable(output, (args, kwargs), held, weights, self.uses[noted:]):
+        if held and self._tapeable(output, operands, held, weights, self.uses[noted:]):
             self.tape.record(output, func, args, kwargs, tuple(self.uses[noted:]), held)
         return output
 
     def _tapeable(
-        self, output: Any, operands: Any, held: frozenset[int], weights: list[Weight], uses: list[Use]
+        self, output: Any, operands: list[Tensor], held: frozenset[int], weights: list[Weight], uses: list[Use]
     ) -> bool:
         """Operands that carry a gradient are on the tape, or weights whose use was noted at this very output."""
-        moving = [t for t in tensors_in(operands) if t.requires_grad]
+        moving = [t for t in operands if t.requires_grad]
         known = all(id(t) in held or self.weight(t) is not None for t in moving)
         attached = not moving or all(t.requires_grad for t in tensors_in(output))
         noted = {id(weight) for weight in weights} == {id(use.weight) for use in uses}

@@ -1,6 +1,6 @@
 """From recorded uses to sites: one batched backward pass, the layout of each site, and the autograd fallback."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from gramscope.capture.weights import Weight
 
 # Entries of gradients that the fallback holds at once.
 FALLBACK_ENTRIES = 2**26
+# Where a site stands in a snapshot: the number of the use, and of the root of its weight.
+Place = tuple[int, int]
 
 
 class Backward:
@@ -49,14 +51,19 @@ class Backward:
         complete = not self.hidden and not self.unseen and all(id(use) in taped for use in self.structured)
         return complete and tape.has(self.f) and tape.intact()
 
-    def taped_sites(self, part: slice) -> list[Site]:
-        """Sites of some examples, where ``by_example``."""
+    def taped_sites(self, part: slice, copied: bool = False) -> Iterator[tuple[Place, Site]]:
+        """Sites of some examples, where ``by_example``: each as soon as its signals are there, with its place.
+
+        ``copied``: who takes a site keeps none of its memory, so that the next signals may be written there.
+        """
         first = part.indices(len(self.f))[0]
         cotangents = self.cotangents.transpose(0, 1)[part]
-        found: dict[int, list[Site]] = {}
-        for uses, signal in self.recorder.tape.signals(self.f, cotangents, part):
-            found |= {id(use): self._taped_site(use, signal, first) for use in uses}
-        return [site for use in self.structured for site in found.get(id(use), [])]
+        places = {id(use): place for place, use in enumerate(self.structured)}
+        for uses, signal in self.recorder.tape.signals(self.f, cotangents, part, copied):
+            for use in uses:
+                if id(use) in places:
+                    found = self._taped_site(use, signal, first)
+                    yield from (((places[id(use)], root), site) for root, site in enumerate(found))
 
     def _taped_site(self, use: Use, signal: Tensor, first: int) -> list[Site]:
         if use.weight.frame is not None:
@@ -67,7 +74,8 @@ class Backward:
     def sites(self) -> list[Site]:
         """Sites of all uses and all examples."""
         if self.by_example():
-            return self.taped_sites(slice(0, len(self.f)))
+            by_place = dict(self.taped_sites(slice(0, len(self.f))))
+            return [by_place[place] for place in sorted(by_place)]
         found: list[Site] = []
         hidden = list(self.hidden)
         if self.structured:

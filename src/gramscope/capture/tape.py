@@ -11,6 +11,7 @@ result off the tape, and with it all that follows; the outputs are then captured
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from jaxtyping import Float
@@ -29,6 +30,9 @@ def taped(*functions: Callable[..., Any]) -> Callable[[Builder], Builder]:
         return builder
 
     return register
+
+
+_signature = cache(inspect.signature)
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class Tape:
         self, output: Tensor, func: Callable[..., Any], builder: Builder, args: Any, kwargs: Any
     ) -> Draft | None:
         try:
-            inspect.signature(builder).bind(self, output, func, *args, **kwargs)
+            _signature(builder).bind(self, output, func, *args, **kwargs)
         except TypeError:
             return None  # a way to call the function that the builder does not know
         return builder(self, output, func, *args, **kwargs)
@@ -165,9 +169,12 @@ class Tape:
         return all(step.intact() and not step.output._backward_hooks for step in self.steps)
 
     def signals(
-        self, outputs: Tensor, cotangents: Float[Tensor, "m k C"], part: slice
+        self, outputs: Tensor, cotangents: Float[Tensor, "m k C"], part: slice, copied: bool = False
     ) -> Iterator[tuple[tuple[Any, ...], Float[Tensor, "m k ..."]]]:
-        """Uses with the signals at the output they made, for the examples ``part``, from the last to the first."""
+        """Uses with the signals at the output they made, for the examples ``part``, from the last to the first.
+
+        ``copied``: the taker has no need of their memory once it asks for the next.
+        """
         carried: dict[int, tuple[Tensor, bool]] = {id(outputs): (cotangents, False)}
         for step in reversed(self.steps):
             signal, spare = carried.pop(id(step.output), (None, False))
@@ -175,7 +182,7 @@ class Tape:
                 continue
             if step.uses:
                 yield step.uses, signal
-                spare = spare and not any(use.form.keeps_signals for use in step.uses)
+                spare = spare and (copied or not any(use.form.keeps_signals for use in step.uses))
             if not any(t.requires_grad for t in step.draft.inputs):
                 continue
             shares = step.back(signal, part, spare)

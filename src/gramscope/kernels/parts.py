@@ -15,12 +15,14 @@ from torch import Tensor
 
 from gramscope.base.pages import fresh_zeros
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
+from gramscope.capture.capture import ByExample
 from gramscope.capture.network import slice_examples
+from gramscope.capture.signals import Place
 from gramscope.kernels.cost import Shape, cheapest
 from gramscope.kernels.pieces import strips
 
 Take = Callable[[Any], Snapshot]
-Opened = Callable[[Any], AbstractContextManager[Callable[[slice], Snapshot] | None]]
+Opened = Callable[[Any], AbstractContextManager[ByExample | None]]
 # Gradient rows up to this many times the size of the signals are worth making at once.
 WIDER = 4
 
@@ -28,14 +30,24 @@ WIDER = 4
 def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int, trace: bool) -> Snapshot:
     """A snapshot of all n examples, ``size`` at a time: from one forward pass where the network allows."""
     even = math.ceil(n / math.ceil(n / size))
-    with opened(x) as some:
-        if some is not None:
-            joined = _joined(n, trace, (some(slice(*part)) for part in strips(n, even)))
-            assert joined is not None  # one forward pass used its weights in one way
-            return joined
+    with opened(x) as one_pass:
+        if one_pass is not None:
+            return _streamed(one_pass, n, even, trace)
     joined = _joined(n, trace, (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
     # Parts that used their weights in different ways (routing, packing) are taken together.
     return take(x) if joined is None else joined
+
+
+def _streamed(one_pass: ByExample, n: int, size: int, trace: bool) -> Snapshot:
+    """Each site of a part is taken as soon as it is there: its signals are still in the cache, and then forgotten."""
+    sites: dict[Place, _Joining] = {}
+    for start, stop in strips(n, size):
+        for place, site in one_pass.sites(slice(start, stop)):
+            if place not in sites:
+                sites[place] = _joining(site, n, trace)
+            fits = sites[place].add(site, start)
+            assert fits  # one forward pass used its weights in one way
+    return one_pass.snapshot([sites[place].site() for place in sorted(sites)])
 
 
 def _joined(n: int, trace: bool, parts: Iterator[Snapshot]) -> Snapshot | None:
@@ -155,14 +167,16 @@ class _Lookups(_Joining):
 
     def __init__(self, first: LookupSite, n: int) -> None:
         super().__init__(first, n)
-        self.parts: list[LookupSite] = []
+        self.ids = first.ids.new_zeros(n, first.ids.shape[1])
+        self.signals = fresh_zeros((n, *first.signals.shape[1:]), first.signals.dtype, first.signals.device)
+        self.table = first.table
 
     def add(self, site: Site, start: int) -> bool:
-        if not super().add(site, start) or not isinstance(site, LookupSite):
+        if not super().add(site, start) or not isinstance(site, LookupSite) or site.ids.shape[1] != self.ids.shape[1]:
             return False
-        self.parts.append(site)
-        return site.ids.shape[1] == self.parts[0].ids.shape[1]
+        stop = start + site.examples
+        self.ids[start:stop], self.signals[start:stop] = site.ids, site.signals
+        return True
 
     def site(self) -> Site:
-        ids, signals = torch.cat([part.ids for part in self.parts]), torch.cat([part.signals for part in self.parts])
-        return LookupSite(self.name, self.rule, self.frame, ids, signals, self.parts[0].table)
+        return LookupSite(self.name, self.rule, self.frame, self.ids, self.signals, self.table)
