@@ -39,4 +39,5 @@ def test_a_batch_of_fixed_size_is_not_cut():
     model, x, _ = CASES[FIXED].build(dtype=torch.float64)
     options = {"outputs": CASES[FIXED].outputs, "frozen": False, "precision": None}
     plan = make_plan(model, x, None, trace=False, blocked=True, memory=None, **options)
-    assert plan.part is None and len(plan.rows) == 1
+    assert plan.part is None
+    assert len(plan.rows) == 1
