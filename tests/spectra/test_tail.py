@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gramscope.base.errors import InputError
 from gramscope.spectra import esd, fit_tail, p_value, scan_tail
 from gramscope.spectra.tail import require_convention
+from gramscope.spectra.tails import Tails
 from references.spectra import tail_fit
 
 REFERENCE = [
@@ -153,6 +154,27 @@ def test_p_value_is_flat_for_true_power_laws_and_small_for_others():
     assert sum(p <= 0.1 for p in true) <= 9  # binomial(30, 0.1): 9 or more has probability 2e-3
     false = [p_value(rng.random(200) + 1, replicates=39, seed=k) for k in range(5)]
     assert max(false) <= 0.1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(2, 90),
+    exponent=st.floats(0.2, 4.0),
+    ties=st.booleans(),
+    convention=st.sampled_from(["gramscope", "weightwatcher"]),
+)
+def test_which_spectra_reach_below_a_distance(seed, n, exponent, ties, convention):
+    """The bootstrap's question, asked of many spectra at once, against the loop over all candidates of each."""
+    drawn = np.random.default_rng(seed).pareto(exponent, (7, n)) + (seed % 2)
+    spectra = np.sort(np.minimum(np.ceil(drawn) if ties else drawn, 1e12), axis=1)
+    least = []
+    for x in spectra:
+        cut, few = (1e-5, 20) if convention == "weightwatcher" else (x.max() * n * np.finfo(float).eps, 0)
+        least.append(tail_fit(x, cut, few)["D"])
+    tails = Tails.of(spectra, convention, 2)
+    for limit in [*(d * (1 + e) for d in least if math.isfinite(d) for e in (-1e-9, 1e-9)), 0.0, 2.0]:
+        assert tails.reach_below(limit).tolist() == [d < limit for d in least]
 
 
 def test_p_value_follows_its_seed_and_no_global_stream():

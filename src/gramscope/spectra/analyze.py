@@ -25,7 +25,8 @@ from gramscope.spectra.marchenko_pastur import MarchenkoPasturFit, fit_marchenko
 from gramscope.spectra.ranks import log_alpha_norm_checked, ranks_checked
 from gramscope.spectra.rivals import Rival, rivals_checked
 from gramscope.spectra.shuffled import shuffled_null_checked
-from gramscope.spectra.tail import Convention, TailFit, fit_checked, require_convention
+from gramscope.spectra.tail import TailFit, fit_checked, require_convention
+from gramscope.spectra.tails import Convention
 from gramscope.spectra.verdict import verdict
 from gramscope.spectra.weights import Skipped, Source, Weight, weights_of
 

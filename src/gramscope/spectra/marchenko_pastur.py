@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from jaxtyping import Float64
 
 from gramscope.base.errors import InputError
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
-from gramscope.spectra.tail import Convention, require_convention
+from gramscope.spectra.tail import require_convention
+from gramscope.spectra.tails import Convention
 
 # 99 % quantile of the Tracy-Widom law of real matrices (F. Bornemann, Markov Process. Related Fields 16 (2010)).
 _TRACY_WIDOM_99 = 2.0234
@@ -186,15 +188,16 @@ def _why_undefined(ascending: Array, short: int) -> str | None:
 
 
 def _fit_weightwatcher(ascending: Array, long: int, short: int) -> MarchenkoPasturFit:
-    from scipy.optimize import brute  # slow to import, and needed here alone
+    from scipy.optimize import fmin  # slow to import, and needed here alone
 
     scale = len(ascending) / float(ascending.sum())
     scaled = ascending * scale
     root = math.sqrt(short / long)
     guess = math.sqrt(float(scaled[-1])) / (1 + root)
     residual = _Residual.of(np.sqrt(scaled) if long == short else scaled, long, short)
-    search = (slice(0.05 * guess, 2.0 * guess, 0.01 * guess),)
-    sigma = float(np.ravel(brute(residual, search, disp=False))[0])
+    # A grid, then a simplex search from its best point.
+    grid = np.mgrid[0.05 * guess : 2.0 * guess : 0.01 * guess]
+    sigma = float(fmin(lambda one: float(residual(one)[0]), grid[np.argmin(residual(grid))], disp=False)[0])
     upper = (sigma * (1 + root)) ** 2
     threshold = upper + math.sqrt(root * upper ** (2 / 3) * short ** (-2 / 3))
     plain = _result(ascending, sigma**2 / scale / long, long, short, threshold / scale)
@@ -223,18 +226,17 @@ class _Residual:
         kept = density > 0.01
         return cls(x[kept], density[kept], short / long)
 
-    def __call__(self, sigma: np.ndarray) -> float:
-        s = float(np.ravel(sigma)[0])
+    def __call__(self, sigma: Float64[np.ndarray, " s"]) -> Float64[np.ndarray, " s"]:
+        squared = sigma[:, None] ** 2
         if self.aspect == 1:
-            law = np.sqrt(np.maximum(4 - self.x**2, 0.0)) / (math.pi * s * s)
-            return float(((law - self.density) ** 2).sum())
-        high, low = (s * (1 + math.sqrt(self.aspect))) ** 2, (s * (1 - math.sqrt(self.aspect))) ** 2
+            law = np.sqrt(np.maximum(4 - self.x**2, 0.0)) / (math.pi * squared)
+            return np.asarray(((law - self.density) ** 2).sum(axis=1))
+        high, low = (squared * (1 + sign * math.sqrt(self.aspect)) ** 2 for sign in (1, -1))
         peak = self.x[np.argmax(self.density)]
-        if high < peak or high > self.x.max() or low > peak:
-            return 1e6 * len(self.x)
+        misses = (high < peak) | (high > self.x.max()) | (low > peak)
         root = np.sqrt(np.maximum((high - self.x) * (self.x - low), 0.0))
-        law = np.divide(root, 2 * math.pi * s * s * self.aspect * self.x, out=np.zeros_like(root), where=self.x > 0)
-        return float(((law - self.density) ** 2).sum())
+        law = np.divide(root, 2 * math.pi * squared * self.aspect * self.x, out=np.zeros_like(root), where=self.x > 0)
+        return np.where(misses[:, 0], 1e6 * len(self.x), ((law - self.density) ** 2).sum(axis=1))
 
 
 def _triangular_density(values: Array, x: Array, width: float) -> Array:

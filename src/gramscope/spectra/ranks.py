@@ -8,7 +8,8 @@ import numpy as np
 from scipy.special import logsumexp
 
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
-from gramscope.spectra.tail import Convention, require_convention
+from gramscope.spectra.tail import require_convention
+from gramscope.spectra.tails import Convention
 
 _WEIGHTWATCHER_EPSILON = 1e-10
 

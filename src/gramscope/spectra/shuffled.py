@@ -13,7 +13,8 @@ from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, generator
 from gramscope.spectra.eigenvalues import Array, as_stack, pooled_squared_singular_values
 from gramscope.spectra.marchenko_pastur import fit_marchenko_pastur_checked
-from gramscope.spectra.tail import Convention, fit_checked, require_convention
+from gramscope.spectra.tail import fit_checked, require_convention
+from gramscope.spectra.tails import Convention
 
 
 @dataclass(frozen=True)

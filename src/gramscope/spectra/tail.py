@@ -3,22 +3,14 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from gramscope.base.errors import InputError
-from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
-
-Convention = Literal["gramscope", "weightwatcher"]
-
-_WEIGHTWATCHER_CUT = 1e-5
-_WEIGHTWATCHER_FEW, _WEIGHTWATCHER_TAIL = 20, 8
-# Points of a tail at which the distance is looked at, first in all tails, then in those that may still win.
-_PROBES = (5, 24)
-_MARGIN = 1e-12
-_CHUNK = 4096
+from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
+from gramscope.spectra.tails import Convention, Tails
 
 
 @dataclass(frozen=True)
@@ -91,112 +83,29 @@ def scan_tail(eigenvalues: Eigenvalues, convention: Convention = "gramscope", *,
     >>> scan.xmin.tolist(), scan.n_tail.tolist()
     ([1.0, 2.0, 4.0], [4, 3, 2])
     """
-    tail = _Candidates.of(as_eigenvalues(eigenvalues, "scan_tail"), require_convention(convention), min_tail)
-    distances = np.array([tail.distance(i) for i in range(len(tail.alpha))])
-    return TailScan(tail.x[:-1], tail.alpha, distances, tail.counts)
+    tails = Tails.of(as_eigenvalues(eigenvalues, "scan_tail")[None], require_convention(convention), min_tail)
+    some = slice(len(tails.x[0]) - int(tails.kept[0]), -1)
+    distances = np.array([tails.distance(0, i) for i in range(*some.indices(len(tails.x[0])))])
+    return TailScan(tails.x[0, some], tails.alpha[0, some.start :], distances, tails.counts[some.start :])
 
 
 def fit_checked(ascending: Array, convention: Convention, min_tail: int = 2) -> TailFit:
     """:func:`fit_tail` for checked eigenvalues, without the warning."""
     largest = float(ascending[-1]) if ascending.size else math.nan
-    tail = _Candidates.of(ascending, convention, min_tail)
-    reason = tail.why_none(ascending)
+    tails = Tails.of(ascending[None], convention, min_tail)
+    kept = int(tails.kept[0])
+    reason = tails.why_none()
     if reason:
-        return TailFit(math.nan, math.nan, math.nan, 0, math.nan, largest, len(tail.x), convention, reason)
-    best, distance = tail.best()
-    alpha, n = float(tail.alpha[best]), int(tail.counts[best])
+        return TailFit(math.nan, math.nan, math.nan, 0, math.nan, largest, kept, convention, reason)
+    best, distance = tails.best()
+    alpha, n = float(tails.alpha[0, best]), int(tails.counts[best])
     # All eigenvalues at or above xmin: with ties more than the candidate's own count.
-    n_tail = int(np.count_nonzero(ascending >= tail.x[best]))
-    return TailFit(
-        alpha, distance, float(tail.x[best]), n_tail, (alpha - 1) / math.sqrt(n), largest, len(tail.x), convention
-    )
+    xmin = float(ascending[best])
+    n_tail = int(np.count_nonzero(ascending >= xmin))
+    return TailFit(alpha, distance, xmin, n_tail, (alpha - 1) / math.sqrt(n), largest, kept, convention)
 
 
 def require_convention(convention: Convention) -> Convention:
     if convention not in get_args(Convention):
         raise InputError(f"convention must be one of {get_args(Convention)}, got {convention!r}.")
     return convention
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """All tails of one spectrum: eigenvalues above the cut, and α for each of them as xmin."""
-
-    x: Float64[np.ndarray, " n"]
-    logs: Float64[np.ndarray, " n"]  # ln(x / x_max), so that equal greatest eigenvalues differ by exactly nothing
-    alpha: Float64[np.ndarray, " candidates"]
-    counts: Int64[np.ndarray, " candidates"]
-    valid: Bool[np.ndarray, " candidates"]
-    min_tail: int
-
-    @classmethod
-    def of(cls, ascending: Array, convention: Convention, min_tail: int) -> "_Candidates":
-        if min_tail < 2:
-            raise InputError(f"min_tail must be at least 2, got {min_tail}. One eigenvalue has no slope.")
-        cut = _WEIGHTWATCHER_CUT if convention == "weightwatcher" else relative_cut(ascending)
-        x = ascending[np.searchsorted(ascending, cut, side="right") :]
-        logs = np.log(x / x[-1]) if x.size else x
-        counts = np.arange(len(x), 1, -1, dtype=np.int64)
-        # Σ_{j ≥ i} ln(x_j / x_i) for all i at once, by one sum from the top.
-        excess = np.cumsum(logs[::-1])[::-1][:-1] - counts * logs[:-1]
-        few = convention == "weightwatcher" and len(x) < _WEIGHTWATCHER_FEW
-        least = max(min_tail, min(_WEIGHTWATCHER_TAIL, len(x)) if few else 2)
-        valid = (excess > 0) & (counts >= least)
-        with np.errstate(divide="ignore"):
-            alpha = 1 + (counts - few) / np.where(excess > 0, excess, 0.0)
-        return cls(x, logs, alpha, counts, valid, least)
-
-    def why_none(self, ascending: Array) -> str | None:
-        """Why no candidate is left, or None."""
-        if self.valid.any():
-            return None
-        if not ascending.size:
-            return "there are no eigenvalues"
-        if ascending[-1] == 0:
-            return "all eigenvalues are zero"
-        if len(self.x) < self.min_tail:
-            return f"{len(self.x)} of {ascending.size} eigenvalues are above the cut, a tail needs {self.min_tail}"
-        return "the eigenvalues of the tail are all equal, which no power law of finite α is"
-
-    def distance(self, i: int) -> float:
-        """D with the i-th eigenvalue as xmin."""
-        if not self.valid[i]:
-            return math.inf
-        n = int(self.counts[i])
-        fitted = -np.expm1((1 - self.alpha[i]) * (self.logs[i:] - self.logs[i]))
-        return float(np.abs(fitted - np.arange(n) / n).max())
-
-    def best(self) -> tuple[int, float]:
-        """The candidate of least D, the first of equals.
-
-        D at a few points of each tail bounds it from below. Tails are computed in full in the order of these bounds,
-        until the next bound exceeds the least D found: the same answer as the n²/2 terms of all tails.
-        """
-        alive, bounds = np.flatnonzero(self.valid), np.zeros(0)
-        best, least = -1, math.inf
-        for probes in _PROBES:
-            bounds = self._bounds(alive, probes)
-            likely = int(alive[np.argmin(bounds)])
-            best, least = min((best, least), (likely, self.distance(likely)), key=lambda found: found[1])
-            # A bound and its D agree only to rounding, hence the margin.
-            kept = bounds <= least + _MARGIN
-            alive, bounds = alive[kept], bounds[kept]
-        for place in np.argsort(bounds, kind="stable"):
-            if bounds[place] > least + _MARGIN:
-                break
-            i = int(alive[place])
-            distance = self.distance(i)
-            if distance < least or (distance == least and i < best):
-                best, least = i, distance
-        return best, least
-
-    def _bounds(self, candidates: Int64[np.ndarray, " some"], probes: int) -> Float64[np.ndarray, " some"]:
-        ranks = np.arange(1, probes + 1) / (probes + 1)
-        bounds = []
-        for some in np.split(candidates, range(_CHUNK, len(candidates), _CHUNK)):
-            counts = self.counts[some][:, None]
-            offsets = (counts * ranks).astype(np.int64)
-            spans = self.logs[some[:, None] + offsets] - self.logs[some][:, None]
-            fitted = -np.expm1((1 - self.alpha[some])[:, None] * spans)
-            bounds.append(np.abs(fitted - offsets / counts).max(axis=1))
-        return np.concatenate(bounds)
