@@ -197,7 +197,7 @@ def _fit_weightwatcher(ascending: Array, long: int, short: int) -> MarchenkoPast
     residual = _Residual.of(np.sqrt(scaled) if long == short else scaled, long, short)
     # A grid, then a simplex search from its best point.
     grid = np.mgrid[0.05 * guess : 2.0 * guess : 0.01 * guess]
-    sigma = float(fmin(lambda one: float(residual(one)[0]), grid[np.argmin(residual(grid))], disp=False)[0])
+    sigma = float(fmin(residual.of_one, grid[np.argmin(residual(grid))], disp=False)[0])
     upper = (sigma * (1 + root)) ** 2
     threshold = upper + math.sqrt(root * upper ** (2 / 3) * short ** (-2 / 3))
     plain = _result(ascending, sigma**2 / scale / long, long, short, threshold / scale)
@@ -225,6 +225,9 @@ class _Residual:
         density = _triangular_density(values, x, 0.1)
         kept = density > 0.01
         return cls(x[kept], density[kept], short / long)
+
+    def of_one(self, sigma: Float64[np.ndarray, " 1"]) -> float:
+        return float(self(sigma)[0])
 
     def __call__(self, sigma: Float64[np.ndarray, " s"]) -> Float64[np.ndarray, " s"]:
         squared = sigma[:, None] ** 2
