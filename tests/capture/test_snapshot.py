@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gramscope as gs
-from gramscope.base.errors import InputError
+from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.capture import OuterSite
 from gramscope.capture.layout import Ragged, Regular, example_weights, find_layout
 
@@ -115,6 +115,42 @@ def test_coupled_rows_have_no_layout():
     plain = torch.randn(4, 3, dtype=torch.float64)
     mixed = weights[:, None] * plain + 0.01 * weights.mean() * plain.flip(0)
     assert find_layout(mixed, plain, weights, 1e-5) is None
+
+
+class Cancelling(nn.Module):
+    """A layer norm, or probabilities, summed: the signals at ``first`` are rounding and nothing else."""
+
+    def __init__(self, squash, mixing=0.0) -> None:
+        super().__init__()
+        self.first, self.beside = nn.Linear(5, 7), nn.Linear(5, 2)
+        self.squash, self.mixing = squash, mixing
+
+    def forward(self, x):
+        squashed = self.squash(self.first(x))
+        squashed = squashed + self.mixing * squashed.roll(1, 0)
+        return torch.einsum("ni->n", squashed)[:, None] + self.beside(x)  # einsum is not on the tape
+
+
+SQUASH = {"probabilities": lambda h: h.softmax(-1), "centred": lambda h: h - h.mean(-1, keepdim=True)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [2, 4, 9, 60])
+@pytest.mark.parametrize("squash", SQUASH)
+def test_signals_that_cancel_to_rounding_are_no_coupling(squash, n, dtype):
+    torch.manual_seed(0)
+    model, x = Cancelling(SQUASH[squash]).to(dtype), torch.randn(n, 5, dtype=dtype)
+    found = gs.ntk(model, x)
+    beside = gs.ntk(model, x, outputs=lambda model, x: model.beside(x))
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found, beside, rtol=16 * eps, atol=(16 * eps) ** 2 * n)
+
+
+@pytest.mark.parametrize("n", [2, 4, 9, 60])
+def test_coupling_is_seen_all_the_same(n):
+    model = Cancelling(lambda h: h.softmax(-1) * torch.arange(7), mixing=1e-3).double()
+    with pytest.raises(CoupledExamplesError, match="mix the"):
+        gs.ntk(model, torch.randn(n, 5, dtype=torch.float64))
 
 
 def test_inputs_overwritten_after_their_use_are_noticed():

@@ -8,7 +8,7 @@ independence of the examples is proved in one comparison, at the price of one ex
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +70,30 @@ def example_weights(n: int, dtype: torch.dtype, device: torch.device) -> Float[T
     generator = torch.Generator().manual_seed(n)
     exponents = torch.linspace(-4, 4, n, dtype=torch.float64)[torch.randperm(n, generator=generator)]
     return (2.0**exponents).to(dtype=dtype, device=device)
+
+
+def power_of_two_weights(n: int, dtype: torch.dtype, device: torch.device, seed: int) -> Float[Tensor, " n"]:
+    """Powers of two in a shuffled order, all different where there is room for n of them.
+
+    Scaling by these changes no rounding, so that signals scale exactly even where they are rounding and nothing else.
+    """
+    reach = min(60, int(math.log2(torch.finfo(dtype).max)) // 6)
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.linspace(-reach, reach, n, dtype=torch.float64)[torch.randperm(n, generator=generator)]
+    return (2.0 ** exponents.round()).to(dtype=dtype, device=device)
+
+
+def exact_layout(
+    plain: Float[Tensor, "rows features"],
+    scaled: Sequence[tuple[Float[Tensor, " n"], Float[Tensor, "rows features"]]],
+) -> Regular | None:
+    """The layout under which every ``scaled = a · plain`` to the last digit, or None."""
+    n = len(scaled[0][0])
+    for outer in _divisors(len(plain) // n) if len(plain) % n == 0 else ():
+        inner = len(plain) // n // outer
+        if all(torch.equal(a.repeat_interleave(inner).repeat(outer)[:, None] * plain, found) for a, found in scaled):
+            return Regular(n, outer, inner)
+    return None
 
 
 def find_layout(

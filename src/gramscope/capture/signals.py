@@ -10,13 +10,24 @@ from torch import Tensor
 from gramscope.base.errors import CoupledExamplesError
 from gramscope.capture.forms import Gain, Lookup, Outer, Tap
 from gramscope.capture.graph import Graph
-from gramscope.capture.layout import TF32_TOLERANCE, TOLERANCE, Layout, Regular, example_weights, find_layout
+from gramscope.capture.layout import (
+    TF32_TOLERANCE,
+    TOLERANCE,
+    Layout,
+    Regular,
+    exact_layout,
+    example_weights,
+    find_layout,
+    power_of_two_weights,
+)  # fmt: skip
 from gramscope.capture.recorder import Recorder, Use
 from gramscope.capture.sites import RowSite, Site
 from gramscope.capture.weights import Weight
 
 # Entries of gradients that the fallback holds at once.
 FALLBACK_ENTRIES = 2**26
+# Passes whose signals must scale exactly, where they are too small to tell rounding from coupling.
+EXACT_CHECKS = 3
 # Where a site stands in a snapshot: the number of the use, and of the root of its weight.
 Place = tuple[int, int]
 
@@ -149,7 +160,7 @@ class Backward:
         plain = torch.einsum("k,kMo->Mo", self.mixture.to(flat.dtype), flat[:-1])
         coarsest = max(self.f.dtype, self.recorder.coarsest, key=lambda dtype: torch.finfo(dtype).eps)
         tolerance = max(TOLERANCE.get(coarsest, 1e-1), TF32_TOLERANCE if self.recorder.tf32 else 0.0)
-        layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype), tolerance)
+        layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype), tolerance) or self._exact_layout(use)
         # Entries of a tap, or of a weight as large as its result, need not be rows of examples at all.
         certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and flat.shape[1] % n == 0)
         if layout is None and self.recorder.refuse_coupled and certain:
@@ -160,6 +171,24 @@ class Backward:
                 'coupled="exact" for the kernel of the coupled outputs.' + self.recorder.hint
             )
         return layout
+
+    def _exact_layout(self, use: Use) -> Layout | None:
+        """The layout of signals that cancel to rounding (at logits under a sum of probabilities, say), or None."""
+        if self.f.dtype == torch.float16:
+            return None  # five powers of two are all that its range has room for
+        self.recorder.demand.directions = 1
+        mixed = torch.einsum("k,knC->nC", self.mixture, self.cotangents)
+
+        def rows(cotangent: Tensor) -> Tensor:
+            (signal,) = torch.autograd.grad(self.f, [use.edge], cotangent, retain_graph=True)
+            flat = use.form.flat_rows(signal[None])[0]
+            return torch.view_as_real(flat).flatten(1) if flat.is_complex() else flat
+
+        plain, scaled = rows(mixed), []
+        for seed in range(EXACT_CHECKS):
+            weights = power_of_two_weights(len(mixed), mixed.dtype, mixed.device, seed)
+            scaled.append((weights.to(plain.dtype), rows(mixed * weights[:, None])))
+        return exact_layout(plain, scaled)
 
     def _pulled_back(self, weight: Weight, gradient: Inexact[Tensor, "n k p"], rule: str) -> list[Site]:
         chunk = max(1, FALLBACK_ENTRIES // max(1, gradient.shape[2]))
