@@ -8,6 +8,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from gramscope.base.errors import CoupledExamplesError
+from gramscope.capture.batched import batched_gradients
 from gramscope.capture.forms import Gain, Lookup, Outer, Tap
 from gramscope.capture.graph import Graph
 from gramscope.capture.layout import (
@@ -105,20 +106,20 @@ class Backward:
         edges = list({(use.edge.node, use.edge.output_nr): use.edge for use in uses}.values())
         place = {(edge.node, edge.output_nr): i for i, edge in enumerate(edges)}
         checked = self.f.shape[0] > 1
-        signals = list(self._signals(edges, checked))
+        signals = self._signals(edges, checked)
         result: list[tuple[Use, list[Site] | None]] = []
         for use in uses:
             raw = signals[place[(use.edge.node, use.edge.output_nr)]]
             result.append((use, [] if raw is None else self._site(use, raw, checked)))
         return result
 
-    def _signals(self, edges: Sequence[Any], checked: bool) -> tuple[Tensor | None, ...]:
+    def _signals(self, edges: Sequence[Any], checked: bool) -> list[Tensor | None]:
         cotangents = self.cotangents
         if checked:
             scaled = torch.einsum("k,knC->nC", self.mixture, cotangents) * self.weights[:, None]
             cotangents = torch.cat([cotangents, scaled[None]])
         self.recorder.demand.directions = len(cotangents)
-        return batched_gradients(self.f, edges, cotangents)
+        return batched_gradients([self.f], edges, [cotangents])
 
     def _site(self, use: Use, raw: Tensor, checked: bool) -> list[Site] | None:
         """Sites of one use, one for each root of its weight; None where only plain autograd will do."""
@@ -214,7 +215,7 @@ class Backward:
             one_hot = self.f.new_zeros(len(examples), k, *self.f.shape)
             for row, example in enumerate(examples):
                 one_hot[row, :, example] = self.cotangents[:, example]
-            gradients = batched_gradients(self.f, [leaf for _, leaf in leaves], one_hot.flatten(0, 1))
+            gradients = batched_gradients([self.f], [leaf for _, leaf in leaves], [one_hot.flatten(0, 1)])
             for pieces, (_, leaf), gradient in zip(parts, leaves, gradients, strict=True):
                 full = leaf.new_zeros(len(examples) * k, *leaf.shape) if gradient is None else gradient
                 pieces.append(full.reshape(len(examples), k, -1))
@@ -226,31 +227,3 @@ class Backward:
             else:
                 sites += self._pulled_back(weight, rows, "autograd")
         return sites
-
-
-def batched_gradients(
-    f: Tensor, inputs: Sequence[Any], cotangents: Float[Tensor, "k n C"]
-) -> tuple[Tensor | None, ...]:
-    """Gradients of f along each cotangent with respect to tensors or gradient edges, (k, ...) each; None if unused."""
-
-    def along(cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(f, inputs, cotangent, retain_graph=True, allow_unused=True)
-
-    used: list[bool] = []
-
-    def along_used(cotangent: Tensor) -> tuple[Tensor, ...]:
-        found = along(cotangent)
-        used[:] = [gradient is not None for gradient in found]
-        return tuple(gradient for gradient in found if gradient is not None)
-
-    try:
-        gradients = iter(torch.func.vmap(along_used)(cotangents))
-        return tuple(next(gradients) if present else None for present in used)
-    except (RuntimeError, ValueError):
-        # An operation without a batching rule: one direction at a time gives the same numbers.
-        each = [along(one) for one in cotangents]
-    stacked: list[Tensor | None] = []
-    for column in zip(*each, strict=True):
-        present = [gradient for gradient in column if gradient is not None]
-        stacked.append(torch.stack(present) if present else None)
-    return tuple(stacked)

@@ -142,3 +142,16 @@ def _without_checkpoints() -> Iterator[None]:
             del reentrant.apply
         if generator is not None:
             setattr(checkpointing, name, generator)
+
+
+@contextmanager
+def in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Train and eval flags as noted in ``modes``, and back."""
+    now = [(module, module.training) for module, _ in modes]
+    for module, training in modes:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in now:
+            module.training = training

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
+from gramscope.capture.batched import batched_gradients_or_zeros
 from gramscope.capture.sites import Frame, Strided
 
 # Operations that change the type or the memory of a tensor but not its entries.
@@ -76,25 +77,10 @@ class Weight:
         parts: dict[int, list[Tensor]] = {id(root): [] for root in self.roots}
         for some in flat.split(chunk):
             cotangents = some.reshape(len(some), *self.tensor.shape).to(self.tensor.dtype)
-            gradients = _batched_vjp(self.tensor, self.roots, cotangents)
+            gradients = batched_gradients_or_zeros([self.tensor], self.roots, [cotangents])
             for root, gradient in zip(self.roots, gradients, strict=True):
-                zero = root.new_zeros(len(some), root.numel())
-                parts[id(root)].append(zero if gradient is None else gradient.reshape(len(some), -1))
+                parts[id(root)].append(gradient.reshape(len(some), -1))
         return {key: torch.cat(pieces).unflatten(0, rows.shape[:2]) for key, pieces in parts.items()}
-
-
-def _batched_vjp(output: Tensor, inputs: tuple[Tensor, ...], cotangents: Tensor) -> tuple[Tensor | None, ...]:
-    try:
-        return torch.autograd.grad(
-            output, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True
-        )
-    except RuntimeError:  # an operation without a batching rule: one at a time
-        each = [torch.autograd.grad(output, inputs, one, retain_graph=True, allow_unused=True) for one in cotangents]
-        stacked: list[Tensor | None] = []
-        for column in zip(*each, strict=True):
-            present = [gradient for gradient in column if gradient is not None]
-            stacked.append(torch.stack(present) if len(present) == len(column) else None)
-        return tuple(stacked)
 
 
 def _frame(tensor: Tensor) -> Strided:

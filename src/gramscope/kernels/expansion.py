@@ -26,9 +26,8 @@ from gramscope.capture.network import (
     slice_examples,
     unwrap,
 )
-from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
-from gramscope.kernels.linearization import _in_modes
 from gramscope.kernels.written_out import WrittenOut
 
 Kink = Literal["autograd", "distributional"]
@@ -138,7 +137,7 @@ class Expansion:
             stack.enter_context(untouched(self._evaluation))
             stack.enter_context(exact_arithmetic(self.reading.precision == "tf32"))
             stack.enter_context(plain_execution())
-            stack.enter_context(_in_modes(self._modes))
+            stack.enter_context(in_modes(self._modes))
             stack.enter_context(naming_operations())
             yield
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.batched import batched_gradients_or_zeros
 from gramscope.kernels.expansion import Expansion, Parameters
-from gramscope.kernels.linearization import _batched
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
@@ -118,7 +118,7 @@ class LinearInCotangent:
         if count == 0 or not used:
             return vectors.new_zeros(expansion.rows.size, count)
         with expansion.surroundings():
-            (found,) = _batched([g for g, _ in used], (self.placeholder,), [t for _, t in used])
+            (found,) = batched_gradients_or_zeros([g for g, _ in used], (self.placeholder,), [t for _, t in used])
             if not self._checked:
                 self._check_adjoint(found[0], [t[0] for t in expansion.split(vectors)])
         return found.reshape(count, -1).T.to(expansion.dtype)
@@ -139,7 +139,7 @@ def _products(
         return vectors.new_zeros(expansion.cols.size, 0)
     cotangents = vectors.T.reshape(-1, *f.shape).to(f.dtype)
     with expansion.surroundings():
-        return expansion.join(_batched([f], leaves, [cotangents]))
+        return expansion.join(batched_gradients_or_zeros([f], leaves, [cotangents]))
 
 
 def second_derivative(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import UnsupportedError
+from gramscope.capture.batched import batched_gradients_or_zeros
 from gramscope.capture.capture import Precision
 from gramscope.capture.network import (
     Evaluation,
@@ -27,7 +28,7 @@ from gramscope.capture.network import (
     unwrap,
 )
 from gramscope.capture.recorder import tensors_in
-from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
 from gramscope.kernels.written_out import WrittenOut
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -90,7 +91,7 @@ class Linearization:
             ) from error
         self._written_out = True
         with (
-            untouched(self._evaluation), exact_arithmetic(self.tf32), plain_execution(), _in_modes(self._modes),
+            untouched(self._evaluation), exact_arithmetic(self.tf32), plain_execution(), in_modes(self._modes),
             _twice_differentiable(self._evaluation),
         ):  # fmt: skip
             self.f = self._run(tuple(self.parameters.values()))
@@ -111,7 +112,7 @@ class Linearization:
     def _forward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
         here = tuple(p.detach() for p in self.parameters.values())
         try:
-            with untouched(self._evaluation), plain_execution(), _in_modes(self._modes):
+            with untouched(self._evaluation), plain_execution(), in_modes(self._modes):
                 each = [
                     torch.func.jvp(lambda *p: self._run(p), here, tuple(t[k] for t in tangents))[1]
                     for k in range(len(tangents[0]))
@@ -129,7 +130,7 @@ class Linearization:
         if not used:
             return self.f.new_zeros(len(tangents[0]), *self.f.shape)
         try:
-            (result,) = _batched([g for g, _ in used], (self._placeholder,), [t for _, t in used])
+            (result,) = batched_gradients_or_zeros([g for g, _ in used], (self._placeholder,), [t for _, t in used])
         except NotImplementedError as error:
             self._write_out(error)
             return self._twice_backward(tangents)
@@ -141,7 +142,7 @@ class Linearization:
             return vectors.new_zeros(self.cols.size, 0)
         cotangents = vectors.T.reshape(-1, *self.f.shape).to(self.f.dtype)
         with exact_arithmetic(self.tf32):
-            gradients = _batched([self.f], tuple(self.parameters.values()), [cotangents])
+            gradients = batched_gradients_or_zeros([self.f], tuple(self.parameters.values()), [cotangents])
         return torch.cat([g.reshape(vectors.shape[1], -1) for g in gradients], dim=1).T.to(self.dtype)
 
     def flat(self, values: Mapping[str, Tensor | float]) -> Float[Tensor, " p"]:
@@ -162,19 +163,6 @@ class Linearization:
 
 
 @contextmanager
-def _in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Train and eval flags as they were when the operator was made, and back."""
-    now = [(module, module.training) for module, _ in modes]
-    for module, training in modes:
-        module.training = training
-    try:
-        yield
-    finally:
-        for module, training in now:
-            module.training = training
-
-
-@contextmanager
 def _twice_differentiable(model: nn.Module) -> Iterator[None]:
     """cuDNN's recurrent kernels cannot be differentiated twice; torch's own can."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -184,24 +172,3 @@ def _twice_differentiable(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.enabled = before
-
-
-def _batched(outputs: list[Tensor], inputs: tuple[Tensor, ...], cotangents: list[Tensor]) -> list[Tensor]:
-    """Products for every column, in one batched traversal where torch can, else one by one."""
-    count = len(cotangents[0])
-    if count > 1:
-        try:
-            found = torch.autograd.grad(
-                outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
-            )
-            return [i.new_zeros(count, *i.shape) if g is None else g for g, i in zip(found, inputs, strict=True)]
-        except RuntimeError:  # an operation without a batching rule
-            pass
-    each = [
-        torch.autograd.grad(outputs, inputs, [c[k] for c in cotangents], retain_graph=True, allow_unused=True)
-        for k in range(count)
-    ]
-    return [
-        torch.stack([torch.zeros_like(i) if g is None else g for g in column])
-        for column, i in zip(zip(*each, strict=True), inputs, strict=True)
-    ]

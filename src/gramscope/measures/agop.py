@@ -12,6 +12,7 @@ from gramscope.base.axes import Axes
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.progress import progress
 from gramscope.capture import capture
+from gramscope.capture.batched import batched_gradients
 from gramscope.capture.layout import TOLERANCE, example_weights
 from gramscope.capture.network import (
     Outputs,
@@ -23,7 +24,6 @@ from gramscope.capture.network import (
     unwrap,
 )
 from gramscope.capture.recorder import map_tensors, tensors_in
-from gramscope.capture.signals import batched_gradients
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.feature_learning import private_copy
@@ -137,7 +137,7 @@ class AGOP(Measure[GradientSum, Tensor]):
             for columns in torch.arange(width, device=f.device).split(some):
                 one_hot = f.new_zeros(len(columns), n, width)
                 one_hot[torch.arange(len(columns), device=f.device), :, columns] = 1
-                (gradients,) = batched_gradients(f, [leaf], one_hot)
+                (gradients,) = batched_gradients([f], [leaf], [one_hot])
                 if gradients is not None:
                     rows = gradients.detach().double().reshape(-1, d)
                     total += rows.mT @ rows

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.errors import UnsupportedError
+from gramscope.capture.batched import batched_gradients
 
 # Entries of a Jacobian that is formed because an operation can be differentiated only once.
 MATRIX_ENTRIES = 2**26
@@ -31,7 +32,7 @@ class Segment:
         if not self.live or not self.inputs:
             return [None] * len(self.inputs)
         chosen = [cotangents[place].to(self.outputs[place].dtype).contiguous() for place in self.live]
-        return _batched([self.outputs[place] for place in self.live], self.inputs, chosen)
+        return batched_gradients([self.outputs[place] for place in self.live], self.inputs, chosen)
 
     def tangent(self, tangents: Sequence[Tensor | None], count: int) -> list[Tensor]:
         """(k, *input shape), or None for zero, to (k, *output shape)."""
@@ -51,7 +52,9 @@ class Segment:
         if not pairs:
             return result
         try:
-            found = _batched([g for g, _ in pairs], self._placeholders, [t.to(g.dtype).contiguous() for g, t in pairs])
+            found = batched_gradients(
+                [g for g, _ in pairs], self._placeholders, [t.to(g.dtype).contiguous() for g, t in pairs]
+            )
         except RuntimeError as error:
             return self._by_matrix(tangents, result, error)
         for place, moved in zip(self.live, found, strict=True):
@@ -87,29 +90,6 @@ class Segment:
                     moved = moved.real if moved.is_complex() else moved
                     result[place] = result[place] + moved.reshape(result[place].shape)
         return result
-
-
-def _batched(outputs: list[Tensor], inputs: Sequence[Any], cotangents: list[Tensor]) -> list[Tensor | None]:
-    """Reverse products for all k at once where torch can, else one by one."""
-    with torch.enable_grad():
-        if len(cotangents[0]) > 1:
-            try:
-                return list(
-                    torch.autograd.grad(
-                        outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
-                    )
-                )
-            except RuntimeError:  # an operation without a batching rule
-                pass
-        each = [
-            torch.autograd.grad(outputs, inputs, [c[k] for c in cotangents], retain_graph=True, allow_unused=True)
-            for k in range(len(cotangents[0]))
-        ]
-    columns: list[Tensor | None] = []
-    for column in zip(*each, strict=True):
-        present = [gradient for gradient in column if gradient is not None]
-        columns.append(torch.stack(present) if len(present) == len(column) else None)
-    return columns
 
 
 def leaves_below(outputs: Iterable[Tensor]) -> dict[Any, Tensor]:
