@@ -104,17 +104,28 @@ def find_layout(
 ) -> Layout | None:
     """The layout under which ``scaled = a · plain``, or None where the examples are coupled."""
     n, rows = len(weights), len(plain)
-    scale = torch.linalg.vector_norm(scaled)
+    examples = torch.arange(n, device=plain.device)
     if rows % n == 0:
         for outer in _divisors(rows // n):
             inner = rows // n // outer
-            by_row = weights.repeat_interleave(inner).repeat(outer)
-            if torch.linalg.vector_norm(torch.addcmul(scaled, by_row[:, None], plain, value=-1)) <= tolerance * scale:
+            if _agree(scaled, plain, weights, examples.repeat_interleave(inner).repeat(outer), tolerance):
                 return Regular(n, outer, inner)
     labels = _nearest_label(scaled, plain, weights)
-    if torch.linalg.vector_norm(scaled - weights[labels][:, None] * plain) <= tolerance * scale:
-        return Ragged(n, labels)
-    return None
+    return Ragged(n, labels) if _agree(scaled, plain, weights, labels, tolerance) else None
+
+
+def _agree(
+    scaled: Float[Tensor, "rows features"],
+    plain: Float[Tensor, "rows features"],
+    weights: Float[Tensor, " n"],
+    labels: Int[Tensor, " rows"],
+    tolerance: float,
+) -> bool:
+    """``scaled = a · plain`` for every example by itself, so that a large one hides nothing in the others."""
+    gap = torch.addcmul(scaled, weights[labels][:, None], plain, value=-1)
+    norms = torch.stack([torch.linalg.vector_norm(t, dim=1, dtype=torch.float64) for t in (gap, scaled)]).square()
+    by_example = norms.new_zeros(2, len(weights)).index_add_(1, labels, norms)
+    return bool((by_example[0] <= tolerance**2 * by_example[1]).all())
 
 
 def _divisors(positions: int) -> Iterator[int]:

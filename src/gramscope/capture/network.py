@@ -230,18 +230,29 @@ def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
     if isinstance(outputs, slice):
         places = list(range(width))[outputs]
     else:
-        listed = [outputs] if isinstance(outputs, int) else outputs
-        if not isinstance(listed, Sequence | Tensor) or not all(float(place).is_integer() for place in listed):
-            raise InputError(
-                "outputs must be an int, a slice, a sequence of ints, a name or a function of (model, x), "
-                f"got {outputs!r}."
-            )
-        places = [int(place) for place in listed]
+        places = _places(outputs, width)
     wrong = [place for place in places if not -width <= place < width]
     if wrong or not places:
         what = f"{wrong[0]}" if wrong else "none"
         raise InputError(f"outputs must name columns between 0 and {width - 1} of the flattened output, got {what}.")
     return table[:, places]
+
+
+def _places(outputs: Any, width: int) -> list[int]:
+    """Columns that were asked for by number, by numbers (of Python, torch or numpy), or by a mask over all of them."""
+    listed = outputs.tolist() if hasattr(outputs, "tolist") else outputs
+    listed = [listed] if isinstance(listed, int) and not isinstance(listed, bool) else listed
+    if isinstance(listed, Sequence) and listed and all(isinstance(place, bool) for place in listed):
+        if len(listed) != width:
+            raise InputError(f"a mask of outputs must have an entry for each of the {width}, got {len(listed)}.")
+        return [place for place, chosen in enumerate(listed) if chosen]
+    numbers = isinstance(listed, Sequence) and all(isinstance(place, int | float) for place in listed)
+    if not numbers or any(isinstance(place, bool) or not float(place).is_integer() for place in listed):
+        raise InputError(
+            "outputs must be an int, a slice, a sequence of ints, a mask, a name or a function of (model, x), "
+            f"got {outputs!r}."
+        )
+    return [int(place) for place in listed]
 
 
 def _explain(error: Exception, model: nn.Module, x: Any) -> InputError | None:

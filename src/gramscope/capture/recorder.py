@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from gramscope.base.errors import UnsupportedError
 from gramscope.capture.forms import Form, Tap
 from gramscope.capture.graph import settle
 from gramscope.capture.tape import Tape
@@ -50,6 +51,7 @@ class Use:
     form: Form
     entries: int  # of the signal, for one direction
     guards: tuple[tuple[Tensor, int], ...]  # data that entered, with its version then
+    doubtful: bool = False  # the data may be a constant after all, see ``Recorder.doubtful``
 
     def made(self, output: Tensor) -> bool:
         """The signal of this use is the one at ``output``."""
@@ -78,6 +80,8 @@ class Recorder(TorchFunctionMode):
         self.hint = ""  # what else may be wrong, for error messages
         self.demand = Demand()
         self._guards: tuple[tuple[Tensor, int], ...] = ()
+        self._in_doubt = False
+        self._doubts: dict[int, Any] = {}
         self.refuse_coupled = refuse_coupled
         self.uses: list[Use] = []
         self.tape = Tape(examples)
@@ -89,15 +93,21 @@ class Recorder(TorchFunctionMode):
 
     # What is known of a tensor -------------------------------------------------------------------
 
-    def mark_data(self, value: Any) -> None:
+    def mark_data(self, value: Any, doubtful: bool = False) -> None:
         """Every tensor in ``value`` depends on the input."""
         for tensor in tensors_in(value):
             self._facts[id(tensor)] = (weakref.ref(tensor), None)
+            self._doubts[id(tensor)] = weakref.ref(tensor) if doubtful else None
             if tensor.is_floating_point() and torch.finfo(tensor.dtype).eps > torch.finfo(self.coarsest).eps:
                 self.coarsest = tensor.dtype
 
     def is_data(self, value: Any) -> bool:
         return any(self._fact(tensor) is None for tensor in tensors_in(value))
+
+    def doubtful(self, operands: list[Tensor]) -> bool:
+        """Are these data only because fresh zeros with as many rows as examples may be the start of a recurrence?"""
+        found = [self._doubts.get(id(t)) for t in operands if self._fact(t) is None]
+        return all(ref is not None and ref() is not None for ref in found)
 
     def weight(self, value: Any) -> Weight | None:
         """The weight that ``value`` is, or None for data, constants and anything that is no tensor."""
@@ -130,7 +140,8 @@ class Recorder(TorchFunctionMode):
         """Record that the weight ``value`` (or its tensor), as ``leaf``, made ``output`` in the way of ``form``."""
         weight = value if isinstance(value, Weight) else self.weight(value)
         if weight is not None and output.requires_grad:
-            self.uses.append(Use(weight, leaf, get_gradient_edge(output), form, output.numel(), self._guards))
+            edge = get_gradient_edge(output)
+            self.uses.append(Use(weight, leaf, edge, form, output.numel(), self._guards, self._in_doubt))
 
     def tap(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The rule for anything else: take the gradient at the weight itself."""
@@ -179,17 +190,21 @@ class Recorder(TorchFunctionMode):
             output = func(*args, **kwargs)
         elif not data:
             output = func(*args, **kwargs)
+            if _writes(func):
+                self._rewrite(args[0], weights)
             self._derive(func, weights, output)
             return output
         elif _writes(func) and self.weight(args[0]) is not None:
             output = func(*args, **kwargs)  # the weight itself is overwritten: autograd keeps track
             self.mark_data(args[0])
         else:
+            self._in_doubt = self.doubtful(operands)
             output = self._meet(func, args, kwargs)
         if data or (func in _FACTORIES and self._has_examples(output)):
-            self.mark_data(output)
+            doubtful = self.doubtful(operands)
+            self.mark_data(output, doubtful)
             if _writes(func):
-                self.mark_data(args[0])
+                self.mark_data(args[0], doubtful)
         if held and self._tapeable(output, operands, held, weights, self.uses[noted:]):
             self.tape.record(output, func, args, kwargs, tuple(self.uses[noted:]), held)
         return output
@@ -223,6 +238,23 @@ class Recorder(TorchFunctionMode):
             with self:
                 return _opened(func)(*args, **kwargs)
         return self.tap(func, args, kwargs)
+
+    def _rewrite(self, written: Tensor, weights: list[Weight]) -> None:
+        """A tensor made of weights was overwritten in place: it, and all that shares its memory, is another weight."""
+        memory = written.untyped_storage().data_ptr()
+        known = [(t, fact) for ref, fact in list(self._facts.values()) if (t := ref()) is not None]
+        sharing = [(t, fact) for t, fact in known if fact is not None and t.untyped_storage().data_ptr() == memory]
+        if any(use.weight.tensor.untyped_storage().data_ptr() == memory for use in self.uses):
+            raise UnsupportedError(
+                "a weight must stay as it is once it was used, but the model overwrites a tensor made of "
+                "parameters after it met data. Write into a copy (w = w.clone()) before, not after."
+            )
+        roots = {id(root): root for weight in weights for root in weight.roots}
+        for tensor, fact in (*sharing, (written, weights[0])):
+            if tensor.requires_grad:
+                mine = {id(root): root for root in fact.roots} | roots
+                self._facts[id(tensor)] = (weakref.ref(tensor), Weight(tensor, tuple(mine.values()), None))
+                self._keep.append(tensor)
 
     def _derive(self, func: Callable[..., Any], weights: list[Weight], output: Any) -> None:
         name = getattr(func, "__name__", "")

@@ -192,6 +192,7 @@ def _replayed(
 ) -> Draft:
     """Each example repeated for its directions, ``func`` again, and one plain backward pass."""
     mine = {id(t): place for place, t in enumerate(inputs)}
+    args, named = map_tensors(lambda t: t, (args, named))  # the user may change a list of them later
 
     def back(signal: Tensor, part: slice) -> tuple[Tensor, ...]:
         m, k = signal.shape[:2]
@@ -279,7 +280,11 @@ def turned(tape: Tape, output: Tensor, func: Any, input: Tensor, *axes: Any, **n
 def entry(tape: Tape, output: Tensor, func: Any, input: Tensor, index: Any) -> Draft | None:
     """``x[:, ...]`` with constants."""
     whole = isinstance(index, tuple) and len(index) > 1 and isinstance(index[0], slice) and index[0] == slice(None)
-    if not tape.holds(input) or not whole or any(True for _ in tensors_in(index)):
+    if not tape.holds(input) or not whole:
+        return None
+    # Two lists apart from each other would put their common axis first, before the examples.
+    plain = all(entry is None or entry is Ellipsis or isinstance(entry, int | slice | list) for entry in index)
+    if not plain or sum(isinstance(entry, list) for entry in index) > 1:
         return None
     return _replayed(func, (input, index), {}, (input,), uniform=True)
 

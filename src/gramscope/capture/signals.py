@@ -164,6 +164,9 @@ class Backward:
         layout = find_layout(flat[-1], plain, self.weights.to(flat.dtype), tolerance) or self._exact_layout(use)
         # Entries of a tap, or of a weight as large as its result, need not be rows of examples at all.
         certain = isinstance(use.form, Outer | Lookup) or (isinstance(use.form, Gain) and flat.shape[1] % n == 0)
+        # Nor need those of a constant, or of a weight that was copied for every example and then worked on.
+        copied = use.weight.frame is None and n in use.weight.tensor.shape
+        certain = certain and not use.doubtful and not copied
         if layout is None and self.recorder.refuse_coupled and certain:
             raise CoupledExamplesError(
                 "each example's output must depend on that example alone, but the signals at "

@@ -58,7 +58,7 @@ def gradient_gram(
             else:
                 kernel = plain.get(name)
                 zero = taken.outputs.new_zeros(taken.examples, taken.examples)
-                found[name] = zero if kernel is None else float(weight) * kernel
+                found[name] = zero if kernel is None or not sites else float(weight) * kernel
         return found
 
 

@@ -38,7 +38,9 @@ POOLS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
 UNSEEN = {
     F.rrelu, F.hardshrink, F.threshold, torch.amax, torch.amin, Tensor.amax, Tensor.amin, torch.sort, Tensor.sort,
     torch.topk, Tensor.topk, torch.sign, Tensor.sign, torch.median, Tensor.median, torch.round, Tensor.round,
-    torch.floor, Tensor.floor, torch.ceil, Tensor.ceil, torch.where, Tensor.where,
+    torch.floor, Tensor.floor, torch.ceil, Tensor.ceil, torch.where, Tensor.where, torch.cummax, Tensor.cummax,
+    torch.cummin, Tensor.cummin, torch.gt, torch.ge, torch.lt, torch.le, Tensor.gt, Tensor.ge, Tensor.lt, Tensor.le,
+    Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__, torch.heaviside, Tensor.heaviside,
 }  # fmt: skip
 
 

@@ -82,12 +82,12 @@ class Linearization:
             self.f, tuple(self.parameters.values()), self._placeholder, create_graph=True, allow_unused=True
         )
 
-    def _write_out(self, error: NotImplementedError) -> None:
+    def _write_out(self, error: RuntimeError) -> None:
         """Once more with the operations that torch differentiates once written in others."""
         if self._written_out:
             raise UnsupportedError(
-                f"a matrix-free product needs operations that torch can differentiate twice, but {error} Use gs.ntk, "
-                "which needs one derivative, or write the operation in others."
+                f"a matrix-free product needs operations that torch can differentiate twice, but {_first_line(error)} "
+                "Use gs.ntk, which needs one derivative, or write the operation in others."
             ) from error
         self._written_out = True
         with (
@@ -131,8 +131,14 @@ class Linearization:
             return self.f.new_zeros(len(tangents[0]), *self.f.shape)
         try:
             (result,) = batched_gradients_or_zeros([g for g, _ in used], (self._placeholder,), [t for _, t in used])
-        except NotImplementedError as error:
+        except RuntimeError as error:
+            if not _not_implemented(error):
+                raise
             self._write_out(error)
+            return self._twice_backward(tangents)
+        if not bool(torch.isfinite(result).all()) and all(bool(torch.isfinite(t).all()) for t in tangents):
+            # J v is finite where J is; torch's second derivative of some operations is not (logcumsumexp).
+            self._write_out(RuntimeError("the second derivative of one of them is not finite."))
             return self._twice_backward(tangents)
         return result
 
@@ -160,6 +166,15 @@ class Linearization:
         """A flat vector over the parameters as tensors by name."""
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {name: piece.view(p.shape) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)}
+
+
+def _not_implemented(error: RuntimeError) -> bool:
+    """torch says so in words or by the type of the error."""
+    return isinstance(error, NotImplementedError) or "is not implemented" in str(error)
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).splitlines()[0]
 
 
 @contextmanager

@@ -1,0 +1,157 @@
+"""Ways to write a model that strangers tried: exact, or refused in words, whatever the number of examples."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize
+
+import gramscope as gs
+from gramscope.base.errors import CoupledExamplesError, InputError, UnsupportedError
+from references.jacobian import assert_kernel_close, assert_sites_close, reference_jacobian, reference_ntk
+
+
+class Model(nn.Module):
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
+
+    def forward(self, *x):
+        return self.function(self, *x)
+
+
+def weight_written(write):
+    def function(model, x):
+        weight = model.w.clone()
+        write(model, weight)
+        return torch.tanh(F.linear(x, weight))
+
+    return lambda: Model(function, w=torch.randn(4, 4), u=torch.randn(4, 4))
+
+
+class ZeroDiagonal(nn.Module):
+    def forward(self, weight):
+        weight = weight.contiguous().clone()
+        weight.fill_diagonal_(0)
+        return weight
+
+
+def parametrised():
+    layer = nn.Linear(4, 4)
+    parametrize.register_parametrization(layer, "weight", ZeroDiagonal())
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2))
+
+
+def put_into_zeros(model, x):
+    weight = torch.zeros(4, 4, dtype=x.dtype)
+    weight[:2] = model.w[:2]
+    weight[2:].add_(model.u[2:])
+    return torch.tanh(x @ weight)
+
+
+def dense_net(model, x):
+    seen = [x]
+    for layer in model.layers:
+        seen.append(torch.tanh(layer(torch.cat(seen, 1))))
+    return model.last(torch.cat(seen, 1))
+
+
+def replaced_entry(model, x):
+    both = [model.a(x), model.b(x)]
+    joined = torch.cat(both, 1)
+    both[0] = both[1]
+    return model.last(torch.tanh(joined))
+
+
+def changed_padding(model, x):
+    edges = [1, 2]
+    padded = F.pad(model.a(x), edges)
+    edges[:] = [0, 3]
+    return torch.tanh(padded) @ model.w
+
+
+def window(model, x):
+    held = [model.a(x)]
+    for _ in range(3):
+        held.append(torch.tanh(model.b(torch.cat(held, 1)[:, -3:])))
+        held.pop(0)
+    return held[0]
+
+
+def queries(spread, projected=True):
+    def function(model, x):
+        asked = spread(model.seeds, len(x))
+        asked = model.a(asked) if projected else asked
+        return model.last((asked @ x.unsqueeze(1).mT).softmax(1).mT @ asked).flatten(1)
+
+    return lambda: Model(function, seeds=torch.randn(1, 2, 4), a=nn.Linear(4, 4), last=nn.Linear(4, 2))
+
+
+def position_code(model, x):
+    steps = torch.zeros(4, 4, dtype=x.dtype)
+    steps[:, 0] = torch.arange(4).sin()
+    return model.last(torch.tanh(x[:, None] + model.a(steps))).mean(1)
+
+
+def first_zero_state(model, x):
+    state = torch.zeros(len(x), 3, dtype=x.dtype)
+    for _ in range(3):
+        state = torch.tanh(model.a(x) + model.b(state))
+    return state
+
+
+MODELS = {
+    "diagonal": weight_written(lambda model, w: w.fill_diagonal_(0)),
+    "scaled": weight_written(lambda model, w: w.mul_(2.0)),
+    "masked": weight_written(lambda model, w: w.masked_fill_(torch.eye(4, dtype=torch.bool), 0.5)),
+    "an_entry_set": weight_written(lambda model, w: w.__setitem__(0, 0.0)),
+    "another_added": weight_written(lambda model, w: w.__iadd__(model.u)),
+    "another_multiplied": weight_written(lambda model, w: w.mul_(model.u)),
+    "a_view_scaled": weight_written(lambda model, w: w[:2].mul_(3.0)),
+    "a_view_of_a_view": weight_written(lambda model, w: w[:, :2].T.add_(model.u[:2])),
+    "parametrised": parametrised,
+    "put_into_zeros": lambda: Model(put_into_zeros, w=torch.randn(4, 4), u=torch.randn(4, 4)),
+    "cdist_to_centres": lambda: Model(
+        lambda model, x: torch.cdist(model.a(x), model.z), a=nn.Linear(4, 2), z=torch.randn(3, 2)
+    ),
+    "cdist_inside": lambda: Model(
+        lambda model, x: model.last(
+            torch.cdist(z := model.a(x).reshape(-1, 4, 2), z + torch.arange(8.0).view(4, 2)).flatten(1)
+        ),
+        a=nn.Linear(4, 8),
+        last=nn.Linear(16, 2),
+    ),
+    "dense_net": lambda: Model(
+        dense_net, layers=nn.ModuleList([nn.Linear(4, 3), nn.Linear(7, 3)]), last=nn.Linear(10, 2)
+    ),
+    "replaced_entry": lambda: Model(replaced_entry, a=nn.Linear(4, 3), b=nn.Linear(4, 3), last=nn.Linear(6, 1)),
+    "changed_padding": lambda: Model(changed_padding, a=nn.Linear(4, 3), w=torch.randn(6, 2)),
+    "window": lambda: Model(window, a=nn.Linear(4, 3), b=nn.Linear(3, 3)),
+    "queries_expanded": queries(lambda seeds, n: seeds.expand(n, -1, -1)),
+    "queries_repeated": queries(lambda seeds, n: seeds.repeat(n, 1, 1)),
+    "queries_interleaved": queries(lambda seeds, n: seeds.repeat_interleave(n, 0), projected=False),
+    "queries_joined": queries(lambda seeds, n: torch.cat([seeds] * n), projected=False),
+    "position_code": lambda: Model(position_code, a=nn.Linear(4, 4), last=nn.Linear(4, 2)),
+    "first_zero_state": lambda: Model(first_zero_state, a=nn.Linear(4, 3), b=nn.Linear(3, 3)),
+    "two_lists_side_by_side": lambda: Model(
+        lambda model, x: torch.tanh(model.c(x.view(-1, 1, 2, 2)))[:, [0, 1], [1, 0]].flatten(1),
+        c=nn.Conv2d(1, 2, 2, padding=1),
+    ),
+}
+
+
+def build(name, n):
+    torch.manual_seed(0)
+    return MODELS[name]().double(), torch.randn(n, 4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_unusual_models_are_exact(name, n):
+    model, x = build(name, n)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
+    assert_sites_close(gs.ntk(model, x, by_site=True), reference_ntk(model, x, by_site=True), 1e-12)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
