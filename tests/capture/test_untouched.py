@@ -2,11 +2,14 @@
 
 import contextlib
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import jaxtyping
 import numpy
 import pytest
 import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 import gramscope as gs
@@ -339,3 +342,81 @@ def test_the_fingerprint_checker_sees_the_inputs_and_the_settings():
         assert_same_fingerprint(before, fingerprint(model, x + 1))
     with torch.no_grad(), pytest.raises(AssertionError, match="grad mode"):
         assert_same_fingerprint(before, fingerprint(model, x))
+
+
+class Careless(nn.Module):
+    """Writes where a forward pass should not."""
+
+    def __init__(self, deed):
+        super().__init__()
+        self.layer, self.deed = nn.Linear(4, 3), deed
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+        self.count, self.seen, self.state = 0, [], torch.zeros(2)
+        self.generator = torch.Generator().manual_seed(5)
+
+    def forward(self, x):
+        self.deed(self, x)
+        return self.layer(x)
+
+
+def normalise(model, x):
+    with torch.no_grad():
+        model.layer.weight.div_(model.layer.weight.norm(dim=1, keepdim=True))
+
+
+def replace(model, x):
+    model.layer.weight.data = model.layer.weight.data.clamp(-0.1, 0.1)
+
+
+def cache(model, x):
+    model.made = x
+    model.seen.append(x)
+
+
+DEEDS = {
+    "a parameter normalised": normalise,
+    "a parameter replaced": replace,
+    "a parameter clamped": lambda model, x: model.layer.weight.data.clamp_(-0.1, 0.1),
+    "a parameter of several": lambda model, x: torch._foreach_mul_([p.data for p in model.parameters()], 0.5),
+    "a buffer by its data": lambda model, x: model.mean.data.add_(1),
+    "running statistics": lambda model, x: F.batch_norm(x, model.mean, model.variance, training=True),
+    "a new buffer": lambda model, x: model.register_buffer("late", x.mean(0)),
+    "a counter": lambda model, x: setattr(model, "count", model.count + 1),
+    "a cache": cache,
+    "a plain tensor": lambda model, x: model.state.add_(1),
+    "another plain tensor": lambda model, x: setattr(model, "state", model.state + 1),
+    "a generator of its own": lambda model, x: torch.randn(3, generator=model.generator),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("measure", [gs.ntk, gs.capture, lambda model, x: gs.ntk_operator(model, x) @ torch.ones(15)])
+def test_careless_models_are_put_back(deed, measure):
+    torch.manual_seed(0)
+    model, x = Careless(DEEDS[deed]).eval(), torch.randn(5, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    places = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    plain = (model.count, list(model.seen), model.state, model.state.clone(), model.generator.get_state())
+    attributes = set(vars(model))
+    measure(model, x)
+    assert list(model.state_dict()) == list(before)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert value.data_ptr() == places[name]
+    assert set(vars(model)) == attributes
+    assert (model.count, model.seen) == plain[:2]
+    assert model.state is plain[2]
+    assert torch.equal(model.state, plain[3])
+    assert torch.equal(model.generator.get_state(), plain[4])
+
+
+def test_measuring_in_several_threads_leaves_the_switches_of_the_process():
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    generator = getattr(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", None)
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+    with ThreadPoolExecutor(4) as pool:
+        kernels = list(pool.map(lambda _: gs.ntk(model, x), range(40)))
+    assert all(torch.equal(kernel, kernels[0]) for kernel in kernels)
+    assert torch.backends.mha.get_fastpath_enabled() == fast_path
+    assert getattr(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", None) is generator

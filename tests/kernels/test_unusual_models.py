@@ -155,3 +155,132 @@ def test_unusual_models_are_exact(name, n):
     assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
     assert_sites_close(gs.ntk(model, x, by_site=True), reference_ntk(model, x, by_site=True), 1e-12)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_lists_that_move_the_examples_are_refused(n):
+    def function(model, x):
+        return torch.tanh(model.c(x.view(-1, 1, 2, 2)))[:, [0, 1], :, [1, 2]].flatten(1)
+
+    model = Model(function, c=nn.Conv2d(1, 4, 2, padding=1)).double()
+    with pytest.raises((CoupledExamplesError, InputError)):
+        gs.ntk(model, torch.randn(n, 4, dtype=torch.float64))
+
+
+def test_one_large_example_hides_no_coupling():
+    def function(model, x):
+        hidden = torch.tanh(model.a(x))
+        centred = torch.cat([hidden[:1], hidden[1:] - hidden[1:].mean(0)])
+        return model.last(centred) * torch.tensor([1e7] + [1.0] * 7, dtype=x.dtype)[:, None]
+
+    torch.manual_seed(0)
+    model, x = Model(function, a=nn.Linear(4, 5), last=nn.Linear(5, 1)).double(), torch.randn(8, 4, dtype=torch.float64)
+    with pytest.raises(CoupledExamplesError):
+        gs.ntk(model, x)
+
+
+def test_a_weight_overwritten_after_its_use_is_refused():
+    def function(model, x):
+        weight = model.w * 1
+        first = F.linear(x, weight)
+        weight.mul_(2)
+        return torch.tanh(first + F.linear(x, weight))
+
+    with pytest.raises(UnsupportedError, match="once it was used"):
+        gs.ntk(Model(function, w=torch.randn(3, 4)), torch.randn(5, 4))
+
+
+BANK = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+CUT = {
+    "dropout": (lambda: nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 2)), ()),
+    "largest_of_the_batch": (
+        lambda: Model(lambda model, x: torch.tanh(model.a(x / x.abs().max())), a=nn.Linear(4, 2)),
+        (),
+    ),
+    "shared_bank_of_n_rows": (
+        lambda: Model(
+            lambda model, x, bank: model.last((model.a(x) @ bank.T).softmax(-1) @ bank),
+            a=nn.Linear(4, 4),
+            last=nn.Linear(4, 2),
+        ),
+        (BANK,),
+    ),
+    "neighbours_two_apart": (
+        lambda: Model(
+            lambda model, x: model.last(torch.tanh((h := model.a(x)) + 0.5 * h.roll(2, 0))),
+            a=nn.Linear(4, 3),
+            last=nn.Linear(3, 2),
+        ),
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_no_block_changes_the_kernel_without_a_word(name):
+    """With all the memory it needs, a kernel is exact (or its coupling seen); with little, the same or an error."""
+    torch.manual_seed(0)
+    make, shared = CUT[name]
+    model, x = make().double(), (torch.randn(8, 4, dtype=torch.float64), *shared)
+    try:
+        whole = gs.ntk(model, x)
+    except CoupledExamplesError:
+        whole = None
+    refused = 0
+    for memory in (*range(1000, 12000, 400), 10**8):
+        try:
+            found = gs.ntk(model, x, memory=memory)
+        except (InputError, CoupledExamplesError) as error:
+            refused += "company" in str(error)
+        else:
+            assert whole is not None
+            torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-12)
+    assert refused
+
+
+def test_outputs_by_mask_and_by_numpy():
+    np = pytest.importorskip("numpy")
+    model, x = nn.Linear(4, 3).double(), torch.randn(5, 4, dtype=torch.float64)
+    wanted = gs.ntk(model, x, outputs=[0, 2])
+    for chosen in (torch.tensor([True, False, True]), [True, False, True], np.array([0, 2]), torch.tensor([0, -1])):
+        assert torch.equal(gs.ntk(model, x, outputs=chosen), wanted)
+    for one in (torch.tensor(1), np.int64(1)):
+        assert torch.equal(gs.ntk(model, x, outputs=one), gs.ntk(model, x, outputs=1))
+    for wrong in (True, [True, False], torch.tensor([0.5])):
+        with pytest.raises(InputError, match="output"):
+            gs.ntk(model, x, outputs=wrong)
+
+
+def test_x2_with_another_number_of_outputs():
+    model = Model(lambda model, x: model.c(x[:, None]).flatten(1), c=nn.Conv1d(1, 1, 3))
+    for reduce in ("none", "trace"):
+        with pytest.raises(InputError, match="same number of outputs"):
+            gs.ntk(model, torch.randn(2, 6), torch.randn(3, 8), reduce=reduce)
+
+
+OPERATORS = {
+    "hardsigmoid": nn.Hardsigmoid(),
+    "hardswish": nn.Hardswish(),
+    "cdist": Model(lambda model, h: torch.cdist(h, model.z), z=torch.randn(5, 3)),
+    "logcumsumexp": Model(lambda model, h: h.logcumsumexp(1)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_products_are_right_or_refused_in_words(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), OPERATORS[name]).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    J = torch.cat([j.flatten(2) for j in reference_jacobian(model, x).values()], dim=2).flatten(0, 1)
+    vector = torch.randn(len(J), dtype=torch.float64)
+    found, said = None, ""
+    try:
+        found = gs.ntk_operator(model, x) @ vector
+    except UnsupportedError as error:
+        said = str(error)
+    if found is None:
+        assert "Use gs.ntk" in said
+    else:
+        # torch's backward of a hard sigmoid has 1/6 in float32, its forward derivative in float64.
+        rtol = 1e-7 if name == "hardsigmoid" else 1e-10
+        torch.testing.assert_close(found, J @ (J.T @ vector), rtol=rtol, atol=1e-12)

@@ -77,10 +77,19 @@ def capture(
 
 @dataclass(frozen=True)
 class ByExample:
-    """A forward pass of which some examples at a time can be taken backward."""
+    """A forward pass of which some examples at a time can be taken backward, where ``apart``."""
 
     watched: "_Watched"
     backward: Backward
+
+    @property
+    def apart(self) -> bool:
+        """The network treats every example by itself, and does nothing that the tape does not know."""
+        return self.backward.by_example()
+
+    @property
+    def outputs(self) -> Float[Tensor, "n C"]:
+        return self.watched.f.detach()
 
     def sites(self, part: slice) -> Iterator[tuple[Place, Site]]:
         """Sites of the examples ``part``, each with its place among the sites, the last of the network first.
@@ -98,15 +107,12 @@ class ByExample:
 def captured_by_example(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
     precision: Precision = None,
-) -> Iterator[ByExample | None]:  # fmt: skip
-    """Some examples at a time, all from one forward pass, while the context lasts.
-
-    None where the network may mix its examples, or does what the tape does not know (see ``gramscope.capture.tape``).
-    """
+) -> Iterator[ByExample]:  # fmt: skip
+    """Some examples at a time, all from one forward pass, while the context lasts (see ``gramscope.capture.tape``)."""
     _check_options(coupled, precision)
     with _watched_forward(model, x, outputs, frozen, coupled, precision) as watched:
         backward = watched.backward(None)
-        yield ByExample(watched, backward) if backward.by_example() else None
+        yield ByExample(watched, backward)
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,18 @@ def survey(
         )
         largest = max(sizes.values(), default=0)
         return Survey(width, math.ceil(sum(sizes.values()) / n), math.ceil(largest / n), crowded, f.dtype)
+
+
+def outputs_of(
+    model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
+) -> Float[Tensor, "n C"]:
+    """The outputs alone, from the random state that a capture starts from."""
+    model = unwrap(model)
+    if precision == "float64":
+        model = in_float64(model)
+    x = prepare_input(x, torch.float64 if precision == "float64" else None)
+    with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution(), torch.no_grad():
+        return evaluate(model, x, count_examples(x), outputs)
 
 
 @contextmanager

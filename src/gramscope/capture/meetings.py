@@ -26,7 +26,7 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap,
 )
-from gramscope.capture.recorder import _PYTHON_ROOMS, RULES, Recorder, _opened, _writes, map_tensors, tensors_in
+from gramscope.capture.recorder import _PYTHON_ROOMS, RULES, Recorder, _opened, map_tensors, tensors_in, writes
 from gramscope.capture.rules import recurrent
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
@@ -82,7 +82,7 @@ class Meetings(Recorder):
         if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON_ROOMS:
             with self:
                 return _opened(func)(*args, **kwargs)
-        if _writes(func):
+        if writes(func):
             raise UnsupportedError(
                 f"a weight must not be written into data in place, but {func.__name__} does so. Write the model with "
                 "the out-of-place operation."

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.recorder import map_tensors, tensors_in
 
-Outputs = int | slice | Sequence[int] | Tensor | str | Callable[[nn.Module, Any], Tensor] | None
+Outputs = (
+    int | np.integer | slice | Sequence[int] | Tensor | np.ndarray | str | Callable[[nn.Module, Any], Tensor] | None
+)
 PREFIXES = ("_orig_mod.",)
 
 

@@ -190,11 +190,11 @@ class Recorder(TorchFunctionMode):
             output = func(*args, **kwargs)
         elif not data:
             output = func(*args, **kwargs)
-            if _writes(func):
+            if writes(func):
                 self._rewrite(args[0], weights)
             self._derive(func, weights, output)
             return output
-        elif _writes(func) and self.weight(args[0]) is not None:
+        elif writes(func) and self.weight(args[0]) is not None:
             output = func(*args, **kwargs)  # the weight itself is overwritten: autograd keeps track
             self.mark_data(args[0])
         else:
@@ -203,7 +203,7 @@ class Recorder(TorchFunctionMode):
         if data or (func in _FACTORIES and self._has_examples(output)):
             doubtful = self.doubtful(operands)
             self.mark_data(output, doubtful)
-            if _writes(func):
+            if writes(func):
                 self.mark_data(args[0], doubtful)
         if held and self._tapeable(output, operands, held, weights, self.uses[noted:]):
             self.tape.record(output, func, args, kwargs, tuple(self.uses[noted:]), held)
@@ -226,7 +226,7 @@ class Recorder(TorchFunctionMode):
 
     def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         known = RULES.get(func)
-        written = args[:1] if _writes(func) else ()
+        written = args[:1] if writes(func) else ()
         self._guards = tuple(
             (t.detach(), t._version)
             for t in tensors_in((args, kwargs))
@@ -290,7 +290,8 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
     return value
 
 
-def _writes(func: Callable[..., Any]) -> bool:
+def writes(func: Callable[..., Any]) -> bool:
+    """An operation that overwrites its first argument, by its name."""
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return (

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,16 +16,29 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
+from gramscope.capture.kept import CopyOnWrite, restorer_of_attributes
+
+_ONE_AT_A_TIME = threading.RLock()
+
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Random streams, buffers and requires_grad flags are the same after the block as before, also after an error."""
+    """Random streams, parameters, buffers, plain attributes and flags after the block as before, also after an error.
+
+    Other threads that draw from torch's global stream meanwhile will draw the same numbers again.
+    """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())  # torch imports sympy on first use, which adds a filter
         # Operations without a batching rule run one direction at a time, which is as exact; nothing for a user to do.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+        # Streams and switches belong to the whole process: one measurement at a time.
+        stack.enter_context(_ONE_AT_A_TIME)
         stack.callback(_restorer_of_random_streams())
         stack.callback(_restorer_of_state(model))
+        stack.callback(restorer_of_attributes(model))
+        written = CopyOnWrite(model)
+        stack.callback(written.put_back)
+        stack.enter_context(written)
         yield
 
 
@@ -55,6 +69,8 @@ def _restorer_of_state(model: nn.Module) -> Any:
                     value = tensor.detach().clone()
                     held.append((owner, name, tensor, value, partial(_changed, tensor, value, tensor._version, module)))
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    plain = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    names = [(module._buffers, frozenset(module._buffers)) for module in plain]
 
     def restore() -> None:
         with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference mode turns gradients on
@@ -62,6 +78,9 @@ def _restorer_of_state(model: nn.Module) -> Any:
                 owner[name] = tensor
                 if changed():
                     tensor.copy_(value)
+        for buffers, known in names:
+            for name in set(buffers) - known:
+                del buffers[name]
         for parameter, flag in flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
@@ -106,8 +125,9 @@ def plain_execution() -> Iterator[None]:
     Gradients on; no compiled code; no fused attention or encoder fast path (they hide weights or have no batched
     backward); checkpointed segments run as they stand, since their recomputation would not be watched.
     """
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
+        fast_path = torch.backends.mha.get_fastpath_enabled()
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))

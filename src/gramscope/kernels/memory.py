@@ -34,7 +34,8 @@ class Block:
 class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows to hold at once.
 
-    ``part`` is the number of examples to capture at a time, where that is better than a whole block.
+    ``part`` is the number of examples to capture at a time, where that is better than a whole block, ``company`` that
+    for which a forward pass alone fits.
     """
 
     n: int
@@ -44,6 +45,7 @@ class Plan:
     columns: tuple[Block, ...]
     chunk: int
     part: int | None = None
+    company: int = 0
 
     @property
     def one_by_one(self) -> bool:
@@ -89,7 +91,8 @@ def make_plan(
     part = None
     if size.crowded and next(tensors_in(x)).device.type == "cpu":
         part = max(2, PART // (max(1, size.largest) * (width + 1) * item))
-    return Plan(n, m, width, _blocks(n, examples, width, columns), _blocks(m, examples, width, columns), chunk, part)
+    rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
+    return Plan(n, m, width, rows, cols, chunk, part, company=max(3 * examples, room // (2 * each)))
 
 
 def _blocks(n: int, examples: int, width: int, columns: int) -> tuple[Block, ...]:

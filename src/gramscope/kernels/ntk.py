@@ -13,10 +13,11 @@ from gramscope.base.errors import InputError
 from gramscope.base.pages import fresh_zeros, keep_freed_blocks
 from gramscope.base.progress import progress
 from gramscope.capture import Snapshot, capture
-from gramscope.capture.capture import Coupled, Precision, captured_by_example
+from gramscope.capture.capture import Coupled, Precision, captured_by_example, outputs_of
 from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
+from gramscope.kernels.blocks import check_blocks
 from gramscope.kernels.memory import CHUNK, Block, Plan, make_plan
 from gramscope.kernels.parts import Opened, capture_in_parts
 from gramscope.kernels.pieces import (
@@ -103,6 +104,7 @@ def ntk(
     plan = make_plan(model, x, x2, trace=reduce == "trace", blocked=coupled == "refuse", memory=memory, **options)
     take = partial(capture, model, coupled=coupled, **options)
     opened = partial(captured_by_example, model, coupled=coupled, **options)
+    check_blocks(plan, partial(outputs_of, model, **options), x, x2)
     job = _Job(take, opened, plan, trace=reduce == "trace", by_site=by_site)
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
         kernels = job.run(x, x2)
@@ -169,6 +171,11 @@ class _Job:
     def _add(self, left: Snapshot, right: Snapshot, mine: Block, theirs: Block, kernels: dict[str, Tensor]) -> None:
         """Add the kernel of two blocks to its place; only the upper half of a symmetric one."""
         width = self._width
+        if left.directions != right.directions:
+            raise InputError(
+                f"x and x2 must give the same number of outputs, got {left.directions} and {right.directions}. "
+                "Choose outputs that both have, or use gs.ntk_operator, which takes them as they are."
+            )
         dtype = next(iter(kernels.values())).dtype
         assembly = Assembly(self.trace, dtype, self.plan.chunk)
         tiles = {name: _Tile.of(kernel, mine, theirs, width) for name, kernel in kernels.items()}

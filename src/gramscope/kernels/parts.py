@@ -22,7 +22,9 @@ from gramscope.kernels.cost import Shape, cheapest
 from gramscope.kernels.pieces import strips
 
 Take = Callable[[Any], Snapshot]
-Opened = Callable[[Any], AbstractContextManager[ByExample | None]]
+Opened = Callable[[Any], AbstractContextManager[ByExample]]
+# Largest difference of outputs in another batch, relative to the largest output.
+SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
 # Gradient rows up to this many times the size of the signals are worth making at once.
 WIDER = 4
 
@@ -31,11 +33,19 @@ def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int, trac
     """A snapshot of all n examples, ``size`` at a time: from one forward pass where the network allows."""
     even = math.ceil(n / math.ceil(n / size))
     with opened(x) as one_pass:
-        if one_pass is not None:
+        if one_pass.apart:
             return _streamed(one_pass, n, even, trace)
+        outputs = one_pass.outputs
     joined = _joined(n, trace, (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
-    # Parts that used their weights in different ways (routing, packing) are taken together.
-    return take(x) if joined is None else joined
+    # Parts that used their weights in different ways (routing, packing), or whose examples give other outputs in other
+    # company (dropout, an input that all share), are taken together.
+    return take(x) if joined is None or not same_outputs(joined.outputs, outputs) else joined
+
+
+def same_outputs(part: Tensor, whole: Tensor) -> bool:
+    """Do examples give the same outputs in another batch? To the rounding of kernels chosen by batch size."""
+    gap, scale = (part - whole).abs().max(), whole.abs().max()
+    return bool(gap <= SAME.get(whole.dtype, 5e-2) * scale)
 
 
 def _streamed(one_pass: ByExample, n: int, size: int, trace: bool) -> Snapshot:

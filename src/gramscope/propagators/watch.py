@@ -10,7 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.capture.forms import Form, Tap
-from gramscope.capture.recorder import Recorder, Use, _writes, map_tensors, tensors_in
+from gramscope.capture.recorder import Recorder, Use, map_tensors, tensors_in, writes
 from gramscope.capture.weights import Weight
 from gramscope.propagators.stack import Stack, run_stack
 from gramscope.propagators.strand import COMPONENTS, Weights
@@ -113,7 +113,7 @@ class Watch(Recorder):
             self._tap_fresh()  # states are real: this use belongs to the next state that is
             return output
         rule = self.uses[self._taken].form.rule
-        if _writes(func) and isinstance(output, Tensor):
+        if writes(func) and isinstance(output, Tensor):
             # The written tensor lives on under its own name: what it was becomes the output, and the state enters it.
             return args[0].copy_(self.cut(output.clone(), rule)) if args[0] is output else self.cut(output, rule)
         return self.cut(output, rule)
