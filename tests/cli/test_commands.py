@@ -65,7 +65,23 @@ def test_run(config, tmp_path):
     [
         ("model.name=nothing", "model.name must be one of"),
         ("nonsense.key=1", "[nonsense]"),
-        ("model.colour=3", "key that does not fit"),
+        ("model.colour=3", "model.colour is no key that fits this model. It may be width, depth."),
+        ("model.widht=3", "Did you mean width"),
+        ("train.stepps=3", "train.stepps is no key of [train]. Did you mean steps?"),
+        ("watch.overheads=0.1", "Did you mean overhead"),
+        ("optimizer.lr=1", "Did you mean optimiser"),
+        ("optimiser.weight_deacy=0.9", "Did you mean weight_decay"),
+        ("data.inptus=3", "Did you mean inputs"),
+        ("train.steps=abc", "train.steps must be a whole number of at least 1, got 'abc'"),
+        ("train.steps=-3", "train.steps must be a whole number of at least 1, got -3"),
+        ("train.seed=1.5", "train.seed must be"),
+        ("model.width=0", "model.width must be a whole number of at least 1, got 0"),
+        ("optimiser.lr=abc", "optimiser.lr must be a finite number"),
+        ("optimiser.betas=3", "[optimiser] has a value that does not fit"),
+        ("data.n=-300", "[data] has a value that does not fit"),
+        ("watch.out=3", "watch.out must be the path"),
+        ("watch.measures=3", "watch.measures must be a name or a list"),
+        ("watch.every=never", "every must be"),
         ("train.loss=hinge", "train.loss must be"),
         ("broken", "section.key=value"),
     ],
@@ -74,7 +90,25 @@ def test_run_with_a_wrong_config(config, tmp_path, change, words):
     done = call("run", config, "--set", change)
     assert done.exit_code == 2
     assert words in done.output
+    assert len(done.output.strip().splitlines()) == 1, "one line"
     assert not (tmp_path / "run").exists(), "nothing half-made is left behind"
+
+
+def test_a_folder_is_no_config(tmp_path):
+    done = call("run", tmp_path)
+    assert done.exit_code == 2
+    assert done.output == f"Error: {tmp_path} must be a TOML file, but it is a directory.\n"
+
+
+def test_what_to_type_next_can_be_pasted(config, tmp_path):
+    done = call("run", config, "--set", f"watch.out={tmp_path / 'a b [x]'}")
+    assert done.exit_code == 0, done.output
+    assert f"gramscope report '{tmp_path / 'a b [x]'}'" in done.output
+
+
+def test_python_m_gramscope():
+    done = subprocess.run([sys.executable, "-m", "gramscope", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gramscope 0.")
 
 
 def test_analyze(tmp_path):
@@ -99,9 +133,29 @@ def test_analyze_runs_no_code_from_a_file(tmp_path):
     torch.save(Trap(), tmp_path / "trap.pt")
     done = call("analyze", tmp_path / "trap.pt")
     assert done.exit_code == 2
-    assert "weights_only" in done.output
+    assert "weights_only=True" in done.output
+    assert not (tmp_path / "trapped").exists()
     done = call("analyze", tmp_path / "missing.pt", "--json")
     assert "no such file" in done.output
+
+
+@pytest.mark.parametrize("kind", ["module", "cut", "text", "folder"])
+def test_a_bad_checkpoint_is_told_in_our_words(tmp_path, kind):
+    path = tmp_path / "m.pt"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        torch.save(mlp((3, 4, 2)), path)
+    if kind == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    if kind == "text":
+        path.write_text("no tensors here")
+    done = call("analyze", path)
+    assert done.exit_code == 2
+    assert "weights_only=False" not in done.output, "that would run the file's code"
+    assert "weights_only`" not in done.output
+    assert len(done.output.strip().splitlines()) == 1
+    assert "must be a checkpoint of plain tensors" in done.output
 
 
 def test_verify_the_built_in_and_an_own_model(tmp_path):

@@ -255,6 +255,33 @@ def test_hostile_names_stay_text(watched, tmp_path):
     assert seen.wrong == []
 
 
+def test_no_toolbar_stands_over_the_data_where_nothing_hovers(watched, small):
+    """Plotly shows it for good on a touch screen, dark, at the top right."""
+    touched = watched(has_touch=True, is_mobile=True, viewport={"width": 480, "height": 900}).open(small)
+    assert touched.evaluate("matchMedia('(hover: none)').matches")
+    assert touched.locator(".modebar-btn").count() > 5
+    assert not any(bar.is_visible() for bar in touched.locator(".modebar-btn").all())
+
+
+TICKS = """(key) => [...document.querySelector(`[data-panel=${key}] .plot`).querySelectorAll(".xtick text")]
+  .map(t => t.textContent)"""
+
+
+def test_short_runs_and_constants_have_sensible_axes(watched, tmp_path):
+    write_meta(tmp_path / "a", "a")
+    for step in (0, 1, 2):
+        append(tmp_path / "a", step, {"loss": 2.0 - step / 2, "lr": 3e-4})
+    seen = watched()
+    tab = seen.open(report(tmp_path / "a", tmp_path / "r.html"))
+    assert tab.evaluate(TICKS, "training") == ["0", "1", "2"]
+    low, high = tab.evaluate("document.querySelector('[data-panel=upkeep] .plot').layout.yaxis.range")
+    assert (low, high) == pytest.approx((1.5e-4, 4.5e-4)), "a constant lies in the middle of an axis of its own size"
+    tab.locator("#log-steps").check()
+    seen.until("document.querySelector('[data-panel=training] .plot').layout.xaxis.type === 'log'")
+    assert tab.evaluate(TICKS, "training") == ["0", "1", "2"]
+    assert seen.wrong == []
+
+
 def test_the_live_page_follows(watched, tmp_path):
     path = tmp_path / "a"
     write_meta(path, "a")

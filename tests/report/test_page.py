@@ -196,7 +196,11 @@ def test_not_finite_numbers_and_failures_are_named(tmp_path):
     _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
     assert data["panels"][0]["plots"][0]["frames"][0][0]["y"] == [1, None]
     text = " ".join(elements.words)
-    for words in ("loss is not a finite number at step 5", "richness failed at step 5: out of memory", "restarted"):
+    for words in (
+        "loss and share/0 are not finite numbers at step 5",
+        "richness failed at step 5: out of memory",
+        "restarted",
+    ):
         assert words in text
 
 
@@ -378,3 +382,41 @@ def test_whatever_a_run_holds_there_is_a_page_with_all_its_names(tmp_path_factor
     for full in arrays:
         told = " ".join([*shown, *(note for panel in content.panels for note in panel.notes)])
         assert full in told or full in DRAWN_UNDER_ANOTHER_NAME, full
+
+
+def test_two_hundred_layers_are_rows_of_colours(tmp_path):
+    names = [f"block.{place}" for place in range(200)]
+    write_meta(tmp_path / "a", "a", layers=names)
+    for step in (0, 1, 2):
+        scalars = {f"{kind}/{name}": 0.005 for kind in ("share", "flips", "mine") for name in names}
+        scalars |= {f"gram_vc_correlation/{name}": 1 - 1e-9 * place for place, name in enumerate(names)}
+        scalars |= {
+            f"{kind}/{name}": 0.1 + place for kind in ("delta_gram", "delta_vc") for place, name in enumerate(names)
+        }
+        append(tmp_path / "a", step, scalars)
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    marks = [
+        (plot["caption"], frame) for panel in data["panels"] for plot in panel["plots"] for frame in plot["frames"]
+    ]
+    for caption, frame in marks:
+        assert sum(mark.get("legend", False) for mark in frame) <= 24, caption
+    heats = {caption: frame[0] for caption, frame in marks if frame[0]["kind"] == "heat"}
+    assert set(heats) == {"shares", "mask flips", "correlation of the two changes", "mine"}
+    assert all(heat["rows"] == names and heat["columns"] == ["0", "1", "2"] for heat in heats.values())
+    sizes = next(frame for caption, frame in marks if caption == "sizes of the two changes")
+    assert {mark["name"] for mark in sizes if mark["legend"]} > {"block.0", "block.199"}
+    text = " ".join(elements.words)
+    assert "the correlation at the end is 1 in all 200 layers." in text
+    assert "lies between 1 " not in text
+    assert "The brightness of a band is the layer's share" in text
+
+
+def test_one_leading_layer_does_not_darken_the_others(tmp_path):
+    names = [f"block.{place}" for place in range(100)]
+    write_meta(tmp_path / "a", "a", layers=names)
+    append(tmp_path / "a", 0, {f"share/{name}": 0.9 if place == 99 else 0.1 / 99 for place, name in enumerate(names)})
+    append(
+        tmp_path / "a", 1, {f"share/{name}": 0.9 if place == 99 else 1e-4 * place for place, name in enumerate(names)}
+    )
+    _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert data["panels"][0]["plots"][0]["frames"][0][0]["high"] < 0.1

@@ -23,17 +23,21 @@ def view(tmp_path, name="a", **columns):
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"kernel_of_drift": [0.0, 0.3]}, "lazy"),
-        ({"kernel_of_drift": [0.0, 0.7]}, "in between"),
-        ({"kernel_of_drift": [0.0, 9.0]}, "rich"),
-        ({"kernel_of_drift": [1.0, 0.97]}, "lazy"),  # written as the alignment with the start
-        ({"kernel_of_drift": [1.0, 0.8]}, "in between"),
-        ({"kernel_of_drift": [1.0, 0.3]}, "rich"),
-        ({"richness": [0.7, 0.69]}, "lazy"),
-        ({"richness": [0.7, 0.05]}, "rich"),
-        ({"richness": [0.7, 0.3]}, "in between"),
-        ({"kernel_of_drift": [0.0], "richness": [0.7, 0.1]}, "rich"),
-        ({"kernel_of_drift": [0.0]}, "unknown"),
+        ({"kernel_of_drift": [0.0, 0.1, 0.3]}, "lazy"),
+        ({"kernel_of_drift": [0.0, 0.1, 0.7]}, "in between"),
+        ({"kernel_of_drift": [0.0, 0.1, 9.0]}, "rich"),
+        ({"kernel_of_drift": [1.0, 0.99, 0.97]}, "lazy"),  # written as the alignment with the start
+        ({"kernel_of_drift": [1.0, 0.9, 0.8]}, "in between"),
+        ({"kernel_of_drift": [1.0, 0.9, 0.3]}, "rich"),
+        ({"richness": [0.7, 0.7, 0.69]}, "lazy"),
+        ({"richness": [0.7, 0.5, 0.05]}, "rich"),
+        ({"richness": [0.7, 0.5, 0.3]}, "in between"),
+        ({"kernel_of_drift": [0.0], "richness": [0.7, 0.5, 0.1]}, "rich"),
+        ({"kernel_of_drift": [0.0]}, "too short"),
+        ({"kernel_of_drift": [0.0, 9.0]}, "too short"),
+        ({"richness": [0.7, 0.05]}, "too short"),
+        ({"kernel_of_drift": [0.0, 0.1, 9.0], "loss": [1.0, 1.0, 1e18]}, "diverged"),
+        ({"kernel_of_drift": [0.0, 0.1, 9.0], "loss": [1.0, 1e18, 1.0]}, "rich"),  # it came back
         ({"kernel_of_drift": [float("nan")] * 2}, "unknown"),
         ({"loss": [1.0, 2.0]}, "unknown"),
     ],
@@ -102,7 +106,119 @@ def test_prediction_in_words(tmp_path):
 
 def test_runs_are_compared(tmp_path):
     for name, drift in (("a", 0.6), ("b", 0.02)):
-        view(tmp_path, name, kernel_of_drift=[0.0, drift], accuracy=[0.1, drift])
+        view(tmp_path, name, kernel_of_drift=[0.0, drift / 2, drift], accuracy=[0.1, 0.1, drift])
     text = " ".join(compared(views_of(open_all([tmp_path / "a", tmp_path / "b"]))))
     assert "The kernel of a moved most (0.6), of b least (0.02)." in text
     assert "The accuracy ends highest in a (60 %) and lowest in b (2 %)." in text
+
+
+NAN = float("nan")
+
+
+def test_a_loss_that_explodes_heads_the_run(tmp_path):
+    """The first-order error and the kernel's drift of ruined weights look like a rich run that theory foretold."""
+    run = view(
+        tmp_path,
+        loss=[1.13, 1.0, 0.9, 3e18, 3e18, 3.24e18],
+        kernel_of_drift=[0.0, 0.1, 0.2, 6.1, 6.1, 6.1],
+        step_of_error=[0.03, 0.03, 0.03, 0.0, 0.0, 0.0, 0.0],
+    )
+    words = in_words(run)
+    assert words.verdict.startswith("The run diverged at step 30: from there on its loss is over 100 times")
+    assert "(1.13 → 3.24e+18)" in words.verdict
+    assert "Before it diverged: First-order theory missed 3 % of the outputs' change in the median." in words.findings
+    assert "rich" not in said(run)
+    assert not any("The loss rose" in line for line in words.warnings), "said already"
+
+
+@pytest.mark.parametrize("name", ["norm_of_parameters", "loss", "loss_of_probe"])
+def test_numbers_that_end_not_finite_head_the_run(tmp_path, name):
+    columns = {"kernel_of_drift": [0.0, 0.3, 0.6], name: [1.07, 1.0, 0.99, NAN, float("inf")]}
+    run = view(tmp_path, **columns)
+    assert in_words(run).verdict.startswith("The run diverged at step 30: from there on its ")
+    assert "between lazy and rich" not in said(run)
+    if name.startswith("loss"):
+        assert "Loss 1.07 → 0.99 at step 20, then not finite" in said(run)
+
+
+def test_a_batch_without_a_loss_is_no_divergence(tmp_path):
+    """A gradient scaler skips the step; the weights stay finite, even where the last loss is not."""
+    finite = {"norm_of_parameters": [1.0, 1.0, 1.1], "kernel_of_drift": [0.0, 0.1, 0.3]}
+    assert regime(view(tmp_path, loss=[1.0, 0.9, NAN], **finite)) == "lazy"
+    assert regime(view(tmp_path, "b", loss=[1.0, NAN, 0.9], kernel_of_drift=[0.0, 0.1, 0.3])) == "lazy"
+
+
+def test_measures_that_fail_for_one_nan_are_one_line(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    (tmp_path / "a" / "scalars.jsonl").touch()
+    for step in (0, 10):
+        append(tmp_path / "a", step, {"loss": 1.0, "other": 1.0})
+    failed = dict.fromkeys(("loss", "shares", "kernel"), "InputError: parameter '0' must be finite.")
+    failed |= {"spectra": "InputError: 0 must be finite, but it is not.", "mine": "ValueError: of another kind"}
+    for step in (20, 30):
+        append(tmp_path / "a", step, {"loss": NAN, "other": NAN}, failures=failed)
+    words = in_words(views_of(open_all(tmp_path / "a"))[0])
+    assert words.warnings == (
+        "loss and other are not finite numbers at 2 records, first at step 20.",
+        "Measures loss, shares, kernel and spectra failed at step 20 and 1 more: "
+        "InputError: parameter '0' must be finite.",
+        "Measure mine failed at step 20 and 1 more: ValueError: of another kind",
+    )
+    assert words.verdict == "The run diverged at step 20: from there on its loss is not finite."
+
+
+def test_too_little_to_tell_is_said(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    (tmp_path / "a" / "scalars.jsonl").touch()
+    append(tmp_path / "a", 0, {"loss/probe": 1.2, "kernel/drift": 0.0, "richness": 0.6})
+    append(tmp_path / "a", 1, {"loss/probe": 1.1, "kernel/drift": 0.03, "richness": 0.6, "loss": 1.18})
+    text = said(views_of(open_all(tmp_path / "a"))[0])
+    assert "There is not enough to tell lazy from rich" in text
+    assert "there are 2 up to step 1." in text
+    assert "The run is" not in text
+    assert "Loss 1.2 → 1.1," in text, "the batch's loss was read once, which is no change"
+
+
+def test_one_reading_is_no_change(tmp_path):
+    run = view(tmp_path, loss=[1.18], share_of_0=[0.4], share_of_2=[0.6])
+    text = said(run)
+    assert "Loss 1.18 at step 0, over 1 record" in text
+    assert "Layer 2 learns most (60 % of the loss decrease) in the only reading." in text
+    assert "→" not in text
+
+
+def test_a_still_loss_is_said_beside_still_features(tmp_path):
+    still = {"kernel_of_drift": [0.0, 0.0, 0.01]}
+    run = view(tmp_path, loss_of_probe=[1.0, 1.0, 0.99], **still)
+    assert "The run is lazy: neither its features nor its loss moved much" in said(run)
+    assert "its features hardly moved" in said(view(tmp_path, "b", loss_of_probe=[1.0, 0.5, 0.2], **still))
+
+
+def test_layers_that_join_the_training_are_no_movement_of_the_kernel(tmp_path):
+    run = view(tmp_path, kernel_of_drift=[0.0, 0.0, 0.0, 2.5, 2.5], share_of_2=[1.0, 1.0, 1.0, 0.5, 0.5])
+    path = tmp_path / "b"
+    write_meta(path, "b", layers=["0", "2"])
+    (path / "scalars.jsonl").touch()
+    for step in range(5):
+        shares = {"share/2": 1.0} if step < 3 else {"share/0": 0.5, "share/2": 0.5}
+        append(path, 10 * step, {"kernel/drift": 0.0 if step < 3 else 2.5, **shares})
+    unfrozen = views_of(open_all(path))[0]
+    assert regime(run) == "rich"
+    words = in_words(unfrozen)
+    assert words.verdict.startswith("Lazy or rich cannot be told: the layers that train changed at step 30 (0 joined)")
+    assert not any("kernel's movement" in line for line in words.findings)
+    assert "different parameters" in " ".join(kernels.moves([unfrozen]).notes)
+
+
+def test_a_drift_that_begins_again_is_not_judged(tmp_path):
+    run = view(tmp_path, kernel_of_drift=[0.0, 0.8, 1.5, 0.0, 0.1, 0.2])
+    assert regime(run) == "too short"
+    assert "measured anew from step 30" in said(run)
+
+
+def test_a_diverged_run_is_not_ranked(tmp_path):
+    for name, losses in (("a", [2.0, 1.0, 0.5]), ("b", [2.0, 0.1, NAN]), ("c", [2.0, 1.5, 1.0])):
+        view(tmp_path, name, loss=losses, kernel_of_drift=[0.0, 0.1, 0.4])
+    text = " ".join(compared(views_of(open_all([tmp_path / name for name in "abc"]))))
+    assert "b diverged at step 20 and is not ranked." in text
+    assert "The loss ends highest in c (1) and lowest in a (0.5)." in text

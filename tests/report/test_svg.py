@@ -88,3 +88,10 @@ def test_a_scale_without_numbers_is_still_a_scale():
         scale = Scale.of([np.array([np.nan, 0.0])[: 1 + axis.log]], axis, 0, 10)
         assert np.isfinite(scale.low)
         assert scale.high > scale.low
+
+
+def test_steps_are_whole_numbers():
+    line = Line("l", np.array([0.0, 1.0]), np.array([0.0, 1.0]), 0, Colour(0))
+    text = drawn(plot(line, x=Axis("step", steps=True), y=Axis("y")), [line])
+    labels = re.findall(r'text-anchor="middle" font-size="11"[^>]*>([^<]*)<', text)
+    assert labels == ["0", "1"]

@@ -143,7 +143,7 @@ def test_a_callable_equals_the_named_activation():
 def test_widths_depth_and_rates_can_be_said_in_several_ways():
     x = inputs(2)
     want = FiniteWidthMLP(widths=[3, 8, 8, 8], activation="sin", **PAPER).flow(x)
-    assert_flows_equal(FiniteWidthMLP(widths=[8, 8, 8], activation="sin", **PAPER).flow(x), want)
+    assert_flows_equal(FiniteWidthMLP(widths=[8, 8, 8], depth=3, activation="sin", **PAPER).flow(x), want)
     assert_flows_equal(FiniteWidthMLP(widths=8, depth=3, activation="sin", **PAPER).flow(x), want)
     lists = {name: [value] * 3 for name, value in PAPER.items()}
     assert_flows_equal(

@@ -1,6 +1,8 @@
 """``gramscope analyze``: spectra of a checkpoint."""
 
 import json
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,24 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise InputError(
-            f"{path} must hold plain tensors, since it is read with weights_only=True: {error}. Save "
-            "model.state_dict() instead of the model, or write safetensors."
-        ) from error
+        # Torch's own message advises weights_only=False, which runs whatever code the file holds: not repeated.
+        raise InputError(f"{path} must be a checkpoint of plain tensors, but {_reason(path, error)}") from error
     tensors = _tensors(found)
     if not tensors:
         raise InputError(f"{path} must hold tensors by name, got {type(found).__name__} without any.")
     return tensors
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Why a file could not be read, in our words."""
+    if isinstance(error, OSError):
+        return f"it cannot be opened: {error.strerror or type(error).__name__}."
+    if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+        return (
+            "it holds other objects, which reading would have to run code for (it is read with weights_only=True). "
+            "Save model.state_dict() instead of the model, or write safetensors."
+        )
+    return "it is damaged, cut short, or no file of torch.save. Save it again, or write safetensors."
 
 
 def _tensors(found: Any, prefix: str = "") -> dict[str, Tensor]:

@@ -1,7 +1,12 @@
 """``gramscope run``: an experiment from a TOML file."""
 
+import difflib
+import inspect
+import math
+import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +16,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from gramscope import tasks
-from gramscope.base.errors import InputError
+from gramscope.base.errors import GramscopeError, InputError
 from gramscope.cli.training import train
 from gramscope.tasks import Task
 
 DATA: dict[str, Callable[..., Task]] = {
     "digits": tasks.digits,
-    "mnist": lambda **options: tasks.mnist("mnist", **options),
-    "fashion-mnist": lambda **options: tasks.mnist("fashion-mnist", **options),
+    "mnist": partial(tasks.mnist, "mnist"),
+    "fashion-mnist": partial(tasks.mnist, "fashion-mnist"),
     "label-encoded-mnist": lambda **options: tasks.label_encoded(tasks.mnist("mnist", **options)),
     "teacher-student": tasks.teacher_student,
     "heaviside": tasks.heaviside,
@@ -32,10 +37,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "watch": {"out": "runs/run", "every": 20, "probe": 20, "measures": "*", "layers": "*"},
 }
 
+# Sections whose keys are all known here; those of the others belong to what their name picks.
+KEYS = {"train": tuple(DEFAULTS["train"]), "watch": (*DEFAULTS["watch"], "overhead")}
+WHOLE = {  # the least that makes sense
+    "train.steps": 1, "train.batch": 1, "train.seed": 0, "model.width": 1, "model.depth": 0, "watch.probe": 1,
+}  # fmt: skip
+REAL = {"optimiser.lr": 0.0, "train.target_scale": -math.inf, "watch.overhead": 0.0}
+
 
 def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str, Any]:
     """Train and watch; returns the run's folder and its last numbers."""
     config = read_config(path, changes)
+    _check_values(config)
     console = Console(quiet=quiet)
     task, loss = _data(config["data"]), _loss(config["train"])
     model = _model(config["model"], task, int(config["train"]["seed"]))
@@ -52,14 +65,15 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str,
     console.print(
         f"Run: [bold]{out}[/bold] ({scope.count} steps, watching took {scope.overhead:.0%} of the training time)"
     )
-    console.print(f"Now: gramscope report {out}", style="dim")
+    console.print(f"Now: gramscope report {shlex.quote(str(out))}", style="dim", markup=False, soft_wrap=True)
     return {"run": str(out), "steps": scope.count, "scalars": last}
 
 
 def read_config(path: Path, changes: list[str]) -> dict[str, dict[str, Any]]:
     """The file over the defaults, with ``section.key=value`` changes; a name that nobody knows is refused."""
-    if not path.exists():
-        raise InputError(f"{path} must be a TOML file, but there is no such file.")
+    if not path.is_file():
+        what = "it is a directory" if path.is_dir() else "there is no such file"
+        raise InputError(f"{path} must be a TOML file, but {what}.")
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -69,11 +83,48 @@ def read_config(path: Path, changes: list[str]) -> dict[str, dict[str, Any]]:
         section, _, name = key.strip().partition(".")
         if not equals or not name:
             raise InputError(f"--set takes section.key=value, got {change!r}.")
-        given.setdefault(section, {})[name] = _value(value.strip())
-    unknown = sorted(set(given) - set(DEFAULTS))
-    if unknown:
-        raise InputError(f"{path} has a section [{unknown[0]}], which is none of {', '.join(DEFAULTS)}.")
+        if not isinstance(given.setdefault(section, {}), dict):
+            raise InputError(f"{section} in {path} must be a section, [{section}], got {given[section]!r}.")
+        given[section][name] = _value(value.strip())
+    for section, keys in given.items():
+        _check_known(f"[{section}]", section, DEFAULTS, "section")
+        if not isinstance(keys, dict):
+            raise InputError(f"{section} in {path} must be a section, [{section}], got {keys!r}.")
+        for key in keys if section in KEYS else ():
+            _check_known(f"{section}.{key}", key, KEYS[section], f"key of [{section}]")
     return {section: {**defaults, **given.get(section, {})} for section, defaults in DEFAULTS.items()}
+
+
+def _check_known(shown: str, name: str, known: Iterable[str], kind: str) -> None:
+    """A misspelt name would leave its default in place unseen, so it is refused, with the names that are close."""
+    names = list(known)
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+        advice = f"Did you mean {' or '.join(close)}?" if close else f"It may be {', '.join(names)}."
+        raise InputError(f"{shown} is no {kind}. {advice}")
+
+
+def _check_values(config: dict[str, dict[str, Any]]) -> None:
+    """Numbers of the right kind and size, said before anything is built or trained."""
+    for name, least in WHOLE.items():
+        section, _, key = name.partition(".")
+        value = config[section].get(key, least)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    for name, bound in REAL.items():
+        section, _, key = name.partition(".")
+        value = config[section].get(key, 0.0)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value >= bound):
+            limit = "" if bound < 0 else f" of at least {bound:g}"
+            raise InputError(f"{name} must be a finite number{limit}, got {value!r}.")
+    watch = config["watch"]
+    if not isinstance(watch["out"], str) or not watch["out"]:
+        raise InputError(f"watch.out must be the path of a folder, got {watch['out']!r}.")
+    for key in ("measures", "layers"):
+        given = watch[key]
+        if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(g, str) for g in given)):
+            raise InputError(f"watch.{key} must be a name or a list of names, got {given!r}.")
 
 
 def _value(text: str) -> Any:
@@ -118,10 +169,20 @@ def _optimiser(options: dict[str, Any], model: nn.Module) -> torch.optim.Optimiz
 
 
 def _built(section: str, build: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    known = inspect.signature(build).parameters.values()
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in known):
+        for key in options:
+            _check_known(f"{section}.{key}", key, [p.name for p in known][len(args) :], f"key that fits this {section}")
     try:
         return build(*args, **options)
-    except TypeError as error:
-        raise InputError(f"[{section}] has a key that does not fit: {error}.") from error
+    except GramscopeError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"[{section}] has a value that does not fit: {_first_line(error)}.") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _loss(options: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:

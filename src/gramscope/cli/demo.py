@@ -10,8 +10,11 @@ from rich.table import Table
 from torch import Tensor
 
 import gramscope as gs
+from gramscope.base.errors import InputError
 from gramscope.cli.training import train
 from gramscope.record import Scope
+from gramscope.store import StoreError, open_run
+from gramscope.store.errors import disk_trouble
 from gramscope.tasks import digits, mlp
 
 BATCH, PER_CLASS = 64, 20
@@ -23,6 +26,7 @@ REGIMES = {"rich": (3.0, 0.05), "lazy": (0.1, 1.0)}  # target scale, learning ra
 def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> Path:
     """Train both, print the comparison, and write the report; returns its path."""
     console = Console(width=100, quiet=as_json)
+    folders = _prepared(out)  # what cannot be written is told before minutes of training
     task = digits(seed)
     widths = (task.x.shape[1], width, width, width, task.classes)
     console.print(_opening(widths, task.x, steps))
@@ -34,15 +38,15 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
         def loss(f: Tensor, y: Tensor, scale: float = scale) -> Tensor:
             return F.mse_loss(f, scale * (F.one_hot(y, f.shape[1]).to(f.dtype) - 1 / f.shape[1]))
 
-        folder = fresh(out / "runs" / name)
         scopes[name] = train(
-            model, task, optimizer, loss, steps=steps, batch=BATCH, seed=seed, out=folder, every=max(1, steps // 20),
-            probe=task.balanced(PER_CLASS), label=f"{name} (targets x {scale})", console=console, name=name,
-            overhead=None, config={"target scale": scale, "lr": rate, "steps": steps, "width": width, "seed": seed},
+            model, task, optimizer, loss, steps=steps, batch=BATCH, seed=seed, out=folders[name],
+            every=max(1, steps // 20), probe=task.balanced(PER_CLASS), label=f"{name} (targets x {scale})",
+            console=console, name=name, overhead=None,
+            config={"target scale": scale, "lr": rate, "steps": steps, "width": width, "seed": seed},
         )  # fmt: skip
     console.print(_comparison(scopes))
     console.print(_verdict(scopes))
-    page = gs.report([out / "runs" / name for name in scopes], out=out / "report.html")
+    page = gs.report(list(folders.values()), out=out / "report.html")
     if as_json:
         import json
 
@@ -52,15 +56,43 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
     return page
 
 
-def fresh(folder: Path) -> Path:
-    """A folder of an earlier demo is put aside, not overwritten; the newest earlier one is kept."""
-    if folder.exists():
-        aside = folder.with_name(folder.name + ".previous")
-        if aside.exists():
-            import shutil
+GENERATOR = b'<meta name="generator" content="gramscope'
 
-            shutil.rmtree(aside)
-        folder.rename(aside)
+
+def _prepared(out: Path) -> dict[str, Path]:
+    """The folder of each run, free to be written; whatever stands there and is not a demo's is refused untouched."""
+    page, folders = out / "report.html", {name: out / "runs" / name for name in REGIMES}
+    with disk_trouble(f"making the demo's folder {out}"):
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+        if page.exists() and not (page.is_file() and GENERATOR in page.read_bytes()[:4096]):
+            raise InputError(f"{page} must be free or a page of gramscope, but it is neither. Pass another --out.")
+        for folder in folders.values():
+            _check_own(folder)
+        for folder in folders.values():
+            fresh(folder)
+            folder.mkdir(exist_ok=True)  # shows that it can be written; the watcher accepts an empty folder
+    return folders
+
+
+def _check_own(folder: Path) -> None:
+    if _free(folder):
+        return
+    try:
+        open_run(folder)
+    except StoreError as error:
+        message = f"{folder} must be free or an earlier demo's run, but it is neither. Pass another --out."
+        raise InputError(message) from error
+
+
+def _free(folder: Path) -> bool:
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def fresh(folder: Path) -> Path:
+    """An earlier run is put aside under the first free name and never deleted: somebody may have notes in it."""
+    if not _free(folder):
+        names = (folder.with_name(f"{folder.name}.previous{number}") for number in ("", *map(str, range(2, 10_000))))
+        folder.rename(next(name for name in names if not name.exists()))
     return folder
 
 

@@ -169,7 +169,7 @@ def show_help(context: typer.Context) -> None:
 
 
 class _explained:
-    """Our own errors as one line (or one JSON object) and exit code 2; anything else as it is."""
+    """Our own errors and those of the disk as one line (or one JSON object) and exit code 2; anything else as it is."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -178,7 +178,8 @@ class _explained:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, GramscopeError | FileNotFoundError):
+        # A reader that went away (| head) is nobody's mistake; typer ends quietly on it.
+        if isinstance(error, GramscopeError | OSError) and not isinstance(error, BrokenPipeError):
             message = str(error)
             typer.echo(json.dumps({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
             raise typer.Exit(2) from error

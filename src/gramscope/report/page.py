@@ -51,8 +51,8 @@ def report(
         >>> from gramscope.store import RunWriter
         >>> folder = tempfile.TemporaryDirectory()
         >>> with RunWriter.create(folder.name + "/a") as writer:
-        ...     for step in range(3):
-        ...         _ = writer.append(step, {"loss": 1.0 / (1 + step), "kernel/drift": 2.0 * step})
+        ...     for step in (0, 10, 20):
+        ...         _ = writer.append(step, {"loss": 1.0 / (1 + step), "kernel/drift": 0.2 * step})
         >>> page = report(folder.name + "/a", folder.name + "/report.html")
         >>> "The run is rich" in page.read_text(encoding="utf-8")
         True

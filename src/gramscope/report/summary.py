@@ -9,16 +9,33 @@ import numpy as np
 from gramscope.report.panels.drawing import number, percent
 from gramscope.report.panels.kernels import moved, written_as_alignment
 from gramscope.report.panels.steps import missed
+from gramscope.report.panels.validity import (
+    BLOWN,
+    ENOUGH_READINGS,
+    ENOUGH_STEPS,
+    LOSSES,
+    Divergence,
+    begun_again,
+    change,
+    divergence,
+    enough,
+    readings,
+    retrained,
+    sound,
+    speaks_of_finite,
+)
 from gramscope.report.view import RunView, Series
 
 LAZY, RICH = 0.5, 1.0  # of |K - K₀| / |K₀|: below a half stands still, from its own size on has moved
 LAZY_ALIGNED, RICH_ALIGNED = 0.1, 0.3  # of 1 - alignment with the start, where that was recorded instead
 RICH_FEATURES, LAZY_FEATURES = 0.2, 0.5  # of D_LR
 IDLE = 0.02  # a layer with a smaller share does not learn
+STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
 RULE = (
     f"lazy or rich is judged by how far the kernel moved, as a fraction of its size at the start (below {LAZY} lazy, "
     f"above {RICH} rich; of one minus the alignment {LAZY_ALIGNED} and {RICH_ALIGNED}); without a kernel by D_LR "
-    f"(above {LAZY_FEATURES} lazy, below {RICH_FEATURES} rich)"
+    f"(above {LAZY_FEATURES} lazy, below {RICH_FEATURES} rich); a verdict takes {ENOUGH_READINGS} readings over "
+    f"{ENOUGH_STEPS} steps, and a run whose loss ends not finite or over {BLOWN:.0f} times its start diverged"
 )
 
 
@@ -36,72 +53,127 @@ class Words:
 def in_words(view: RunView) -> Words:
     """The findings of one run, each with the number it rests on."""
     if not len(view.steps):
-        return Words(view.name, view.index, "No step has been committed yet.", (), tuple(_troubles(view)))
-    found = [*_outcome(view), *_layers(view), *_moments(view), *_features(view), *_prediction(view)]
-    return Words(view.name, view.index, _verdict(view), tuple(found), tuple(_troubles(view)))
+        return Words(view.name, view.index, "No step has been committed yet.", (), tuple(_troubles(view, None)))
+    end, part = divergence(view), sound(view)
+    found = _outcome(view)
+    if len(part.steps):
+        before = [*_layers(part), *_moments(part), *_features(part), *_prediction(part)]
+        found += before if end is None else [f"Before it diverged: {line}" for line in before]
+    return Words(view.name, view.index, _verdict(view, end), tuple(found), tuple(_troubles(view, end)))
 
 
 def compared(views: Sequence[RunView]) -> list[str]:
-    """What several runs say beside each other."""
-    said = []
-    drifts = {view.name: series.last for view in views if (series := moved(view)) is not None}
+    """What several runs say beside each other; a run that diverged is named, and ranked in nothing."""
+    if len(views) < 2:
+        return []
+    ends = {view.name: end for view in views if (end := divergence(view)) is not None}
+    ranked = [view for view in views if view.name not in ends]
+    said = [f"{name} diverged at step {end.step:,} and is not ranked." for name, end in ends.items()]
+    drifts = {view.name: drift.last for view in ranked if (drift := _drift(view)) is not None and enough(drift)}
     if len(drifts) > 1:
         most, least = max(drifts, key=lambda name: drifts[name]), min(drifts, key=lambda name: drifts[name])
         said.append(
             f"The kernel of {most} moved most ({number(drifts[most])}), of {least} least ({number(drifts[least])})."
         )
+    return said + _ranking(ranked)
+
+
+def _ranking(views: Sequence[RunView]) -> list[str]:
     for name, word in (("accuracy/test", "test accuracy"), ("accuracy", "accuracy"), ("loss", "loss")):
         ends = {view.name: view.series[name].last for view in views if name in view.series}
         ends = {run: value for run, value in ends.items() if not math.isnan(value)}
         if len(ends) > 1:
             high, low = max(ends, key=lambda run: ends[run]), min(ends, key=lambda run: ends[run])
             say = number if name == "loss" else percent
-            said.append(
-                f"The {word} ends highest in {high} ({say(ends[high])}) and lowest in {low} ({say(ends[low])})."
-            )
-            break
-    return said
+            return [f"The {word} ends highest in {high} ({say(ends[high])}) and lowest in {low} ({say(ends[low])})."]
+    return []
+
+
+def _drift(view: RunView) -> Series | None:
+    """How far the kernel moved, where that can be said: read twice, and from one start, of the same parameters."""
+    drift = moved(view)
+    if drift is None or readings(drift) < 2 or _undone(view) is not None:
+        return None
+    return drift
+
+
+def _undone(view: RunView) -> str | None:
+    """Why the drift that was recorded is not one from the start of the run; None where it is."""
+    drift, switch = moved(view), retrained(view)
+    if switch is not None:
+        return f"{switch}, so the kernel's drift compares different parameters"
+    again = begun_again(drift) if drift is not None else None
+    return None if again is None else f"the kernel's drift was measured anew from step {again:,}, as after a restart"
 
 
 def regime(view: RunView) -> str:
-    """``"lazy"``, ``"rich"``, ``"in between"`` or ``"unknown"``, by the rule that the page states."""
-    drift, richness = moved(view), view.series.get("richness")
-    if drift is not None and len(drift.finite.values) > 1:
+    """By the page's rule "lazy", "rich", "in between" or "diverged"; else "too short" to tell, or "unknown"."""
+    if divergence(view) is not None:
+        return "diverged"
+    drift, richness = _drift(view), view.series.get("richness")
+    if drift is not None and enough(drift):
         lazy, rich = (LAZY_ALIGNED, RICH_ALIGNED) if _aligned(view) else (LAZY, RICH)
         return "lazy" if drift.last < lazy else "rich" if drift.last > rich else "in between"
-    if richness is not None and not math.isnan(richness.last):
+    if richness is not None and enough(richness):
         value = richness.last
         return "lazy" if value > LAZY_FEATURES else "rich" if value < RICH_FEATURES else "in between"
-    return "unknown"
+    return "too short" if any(s is not None and readings(s) for s in (moved(view), richness)) else "unknown"
 
 
 def _aligned(view: RunView) -> bool:
     return written_as_alignment(view.series["kernel/drift"])
 
 
-def _verdict(view: RunView) -> str:
-    kind, drift, richness = regime(view), moved(view), view.series.get("richness")
+def _verdict(view: RunView, end: Divergence | None) -> str:
+    kind, drift, richness = regime(view), _drift(view), view.series.get("richness")
+    if end is not None:
+        return f"The run diverged at step {end.step:,}: {end.how}."
+    if kind == "too short":
+        return _too_short(view)
     grounds = []
     if drift is not None:
         grounds.append(f"kernel drift {number(drift.last)}")
     if richness is not None and not math.isnan(richness.last):
-        grounds.append(f"D_LR {number(richness.last)}")
+        grounds.append(f"D_LR {number(richness.last)}" + (" alone" if _undone(view) is not None else ""))
     because = f" ({', '.join(grounds)})" if grounds else ""
+    lazy = "neither its features nor its loss moved much" if _unlearnt(view) else "its features hardly moved"
     return {
-        "lazy": f"The run is lazy: its features hardly moved{because}.",
+        "lazy": f"The run is lazy: {lazy}{because}.",
         "rich": f"The run is rich: it changed its features{because}.",
         "in between": f"The run lies between lazy and rich{because}.",
-        "unknown": "Neither a second kernel nor richness was recorded, so lazy or rich cannot be told yet.",
+        "unknown": "Neither a kernel nor richness was recorded, so lazy or rich cannot be told.",
     }[kind]
 
 
-# The batch's own loss where it was logged, else that of the probe.
-LOSSES, ACCURACIES = ("loss", "loss/probe"), ("accuracy", "accuracy/probe")
+def _too_short(view: RunView) -> str:
+    why = _undone(view)
+    if why is not None and enough(moved(view)):
+        return f"Lazy or rich cannot be told: {why}."
+    found = [series for series in (moved(view), view.series.get("richness")) if series is not None]
+    most = max(readings(series) for series in found)
+    return (
+        f"There is not enough to tell lazy from rich: it takes {ENOUGH_READINGS} readings of the kernel or of richness "
+        f"over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up to step {view.steps[-1]:,}."
+    )
+
+
+def _unlearnt(view: RunView) -> bool:
+    """Whether the probe's loss stands still too: then still features say nothing about how the network learns."""
+    loss = view.series.get("loss/probe")
+    return loss is not None and readings(loss) > 1 and loss.first - loss.last < STILL * abs(loss.first)
+
+
+ACCURACIES = ("accuracy", "accuracy/probe")
 
 
 def _first_of(view: RunView, names: Sequence[str]) -> Series | None:
-    found = (view.series[name] for name in names if name in view.series)
-    return next((series for series in found if len(series.finite.values)), None)
+    """The first that was read twice, else the first that was read at all."""
+    found = [view.series[name] for name in names if name in view.series]
+    for least in (2, 1):
+        for series in found:
+            if readings(series) >= least:
+                return series
+    return None
 
 
 def _outcome(view: RunView) -> list[str]:
@@ -113,9 +185,10 @@ def _outcome(view: RunView) -> list[str]:
     ):
         series = _first_of(view, names)
         if series is not None:
-            said.append(f"{word} {say(series.first)} → {say(series.last)}")
-    span = f"over {len(view.steps)} records up to step {view.steps[-1]:,}"
-    return [f"{'; '.join(said)} {span}."] if said else [f"Watched {span}."]
+            said.append(f"{word} {change(series, say, view.steps[-1])}")
+    records = "1 record" if len(view.steps) == 1 else f"{len(view.steps)} records"
+    span = f"over {records} up to step {view.steps[-1]:,}"
+    return [f"{'; '.join(said)}, {span}."] if said else [f"Watched {span}."]
 
 
 def _layers(view: RunView) -> list[str]:
@@ -124,6 +197,8 @@ def _layers(view: RunView) -> list[str]:
         return []
     first, last = _leader(family, 0), _leader(family, -1)
     share_first, share_last = percent(family[first].first), percent(family[last].last)
+    if max(len(s.values) for s in family.values()) == 1:
+        return [f"Layer {first} learns most ({share_first} of the loss decrease) in the only reading."]
     if first == last:
         said = [
             f"Layer {first} learns most, at first ({share_first} of the loss decrease) and at the end ({share_last})."
@@ -173,8 +248,8 @@ def _stopped(series: Series, quiet: float) -> float | None:
 
 def _moments(view: RunView) -> list[str]:
     said = []
-    drift = moved(view)
-    if drift is not None and regime(view) != "lazy" and len(drift.finite.values) > 2:
+    drift = _drift(view)
+    if drift is not None and regime(view) != "lazy" and readings(drift) > 2:
         said.append(
             f"Half of the kernel's movement was done by step {_reached(drift, 0.5):,.0f}, "
             f"nine tenths by step {_reached(drift, 0.9):,.0f}."
@@ -237,22 +312,55 @@ def _prediction(view: RunView) -> list[str]:
     return [f"First-order theory missed {words}."] if words else []
 
 
-def _troubles(view: RunView) -> list[str]:
-    said = []
-    for name, series in view.series.items():
-        bad = series.steps[~np.isfinite(series.values)]
-        if len(bad):
-            at = f"step {bad[0]:,.0f}" if len(bad) == 1 else f"{len(bad)} records, first at step {bad[0]:,.0f}"
-            said.append(f"{name} is not a finite number at {at}.")
-    grouped: dict[tuple[str, str], list[int]] = {}
-    for step, measure, message in view.failures:
-        grouped.setdefault((measure, message), []).append(step)
-    for (measure, message), steps in grouped.items():
-        times = "" if len(steps) == 1 else f" and {len(steps) - 1} more"
-        said.append(f"Measure {measure} failed at step {steps[0]:,}{times}: {message}")
+def _troubles(view: RunView, end: Divergence | None) -> list[str]:
+    said = [*_not_finite(view), *_failures(view)]
     loss = _first_of(view, LOSSES)
-    if loss is not None and len(loss.finite.values) > 1 and loss.last > 1.5 * abs(loss.first):
+    if end is None and loss is not None and readings(loss) > 1 and loss.last > 1.5 * abs(loss.first):
         said.append(f"The loss rose: {number(loss.first)} → {number(loss.last)}.")
+    why = _undone(view)
+    if why is not None:
+        said.append(f"{why[0].upper()}{why[1:]}; it is not judged.")
     notes = view.meta.get("notes")
     said += [str(note) for note in notes] if isinstance(notes, list) else []
     return [*said, *view.notes]
+
+
+def _not_finite(view: RunView) -> list[str]:
+    """One line for all names that went wrong at the same records."""
+    grouped: dict[tuple[float, ...], list[str]] = {}
+    for name, series in view.series.items():
+        bad = series.steps[~np.isfinite(series.values)]
+        if len(bad):
+            grouped.setdefault(tuple(bad.tolist()), []).append(name)
+    said = []
+    for steps, names in grouped.items():
+        at = f"step {steps[0]:,.0f}" if len(steps) == 1 else f"{len(steps)} records, first at step {steps[0]:,.0f}"
+        verb = "is not a finite number" if len(names) == 1 else "are not finite numbers"
+        said.append(f"{_joined(names)} {verb} at {at}.")
+    return said
+
+
+def _failures(view: RunView) -> list[str]:
+    """One line for all measures that failed at the same records for the same reason: a NaN fails them all."""
+    causes: dict[tuple[str, str], list[int]] = {}
+    for step, measure, message in view.failures:
+        causes.setdefault((measure, message), []).append(step)
+    grouped: dict[tuple[str, tuple[int, ...]], list[tuple[str, str]]] = {}
+    for (measure, message), steps in causes.items():
+        reason = "" if speaks_of_finite(message) else message
+        grouped.setdefault((reason, tuple(steps)), []).append((measure, message))
+    said = []
+    for (_, failed), found in grouped.items():
+        names = list(dict.fromkeys(measure for measure, _ in found))
+        times = "" if len(failed) == 1 else f" and {len(failed) - 1} more"
+        what = "Measure" if len(names) == 1 else "Measures"
+        said.append(f"{what} {_joined(names, 8)} failed at step {failed[0]:,}{times}: {found[0][1]}")
+    return said
+
+
+def _joined(names: Sequence[str], most: int = 4) -> str:
+    if len(names) == 1:
+        return names[0]
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return f"{', '.join(names[:-1])} and {names[-1]}"

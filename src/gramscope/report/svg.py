@@ -93,7 +93,7 @@ def _lines(plot: Plot, lines: Sequence[Line], box: Box) -> list[str]:
     ys = Scale.of([y for _, _, y in shown], plot.y, box[3], box[1])
     clip = f"c{zlib.crc32(plot.caption.encode('utf-8', 'replace')):08x}"
     body = [f'<clipPath id="{clip}"><rect {_inside(box)}/></clipPath>']
-    body += _axes(xs, ys, box) + [f'<g clip-path="url(#{clip})">']
+    body += _axes(xs, ys, box, whole=plot.x.steps) + [f'<g clip-path="url(#{clip})">']
     for (mark, x, y), floor in zip(shown, floors, strict=True):
         body.append(_line(mark, xs.place(x), ys.place(y), None if floor is None else ys.place(floor)))
     return [*body, "</g>"]
@@ -134,9 +134,9 @@ def _path(x: Numbers, y: Numbers) -> str:
     return "".join(pieces)
 
 
-def _axes(xs: Scale, ys: Scale, box: Box) -> list[str]:
+def _axes(xs: Scale, ys: Scale, box: Box, whole: bool) -> list[str]:
     body = []
-    for value in _ticks(xs):
+    for value in [tick for tick in _ticks(xs) if tick == int(tick) or not whole]:
         at = float(xs.place(np.array([value]))[0])
         body.append(f'<path d="M{at:.1f} {box[1]}V{box[3]}" stroke="{GRID}"/>')
         body.append(_text(at, box[3] + 16, f"{value:g}", anchor="middle", size=11))

@@ -28,11 +28,11 @@ class FiniteWidthMLP:
     "The Principles of Deep Learning Theory" (PDLT), chapters 4, 8 and 11.
 
     Args:
-        widths: n_0, n_1, ..., n_L. The input width n_0 may be left out: a first entry that differs from the number of
-            features of x is n_1. A single number stands for all of n_1 ... n_L when ``depth`` is given.
+        widths: n_0, n_1, ..., n_L, with the number of features of x first; other inputs are refused. With ``depth`` the
+            input width n_0 may be left out, and a single number stands for all of n_1 ... n_L.
         activation: a name, a torch module, or a callable; see :func:`gramscope.theory.resolve`.
         C_b, C_W, lambda_b, lambda_W: numbers, or one number for each layer.
-        depth: L. With it, ``widths`` of L entries are n_1 ... n_L and of L + 1 entries n_0 ... n_L, whatever x is.
+        depth: L. With it, ``widths`` of L entries are n_1 ... n_L and of L + 1 entries n_0 ... n_L.
 
     >>> mlp = FiniteWidthMLP(widths=[2, 64, 64, 64, 64], activation="tanh", C_b=0.1, C_W=1.6, lambda_b=0.4, lambda_W=1)
     >>> flow = mlp.flow(torch.tensor([[1.0, -0.5]]))
@@ -61,7 +61,8 @@ class FiniteWidthMLP:
 
     def __repr__(self) -> str:
         rates = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in ("C_b", "C_W", "lambda_b", "lambda_W"))
-        return f"FiniteWidthMLP(widths={list(self.widths)}, activation={self.activation.name!r}, {rates})"
+        depth = "" if self.depth is None else f", depth={self.depth}"
+        return f"FiniteWidthMLP(widths={list(self.widths)}, activation={self.activation.name!r}, {rates}{depth})"
 
     def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10) -> "Flow":
         """K, Θ, V, D, F, A, B, P, Q of every layer for the inputs ``x``; ``flow[l]`` with l = 1..L, in float64.
@@ -111,15 +112,16 @@ class FiniteWidthMLP:
 
     def layer_widths(self, n_0: int | None = None) -> tuple[int, ...]:
         """n_1 ... n_L, given the number of features of the inputs."""
-        if self.depth is not None:
-            if len(self.widths) == self.depth + 1 and n_0 is not None and self.widths[0] != n_0:
-                raise InputError(f"x must have n_0 = {self.widths[0]} features to match widths, got {n_0}.")
-            return self.widths[-self.depth :]
-        with_input = n_0 is None or self.widths[0] == n_0
-        widths = self.widths[1:] if with_input else self.widths
-        if not widths:
-            raise InputError(f"widths must hold at least one layer, got {list(self.widths)} with n_0 = {n_0}.")
-        return widths
+        if self.depth is not None and len(self.widths) == self.depth:
+            return self.widths
+        if n_0 is not None and self.widths[0] != n_0:
+            shown, advice = list(self.widths), ""
+            if self.depth is None:
+                advice = f" If these are n_1 ... n_L, without n_0, pass depth={len(self.widths)}."
+            raise InputError(f"x must have n_0 = {self.widths[0]} features to match widths={shown}, got {n_0}.{advice}")
+        if len(self.widths) == 1:
+            raise InputError(f"widths must hold at least one layer after n_0, got {list(self.widths)}.")
+        return self.widths[1:]
 
     def layer_rates(self, depth: int) -> tuple[Rates, ...]:
         """The hyperparameters of layers 1..L."""

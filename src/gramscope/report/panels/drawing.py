@@ -1,15 +1,19 @@
 """The few drawings that the panels share: lines over steps, by run or by layer, and frames over steps."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
 
 import numpy as np
 
-from gramscope.report.figure import Axis, Colour, Control, Line, Mark, Numbers, Plot, layer_colours, spread
+from gramscope.report.figure import Axis, Colour, Control, Heat, Line, Mark, Numbers, Plot, layer_colours, spread
 from gramscope.report.view import RunView, Series
 
 STEP = Axis("optimiser step", steps=True)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MOST_FRAMES = 12
+MOST_COLUMNS = 200
+MANY = 24  # more lines than this cannot be told apart by colour, nor listed beside a figure
+SAMPLED = 8  # of very many lines, in the legend
 
 
 def label(views: Sequence[RunView], view: RunView, part: str = "") -> str:
@@ -47,6 +51,66 @@ def by_layer(view: RunView, family: Mapping[str, Series], colours: Mapping[str, 
 def colours_of(families: Iterable[Iterable[str]]) -> Mapping[str, Colour]:
     """The same colour for the same layer in all runs."""
     return layer_colours(list(dict.fromkeys(name for family in families for name in family)))
+
+
+def many(family: Sized) -> bool:
+    return len(family) > MANY
+
+
+def mapped_note(runs: Sequence[str]) -> list[str]:
+    if not runs:
+        return []
+    return [
+        f"{', '.join(runs)}: too many layers for lines, so colours are drawn, one row a layer; brighter is larger, "
+        "up to the 98th percentile."
+    ]
+
+
+def few_in_legend(marks: Sequence[Mark]) -> list[Mark]:
+    """Of very many lines only some, from the first to the last, are in the legend; pointing at one names it."""
+    if not many(marks):
+        return list(marks)
+    kept = set(spread(len(marks), SAMPLED))
+    return [
+        replace(mark, legend=False) if isinstance(mark, Line) and place not in kept else mark
+        for place, mark in enumerate(marks)
+    ]
+
+
+def table(family: Mapping[str, Series]) -> tuple[Numbers, Numbers]:
+    """All series on the union of their steps: steps (k,) and values (layers, k), NaN where one is missing."""
+    steps = np.unique(np.concatenate([series.steps for series in family.values()]))
+    rows = np.full((len(family), len(steps)), np.nan)
+    for place, series in enumerate(family.values()):
+        rows[place, np.searchsorted(steps, series.steps)] = series.values
+    return steps, rows
+
+
+def heat_over_steps(
+    title: str,
+    what: str,
+    view: RunView,
+    family: Mapping[str, Series],
+    *,
+    bounds: tuple[float, float] | None = None,
+) -> Plot:
+    """A row for each layer, a column for each step; on the scale of ``bounds`` where all values lie within.
+
+    Without bounds the colours end at the 98th percentile: one layer that leads must not darken all others.
+    """
+    steps, rows = table(family)
+    chosen = spread(len(steps), MOST_COLUMNS)
+    finite = rows[np.isfinite(rows)]
+    columns = [f"{step:.0f}" for step in steps[chosen].tolist()]
+    limits: tuple[float | None, float | None] = (None, None)
+    if bounds is None and len(finite):
+        limits = (float(finite.min()), float(np.percentile(finite, 98)))
+        limits = limits if limits[0] < limits[1] else (None, None)
+    elif bounds is not None and not ((finite < bounds[0] - 0.01) | (finite > bounds[1] + 0.01)).any():
+        limits = bounds
+    heat = Heat(what, rows[:, chosen], list(family), columns, view.index, *limits)
+    height = int(np.clip(120 + 26 * len(family), 220, 900))
+    return Plot(title, Axis("optimiser step"), Axis("layer"), [[heat]], run=view.index, height=height)
 
 
 def logarithmic(marks: Sequence[Mark], span: float = 20.0) -> bool:

@@ -5,7 +5,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gramscope.report.figure import Axis, Colour, Line, Mark, Panel, Plot
-from gramscope.report.panels.drawing import STEP, by_layer, caption, colours_of, mode, number, unit_range
+from gramscope.report.panels.drawing import (
+    STEP,
+    by_layer,
+    caption,
+    colours_of,
+    few_in_legend,
+    heat_over_steps,
+    many,
+    mode,
+    number,
+    unit_range,
+)
 from gramscope.report.view import RunView, Series
 
 TITLE = "Gram matrix against virtual covariance"
@@ -26,10 +37,12 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         if marks:
             plots.append(_against(views, view, marks))
     for view, correlation in zip(views, correlations, strict=True):
-        if correlation:
+        title = caption(views, view, "correlation of the two changes")
+        if many(correlation):
+            plots.append(heat_over_steps(title, "correlation", view, correlation))
+        elif correlation:
             lines = by_layer(view, correlation, colours)
             within = unit_range(lines)
-            title = caption(views, view, "correlation of the two changes")
             plots.append(Plot(title, STEP, Axis("correlation", range=within), [lines], run=view.index))
     if not plots:
         return None
@@ -40,6 +53,11 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         "of one size; the correlation says whether they also point the same way.",
         [_words(view, correlation) for view, correlation in zip(views, correlations, strict=True) if correlation],
         plots,
+        notes=[
+            f"{view.name}: of {len(gram)} layers some are in the legend; pointing at a point names its layer."
+            for view, gram in zip(views, grams, strict=True)
+            if many(gram)
+        ],
     )
 
 
@@ -72,7 +90,12 @@ def _against(views: Sequence[RunView], view: RunView, marks: list[Mark]) -> Plot
     diagonal = Line("equal", ends, ends, None, Colour(7), "dash", legend=False)
     title = caption(views, view, "sizes of the two changes")
     return Plot(
-        title, Axis("|ΔVC|", log=log), Axis("|ΔGram|", log=log), [[diagonal, *marks]], run=view.index, height=360
+        title,
+        Axis("|ΔVC|", log=log),
+        Axis("|ΔGram|", log=log),
+        [[diagonal, *few_in_legend(marks)]],
+        run=view.index,
+        height=360,
     )
 
 
@@ -81,6 +104,9 @@ def _words(view: RunView, correlation: Mapping[str, Series]) -> str:
     if not ends:
         return f"{view.name}: no correlation could be measured."
     low, high = min(ends, key=lambda name: ends[name]), max(ends, key=lambda name: ends[name])
+    if number(ends[low]) == number(ends[high]):
+        where = f"in layer {low}" if len(ends) == 1 else f"in all {len(ends)} layers"
+        return f"{view.name}: the correlation at the end is {number(ends[low])} {where}."
     return (
         f"{view.name}: the correlation at the end lies between {number(ends[low])} (layer {low}) and "
         f"{number(ends[high])} (layer {high})."

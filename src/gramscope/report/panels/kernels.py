@@ -15,6 +15,7 @@ from gramscope.report.panels.drawing import (
     step_control,
     unit_range,
 )
+from gramscope.report.panels.validity import change, retrained
 from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"
@@ -59,6 +60,11 @@ def moves(views: Sequence[RunView]) -> Panel | None:
             plots.append(Plot(title, STEP, Axis(axis, range=bounds), [marks], height=280))
     if turned:
         notes.append(f"{', '.join(turned)} recorded the alignment with the start (1 at first); shown is one minus it.")
+    notes += [
+        f"{view.name}: {switch}, so the drift from there on compares kernels of different parameters."
+        for view in views
+        if (switch := retrained(view)) is not None
+    ]
     words = [
         _words(view, drift.get(""), target.get("")) for view, drift, target in zip(views, drifts, targets, strict=True)
     ]
@@ -76,9 +82,11 @@ def moves(views: Sequence[RunView]) -> Panel | None:
 def _words(view: RunView, drift: Series | None, target: Series | None) -> str:
     said = []
     if drift is not None:
-        said.append(f"the kernel is {number(drift.last)} away from its start")
+        known = drift.finite
+        when = "" if known.steps[-1] == view.steps[-1] else f" at step {known.steps[-1]:,.0f}"
+        said.append(f"the kernel is {number(drift.last)} away from its start{when}")
     if target is not None:
-        said.append(f"its alignment with the targets went from {number(target.first)} to {number(target.last)}")
+        said.append(f"its alignment with the targets: {change(target, end=view.steps[-1])}")
     return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: no kernel recorded."
 
 

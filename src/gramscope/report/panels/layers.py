@@ -4,14 +4,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gramscope.report.figure import Axis, Heat, Line, Numbers, Panel, Plot, spread
-from gramscope.report.panels.drawing import STEP, by_layer, caption, colours_of, facets, number, percent
+from gramscope.report.figure import Axis, Line, Panel, Plot
+from gramscope.report.panels.drawing import (
+    STEP,
+    by_layer,
+    caption,
+    colours_of,
+    facets,
+    heat_over_steps,
+    many,
+    mapped_note,
+    number,
+    percent,
+    table,
+)
 from gramscope.report.view import RunView, Series
 
 SHARES = "Which layer learns"
 LINEARITY = "Target linearity, layer by layer"
 FLIPS = "Mask flips"
-MOST_COLUMNS = 200
 
 
 def shares(views: Sequence[RunView]) -> Panel | None:
@@ -20,9 +31,13 @@ def shares(views: Sequence[RunView]) -> Panel | None:
         return None
     colours = colours_of(families)
     negative = [view.name for view, family in zip(views, families, strict=True) if _lowest(family) < -1e-3]
+    mapped = [view.name for view, family in zip(views, families, strict=True) if many(family)]
     plots: list[Plot] = []
     for view, family in zip(views, families, strict=True):
         if not family:
+            continue
+        if many(family):
+            plots.append(heat_over_steps(caption(views, view, "shares"), "share", view, family))
             continue
         steps, rows = table(family)
         if view.name in negative:
@@ -52,15 +67,17 @@ def shares(views: Sequence[RunView]) -> Panel | None:
                 run=view.index,
             )
         )
-    notes = []
-    if negative:
+    notes = mapped_note(mapped)
+    if set(negative) - set(mapped):
+        lined = [name for name in negative if name not in mapped]
         notes.append(
-            f"Some layers of {', '.join(negative)} were pushed the wrong way (negative share), so lines are drawn."
+            f"Some layers of {', '.join(lined)} were pushed the wrong way (negative share), so lines are drawn."
         )
+    size, most = ("height", "thickest") if len(mapped) < len(views) else ("brightness", "brightest")
     return Panel(
         "shares",
         SHARES,
-        "The height of a band is the layer's share in the next decrease of the loss: the thickest does the learning.",
+        f"The {size} of a band is the layer's share in the next decrease of the loss: the {most} does the learning.",
         [_share_words(view, family) for view, family in zip(views, families, strict=True)],
         plots,
         notes=notes,
@@ -78,26 +95,19 @@ def _share_words(view: RunView, family: Mapping[str, Series]) -> str:
         return f"{view.name}: no shares recorded."
     first = max(measured, key=lambda name: measured[name].first)
     last = max(measured, key=lambda name: measured[name].last)
+    if max(len(series.finite.values) for series in measured.values()) == 1:
+        return f"{view.name}: layer {first} leads with {percent(measured[first].first)} in the only reading."
     return (
         f"{view.name}: at first layer {first} leads with {percent(measured[first].first)}, "
         f"at the end layer {last} with {percent(measured[last].last)}."
     )
 
 
-def table(family: Mapping[str, Series]) -> tuple[Numbers, Numbers]:
-    """All series on the union of their steps: steps (k,) and values (layers, k), NaN where one is missing."""
-    steps = np.unique(np.concatenate([series.steps for series in family.values()]))
-    rows = np.full((len(family), len(steps)), np.nan)
-    for place, series in enumerate(family.values()):
-        rows[place, np.searchsorted(steps, series.steps)] = series.values
-    return steps, rows
-
-
 def linearity(views: Sequence[RunView]) -> Panel | None:
     families = [view.family("target_linearity") for view in views]
     if not any(families):
         return None
-    plots = facets(_layer_heat(views, view, family) for view, family in zip(views, families, strict=True))
+    plots = facets(_linearity_heat(views, view, family) for view, family in zip(views, families, strict=True))
     words = []
     for view, family in zip(views, families, strict=True):
         growth = {name: s.last - s.first for name, s in family.items() if len(s.finite.values)}
@@ -115,29 +125,9 @@ def linearity(views: Sequence[RunView]) -> Panel | None:
     )
 
 
-def _layer_heat(views: Sequence[RunView], view: RunView, family: Mapping[str, Series]) -> Plot | None:
-    if not family:
-        return None
-    steps, rows = table(family)
-    chosen = spread(len(steps), MOST_COLUMNS)
-    inside = np.nanmin(rows, initial=1.0) >= -0.01 and np.nanmax(rows, initial=0.0) <= 1.01
-    columns = [f"{step:.0f}" for step in steps[chosen].tolist()]
-    heat = Heat(
-        "target linearity",
-        rows[:, chosen],
-        list(family),
-        columns,
-        view.index,
-        *((0.0, 1.0) if inside else (None, None)),
-    )
-    height = int(np.clip(120 + 26 * len(family), 220, 900))
-    return Plot(
-        caption(views, view, "target linearity"),
-        Axis("optimiser step"),
-        Axis("layer"),
-        [[heat]],
-        run=view.index,
-        height=height,
+def _linearity_heat(views: Sequence[RunView], view: RunView, family: Mapping[str, Series]) -> Plot | None:
+    return (
+        heat_over_steps(caption(views, view, "target linearity"), "target linearity", view, family) if family else None
     )
 
 
@@ -149,10 +139,14 @@ def flips(views: Sequence[RunView]) -> Panel | None:
     plots = []
     for view, family in zip(views, families, strict=True):
         if family:
+            title = caption(views, view, "mask flips")
+            if many(family):
+                plots.append(heat_over_steps(title, "mask flips", view, family))
+                continue
             marks = by_layer(view, family, colours)
             whole = all(float(value).is_integer() for s in family.values() for value in s.finite.values.tolist())
             axis = Axis("masks flipped" if whole else "fraction of masks flipped")
-            plots.append(Plot(caption(views, view, "mask flips"), STEP, axis, [marks], run=view.index))
+            plots.append(Plot(title, STEP, axis, [marks], run=view.index))
     words = []
     for view, family in zip(views, families, strict=True):
         ends = {name: series.last for name, series in family.items() if len(series.finite.values)}
@@ -165,4 +159,5 @@ def flips(views: Sequence[RunView]) -> Panel | None:
         "How many units of an activation switched on or off; at zero the network has settled into one linear piece.",
         words,
         plots,
+        notes=mapped_note([view.name for view, family in zip(views, families, strict=True) if many(family)]),
     )

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from gramscope.report.figure import Axis, Colour, Heat, Line, Mark, Panel, Plot, pooled
-from gramscope.report.panels.drawing import STEP, by_run, caption, frame_places, logarithmic, shown_steps, step_control
+from gramscope.report.panels.drawing import (
+    STEP,
+    by_run,
+    caption,
+    few_in_legend,
+    frame_places,
+    heat_over_steps,
+    logarithmic,
+    many,
+    shown_steps,
+    step_control,
+)
 from gramscope.report.view import RunView, Series
 
 SCALARS = "Other measurements"
@@ -26,7 +37,11 @@ def scalars(views: Sequence[RunView]) -> Panel | None:
         return None
     plots, notes = [], []
     for prefix, found in groups.items():
-        marks = _many(views, found) if len(views) == 1 else by_run(views, found)
+        if len(views) == 1 and many(found[0]):
+            parts = {part or views[0].name: series for part, series in found[0].items()}
+            plots.append(heat_over_steps(prefix or "(no name)", prefix, views[0], parts))
+            continue
+        marks = few_in_legend(_many(views, found) if len(views) == 1 else by_run(views, found))
         plots.append(
             Plot(prefix or "(no name)", STEP, Axis(prefix, log=logarithmic(marks, 100.0)), [marks], height=280)
         )

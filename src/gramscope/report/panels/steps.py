@@ -16,6 +16,7 @@ from gramscope.report.panels.drawing import (
     shown_steps,
     step_control,
 )
+from gramscope.report.panels.validity import sound
 from gramscope.report.view import RunView
 
 TITLE = "Predicted against true step"
@@ -83,8 +84,10 @@ def missed(view: RunView) -> str:
 
 
 def _words(view: RunView) -> str:
-    words = missed(view)
-    return f"{view.name}: the prediction misses {words}." if words else ""
+    part = sound(view)
+    before = "" if part is view else "before the run diverged, "
+    words = missed(part)
+    return f"{view.name}: {before}the prediction misses {words}." if words else ""
 
 
 def _frames(view: RunView) -> list[tuple[int, list[Mark]]]:

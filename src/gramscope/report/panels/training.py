@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from gramscope.report.figure import MOST_POINTS, Axis, Panel, Plot
-from gramscope.report.panels.drawing import STEP, by_run, logarithmic, number, percent, thinning_note, unit_range
+from gramscope.report.panels.drawing import STEP, by_run, logarithmic, percent, thinning_note, unit_range
+from gramscope.report.panels.validity import change
 from gramscope.report.view import RunView, Series
 
 TITLE = "Loss and accuracy"
@@ -38,8 +39,9 @@ def _named(view: RunView, prefix: str, bare: str) -> dict[str, Series]:
 
 
 def _words(view: RunView, losses: dict[str, Series], accuracies: dict[str, Series]) -> str:
-    said = [f"{name} loss {number(s.first)} → {number(s.last)}" for name, s in losses.items()]
-    said += [f"{name} accuracy {percent(s.first)} → {percent(s.last)}" for name, s in accuracies.items()]
+    end = view.steps[-1] if len(view.steps) else None
+    said = [f"{name} loss {change(s, end=end)}" for name, s in losses.items()]
+    said += [f"{name} accuracy {change(s, percent, end)}" for name, s in accuracies.items()]
     return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: neither loss nor accuracy recorded."
 
 

@@ -91,6 +91,30 @@
       exponentformat: "e", minexponent: 6, separatethousands: true, ...(log ? { minorloglabels: "complete" } : {}) };
   }
 
+  // The least and the largest of the numbers that are shown; a stack adds up, so it is left to Plotly.
+  function extent(marks, key) {
+    const values = marks.filter((mark) => mark.kind === "line" && shown(mark)).flatMap((mark) => mark[key]).filter((v) => v !== null);
+    return values.length && !marks.some((mark) => mark.stacked) ? values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [values[0], values[0]]) : null;
+  }
+
+  // Plotly draws a constant on an axis from one below to one above it, whatever its size.
+  function constant(y, marks) {
+    const ends = y.autorange ? extent(marks, "y") : null;
+    if (!ends || ends[0] !== ends[1] || ends[0] === 0 || (y.type === "log" && ends[0] < 0)) return {};
+    const value = ends[0], air = Math.abs(value) / 2;
+    return { autorange: false, range: y.type === "log" ? [Math.log10(value) - 0.31, Math.log10(value) + 0.31] : [value - air, value + air] };
+  }
+
+  // Short runs: there is no step one and a half.
+  function wholeSteps(plot, marks) {
+    const xs = plot.x.steps ? marks.flatMap((mark) => mark.x || []) : [], high = Math.max(...xs), low = Math.min(...xs);
+    if (!xs.length || (state.logSteps ? high : high - low) > 10) return {};
+    if (!state.logSteps) return { tickmode: "linear", tick0: 0, dtick: 1, ...(high === low ? { autorange: false, range: [low - 1, high + 1] } : {}) };
+    const least = Math.min(...xs.filter((v) => v > 0), high), places = Array.from({ length: high }, (_, i) => i + 1).filter((v) => v >= least);
+    const zero = low <= 0 ? [Number.isFinite(least) && least > 0 ? least / 2 : 1] : [];
+    return { tickmode: "array", tickvals: [...zero, ...places], ticktext: [...zero.map(() => "0"), ...places.map(String)] };
+  }
+
   function layout(plot, marks) {
     const heat = marks.find((mark) => mark.kind === "heat"), legend = marks.filter((mark) => mark.legend && shown(mark)).length;
     const x = axis(plot.x), y = axis(plot.y);
@@ -99,6 +123,7 @@
       Object.assign(y, ticks(heat.rows, 32), { showgrid: false, autorange: "reversed", range: undefined });
       if (plot.square) Object.assign(y, { scaleanchor: "x", constrain: "domain" }), Object.assign(x, { constrain: "domain" });
     }
+    else { Object.assign(x, wholeSteps(plot, marks)); Object.assign(y, constant(y, marks)); }
     const beside = legend > 8;
     return {
       height: plot.height + (legend > 1 && !beside ? 22 * Math.ceil(legend / 3) : 0), margin: { l: 56, r: 12, t: 12, b: 44 },

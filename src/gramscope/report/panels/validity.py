@@ -1,0 +1,172 @@
+"""What of a run can be judged: where it diverged, where other layers began to train, whether there is enough."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from gramscope.report.figure import Numbers
+from gramscope.report.panels.drawing import number
+from gramscope.report.view import RunView, Series
+
+BLOWN = 100.0  # times the loss at the start: no learning ends there
+ENOUGH_READINGS, ENOUGH_STEPS = 3, 10
+STATE = ("norm/parameters", "loss/probe")  # of the network itself
+LOSSES = ("loss", "loss/probe")  # the batch's own where it was logged, else that of the probe
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first record of a run's ruin, which lasts to its end, and what is wrong there in words."""
+
+    step: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """Where the set of layers that train changed: the tangent kernel is a sum over other parameters from there on."""
+
+    step: int
+    joined: Sequence[str]
+    left: Sequence[str]
+
+    def __str__(self) -> str:
+        parts = [f"{_few(names)} {word}" for names, word in ((self.joined, "joined"), (self.left, "left")) if names]
+        return f"the layers that train changed at step {self.step:,} ({'; '.join(parts)})"
+
+
+def divergence(view: RunView) -> Divergence | None:
+    """None where the run ended with finite numbers of a usual size; one bad record in between is no divergence."""
+    found = [end for end in (_not_finite(view), _blown_up(view)) if end is not None]
+    return min(found, key=lambda end: end.step, default=None)
+
+
+def _not_finite(view: RunView) -> Divergence | None:
+    held = [view.series[name] for name in STATE if name in view.series]
+    # A loss of one batch may be infinite where a gradient scaler then leaves the weights alone.
+    held = held or [view.series["loss"]] if "loss" in view.series else held
+    first: dict[int, list[str]] = {}
+    for series in held:
+        step = _tail(series.steps, ~np.isfinite(series.values))
+        if step is not None:
+            first.setdefault(step, []).append("weights" if series.name == "norm/parameters" else "loss")
+    ruined = _tail(
+        np.array(view.steps, dtype=np.float64),
+        np.isin(view.steps, [step for step, _, message in view.failures if speaks_of_finite(message)]),
+    )
+    if ruined is not None:
+        first.setdefault(ruined, ["weights or loss"])
+    if not first:
+        return None
+    step = min(first)
+    what = " and ".join(dict.fromkeys(first[step]))
+    return Divergence(step, f"from there on its {what} {'is' if what == 'loss' else 'are'} not finite")
+
+
+def speaks_of_finite(message: str) -> bool:
+    """Whether a measure refused because the numbers it was given were NaN or infinite."""
+    return "must be finite" in message
+
+
+def _blown_up(view: RunView) -> Divergence | None:
+    found = []
+    for name in LOSSES:
+        loss = view.series[name].finite if name in view.series else None
+        if loss is None or len(loss.values) < 2:
+            continue
+        start = float(np.abs(loss.values[: max(1, len(loss.values) // 10)]).max())
+        step = _tail(loss.steps, loss.values > BLOWN * start) if start > 0 else None
+        if step is not None:
+            how = f"from there on its loss is over {BLOWN:.0f} times that at the start ({change(loss)})"
+            found.append(Divergence(step, how))
+    return min(found, key=lambda end: end.step, default=None)
+
+
+def _tail(steps: Numbers, bad: np.ndarray) -> int | None:
+    """The step from which all is bad up to the end."""
+    if not len(bad) or not bad[-1]:
+        return None
+    good = np.flatnonzero(~bad)
+    return int(steps[good[-1] + 1 if len(good) else 0])
+
+
+def until(view: RunView, step: int) -> RunView:
+    """The run as it was before this step."""
+    kept = {}
+    for name, series in view.series.items():
+        early = series.steps < step
+        if early.any():
+            kept[name] = Series(name, series.steps[early], series.values[early])
+    return replace(view, series=kept, steps=[s for s in view.steps if s < step])
+
+
+def sound(view: RunView) -> RunView:
+    """The part of a run that words may be said about: all of it, or what came before it diverged."""
+    end = divergence(view)
+    return view if end is None else until(view, end.step)
+
+
+def retrained(view: RunView) -> Retrained | None:
+    """The first change of the set of layers whose shares were measured, which are those that train."""
+    prefix = "share/"
+    by_step: dict[int, set[str]] = {}
+    for name, series in view.series.items():
+        if name.startswith(prefix):
+            for step in series.steps.tolist():
+                by_step.setdefault(int(step), set()).add(name[len(prefix) :])
+    steps = sorted(by_step)
+    for before, after in pairwise(steps):
+        if by_step[before] != by_step[after]:
+            joined, left = by_step[after] - by_step[before], by_step[before] - by_step[after]
+            order = [name for name in view.layer_order if name in joined | left] or sorted(joined | left)
+            return Retrained(after, [n for n in order if n in joined], [n for n in order if n in left])
+    return None
+
+
+def enough(series: Series | None) -> bool:
+    """Whether a series was read often enough, over enough steps, for a verdict to rest on it."""
+    return series is not None and readings(series) >= ENOUGH_READINGS and _span(series) >= ENOUGH_STEPS
+
+
+def readings(series: Series) -> int:
+    return len(series.finite.values)
+
+
+def _span(series: Series) -> float:
+    steps = series.finite.steps
+    return float(steps[-1] - steps[0]) if len(steps) else 0.0
+
+
+def change(series: Series, say: Callable[[float], str] = number, end: int | None = None) -> str:
+    """From the first number to the last; one number is said as one, and numbers that stop before ``end`` with where.
+
+    >>> steps = np.array([0.0, 10.0, 20.0])
+    >>> change(Series("loss", steps, np.array([2.0, 1.0, 0.5]))), change(Series("loss", steps[:1], np.array([2.0])))
+    ('2 → 0.5', '2 at step 0')
+    >>> change(Series("loss", steps, np.array([2.0, 1.0, np.nan])))
+    '2 → 1 at step 10, then not finite'
+    """
+    known = series.finite
+    if not len(known.values):
+        return "never finite" if len(series.values) else "not measured"
+    stopped = known.steps[-1] < series.steps[-1]
+    early = stopped or len(known.values) == 1 or (end is not None and known.steps[-1] < end)
+    when = f" at step {known.steps[-1]:,.0f}" if early else ""
+    numbers = say(known.first) if len(known.values) == 1 else f"{say(known.first)} → {say(known.last)}"
+    return numbers + when + (", then not finite" if stopped else "")
+
+
+def begun_again(series: Series) -> int | None:
+    """The step at which a drift is exactly 0 once more: a resumed run measured it from there, not from the start."""
+    known = series.finite
+    moved = np.flatnonzero(known.values > 0)
+    again = np.flatnonzero(known.values == 0)
+    again = again[again > moved[0]] if len(moved) else again[:0]
+    # Rounding alone may bring a network that stands still back to 0.
+    return int(known.steps[again[-1]]) if len(again) and known.values[: again[-1]].max() > 1e-6 else None
+
+
+def _few(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
