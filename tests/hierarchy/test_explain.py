@@ -7,7 +7,7 @@ from torch import nn
 
 import gramscope as gs
 from cases import CASES
-from gramscope.base.errors import InputError
+from gramscope.base.errors import InputError, UnsupportedError
 from hierarchy.chains import close
 from references.fingerprint import assert_same_fingerprint
 from references.fingerprint import fingerprint as whole_fingerprint
@@ -26,7 +26,8 @@ def convnet(seed: int = 0) -> nn.Sequential:
     ).double()  # fmt: skip
 
 
-X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).double(), torch.randn(6, 3).double()
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).double()
+Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(3)).double()
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(2)).double()
 
@@ -316,3 +317,162 @@ def test_bad_input():
         gs.explain_step(model, X[:0], Y[:0], lr=0.1)
     with pytest.raises(InputError, match="lower the learning rate"):
         gs.explain_step(model, X, Y, lr=1e200)
+
+
+def test_autocast_serves_the_new_weights():
+    """Its cache holds the weights of before an in-place step, which seemed to change nothing."""
+    model, x, y = mlp().float(), X.float(), Y.bfloat16().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step = gs.explain_step(model, x, y, lr=1.0)
+        before = model(x).detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(step.true, model(x).detach() - before)
+    assert float(step.true.norm()) > 0.1
+
+
+class TwoHeads(nn.Module):
+    """The second head has no part in the output that the loss sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.unseen = nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.seen(x), self.unseen(x)
+
+
+UNUSED = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, weight_decay=0.1),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_a_parameter_without_a_gradient_is_left_alone(name):
+    """Neither weight decay nor momentum of earlier steps moves it, as in torch."""
+    torch.manual_seed(0)
+    model = TwoHeads().double()
+    optimizer = UNUSED[name](list(model.parameters()))
+
+    def closure(both=False):
+        optimizer.zero_grad()
+        seen, unseen = model(X)
+        loss = F.mse_loss(seen, Y) + (unseen.square().mean() if both else 0)
+        loss.backward()
+        return loss
+
+    closure(both=True)
+    optimizer.step(lambda: closure(both=True))
+    step = gs.explain_step(model, X, Y, optimizer=optimizer)
+    old = {n: p.detach().clone() for n, p in model.named_parameters()}
+    closure()
+    optimizer.step(closure)
+    for n, p in model.named_parameters():
+        assert close(step.parts.change[n], p.detach() - old[n], 1e-14)
+    if name != "lbfgs":  # whose memory is one for all parameters
+        assert step.relative_steps["unseen"] == 0
+    assert float(step.gradients["unseen.weight"].norm()) == 0
+
+
+def test_hooks_that_are_not_followed_are_named():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert gs.explain_step(model, X, Y, optimizer=optimizer).notes == ()
+    model[0].weight.register_hook(lambda g: 0 * g)
+    model[2].bias.register_post_accumulate_grad_hook(lambda p: None)
+    optimizer.register_step_pre_hook(lambda *args: None)
+    (note,) = gs.explain_step(model, X, Y, optimizer=optimizer).notes
+    for what in ("'0.weight'", "'2.bias'", "step hooks of the optimiser"):
+        assert what in note
+    assert "'4.weight'" not in note
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """Foret et al. 2021: the gradient of a point uphill, which only a closure can give."""
+
+    def __init__(self, params, rho=0.05, **options):
+        super().__init__(params, {"rho": rho, **options})
+        self.base = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure):
+        held = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in held]).norm()
+        climbs = [0.05 * p.grad / norm for p in held]
+        for p, climb in zip(held, climbs, strict=True):
+            p.add_(climb)
+        with torch.enable_grad():
+            loss = closure()
+        for p, climb in zip(held, climbs, strict=True):
+            p.sub_(climb)
+        self.base.step()
+        return loss.item()
+
+
+def test_an_optimiser_that_requires_a_closure():
+    model = mlp()
+    optimizer = SharpnessAware(model.parameters(), lr=0.1, momentum=0.9)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(X), Y)
+        loss.backward()
+        return loss
+
+    closure()
+    optimizer.step(closure)
+    step = gs.explain_step(model, X, Y, optimizer=optimizer)
+    before = model(X).detach()
+    closure()
+    optimizer.step(closure)
+    assert close(step.true, model(X).detach() - before, 1e-13)
+
+
+@pytest.mark.parametrize("name", ["SGD", "SparseAdam"])
+def test_sparse_gradients(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(12, 3)).double()
+    ids = torch.randint(0, 7, (6, 3))
+    optimizer = getattr(torch.optim, name)(model[0].parameters(), lr=0.1)
+    step = gs.explain_step(model, ids, Y, optimizer=optimizer)
+    assert close(step.true, true_step(model, ids, Y, F.mse_loss, optimizer), 1e-14)
+    assert step.parameter_shares["0.weight"] == pytest.approx(1)
+    with pytest.raises(UnsupportedError, match="Adam does not take all of them"):
+        gs.explain_step(model, ids, Y, optimizer="adam", lr=0.1)
+
+
+def test_cross_entropy_of_tokens():
+    """(n, T, V) outputs with (n, T) labels are n · T predictions; torch's own axes go before."""
+    torch.manual_seed(0)
+    model, x, labels = nn.Linear(4, 3).double(), torch.randn(5, 6, 4).double(), torch.randint(0, 3, (5, 6))
+    step = gs.explain_step(model, x, labels, lr=0.1, loss="cross_entropy")
+    assert step.loss_before == pytest.approx(float(F.cross_entropy(model(x).flatten(0, 1), labels.flatten()).detach()))
+    turned = nn.Sequential(model, nn.Flatten(), nn.Unflatten(1, (6, 3)))
+    first = gs.explain_step(turned, x, torch.randint(0, 6, (5, 3)), lr=0.1, loss="cross_entropy")
+    assert first.true.shape == (5, 18)
+    with pytest.raises(InputError, match=r"got torch\.int64 of shape"):
+        gs.explain_step(model, x, labels[:, :2], lr=0.1, loss="cross_entropy")
+    with pytest.raises(InputError, match="out of bounds"):
+        gs.explain_step(model, x, labels + 1, lr=0.1, loss="cross_entropy")
+
+
+@pytest.mark.parametrize("loss", ["mse", "half_squared", "cross_entropy"])
+def test_targets_must_be_a_tensor(loss):
+    with pytest.raises(InputError, match=r"y must be a .*tensor.* got list"):
+        gs.explain_step(mlp(), X, [0, 1, 2, 0, 1, 2], lr=0.1, loss=loss)
+
+
+def test_inside_inference_mode():
+    model = mlp()
+    outside = gs.explain_step(model, X, Y, lr=0.1)
+    with torch.inference_mode():
+        inside = gs.explain_step(model, X.clone(), Y.clone(), lr=0.1)
+    assert torch.equal(inside.true, outside.true)
+    assert not inside.true.is_inference()

@@ -154,6 +154,26 @@ def test_modules_that_are_no_chain(name):
         Fields.from_module(make_module(), torch.randn(4, 6))
 
 
+def tied(how):
+    first, again, last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+    if how == "layer":
+        again = first
+    elif how == "weight":
+        again.weight = first.weight
+    elif how == "bias":
+        again.bias = first.bias
+    else:
+        last.weight = first.weight
+    return nn.Sequential(first, nn.ReLU(), again, nn.ReLU(), last)
+
+
+@pytest.mark.parametrize("how", ["layer", "weight", "bias", "readout"])
+def test_tied_weights_are_refused(how):
+    """As two layers they would have two gradients, and the kernel would miss what the uses share."""
+    with pytest.raises(UnsupportedError, match=r"'0\.(weight|bias)' is used more than once.*gramscope\.kernel"):
+        Fields.from_module(tied(how), torch.randn(4, 6))
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -212,3 +232,14 @@ def test_integer_and_half_inputs_are_read():
     case = make([3, 5, 4])
     half = Fields([w.bfloat16() for w in case.weights], case.x.bfloat16())
     assert half.outputs.dtype == torch.float32
+
+
+def test_fields_that_overflow_say_so():
+    one, big = torch.ones(2, 3), 1e30 * torch.eye(3)
+    with pytest.raises(InputError, match=r"activations of layer 1 must be finite.*overflow torch\.float32"):
+        Fields([big], 1e30 * one)
+    with pytest.raises(InputError, match="conjugate fields of layer 0"):
+        Fields([big, big], 1e-30 * one)
+    fields = Fields([torch.eye(3)], one)
+    with pytest.raises(InputError, match="lower the learning rate"):
+        fields.take_step(torch.full((2,), -1e3), 1e38)

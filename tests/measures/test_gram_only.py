@@ -319,3 +319,23 @@ def test_networks_learn_through_their_gram_matrices():
         accuracies[part] = float((model(task.x_test).argmax(1) == task.y_test).float().mean())
     assert accuracies["altering"] > accuracies["full"] - 0.05
     assert accuracies["preserving"] < accuracies["altering"] - 0.1
+
+
+def test_hooks_about_saving_and_loading_fire_once():
+    model = nn.Linear(3, 2)
+    optimizer = GramOnly(torch.optim.SGD(model.parameters(), lr=0.1))
+    fired = []
+    optimizer.register_state_dict_pre_hook(lambda of: fired.append(("before saving", of)))
+    optimizer.register_state_dict_post_hook(lambda of, saved: fired.append(("saved", of)) or {**saved, "extra": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda of, saved: fired.append(("loading", of)) or change(saved))
+    optimizer.register_load_state_dict_post_hook(lambda of: fired.append(("loaded", of)))
+
+    def change(saved):
+        assert saved.pop("extra") == 1
+        return {**saved, "param_groups": [{**group, "lr": 0.5} for group in saved["param_groups"]]}
+
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    assert fired == [(what, optimizer) for what in ("before saving", "saved", "loading", "loaded")]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert saved["extra"] == 1  # what was passed in is not written to

@@ -340,3 +340,11 @@ def test_nystrom_eigenfunctions_approach_the_true_ones():
     error = 1 - float(found.quality[k - 1])
     assert error < 0.25
     assert float(found.quality[-1]) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("target", ["raw", "projection"])
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_richness_knows_no_size(factor, target):
+    x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
+    exact = gs.measures.richness(x, x[:, :2] ** 2, target)
+    assert gs.measures.richness(factor * x, x[:, :2] ** 2 / factor, target) == pytest.approx(exact, rel=1e-12)

@@ -413,3 +413,43 @@ def test_kernel_target_alignment():
         gs.measures.TargetAlignment(classes=2)(features, labels)
     with pytest.raises(InputError, match="numbered from 0"):
         gs.measures.kernel_target_alignment(kernel, labels - 1)
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+@pytest.mark.parametrize("factor", [1e-300, 1e-120, 1e120, 1e300])
+def test_features_whose_fourth_powers_leave_float64(factor, debiased):
+    """CKA knows no size; rows at once, and moments of batches, some of them ordinary zeros."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 3, generator=rng).double()
+    y = torch.randn(300, 2, generator=rng).double() + x[:, :2]
+    x[:10] = 0
+    y[:10] = 0
+    exact = gs.measures.cka(x, y, debiased=debiased)
+    assert gs.measures.cka(factor * x, y / factor, debiased=debiased) == pytest.approx(exact, rel=1e-12)
+    measure = gs.measures.CKA(debiased=debiased)
+    states = [measure.update(factor * x[i : i + 5], y[i : i + 5] / factor) for i in range(0, 300, 5)]
+    merged = reduce(measure.merge, states)
+    assert merged.layers.moments is not None
+    assert measure.compute(merged) == pytest.approx(exact, rel=1e-12)
+    assert measure.compute(reduce(measure.merge, states[::-1])) == pytest.approx(exact, rel=1e-12)
+
+
+def test_batches_of_very_different_size():
+    """What is 1e-200 beside the rest is nothing, in whatever order the two come."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
+    whole, measure = torch.cat([1e-200 * x, x[:7] ** 2]), gs.measures.CKA()
+    exact = gs.measures.cka(torch.cat([0 * x, x[:7] ** 2]), torch.cat([0 * x, x[:7] ** 2])[:, :2])
+    parts = [measure.update(part, part[:, :2]) for part in (whole[:20], whole[20:40], whole[40:])]
+    for order in (parts, parts[::-1]):
+        assert measure.compute(reduce(measure.merge, order)) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_kernel_cka_of_any_size(factor):
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 3, generator=rng).double(), torch.randn(20, 2, generator=rng).double()
+    assert gs.measures.kernel_cka(factor * x, y) == pytest.approx(gs.measures.kernel_cka(x, y), rel=1e-12)
+    narrow = gs.measures.kernel_cka(x, y, lambda rows: torch.exp(-(torch.cdist(rows, rows) ** 2) / 18))
+    assert gs.measures.kernel_cka(factor * x, factor * y, bandwidth=3 * factor) == pytest.approx(narrow, rel=1e-10)
+    with pytest.warns(Undefined, match="constant"):  # all within a width that is out of range
+        gs.measures.kernel_cka(1e-200 * x, y, bandwidth=1e200)

@@ -228,3 +228,25 @@ def test_layers_one_after_another():
     assert found["3"].permuted == pytest.approx(found["3"].null, abs=0.05)
     with pytest.raises(InputError, match="rows"):
         layer_target_linearity(nn.Conv1d(8, 2, 1).double(), x[:, :, None].repeat(1, 1, 3), y, "", reduce="unfold")
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("rank", [5, 12])
+def test_more_features_than_examples(rank, center):
+    """The small factor of a wide matrix stands for it: same rank, same span, same held-out map."""
+    rng = torch.Generator().manual_seed(rank)
+    h = torch.randn(12, rank, generator=rng).double() @ torch.randn(rank, 70, generator=rng).double()
+    y, h_test, y_test = (torch.randn(*size, generator=rng).double() for size in ((12, 2), (6, 70), (6, 2)))
+    mean = h.mean(0) if center else torch.zeros(70).double()
+    u, s, v = torch.linalg.svd(h - mean, full_matrices=False)
+    kept = s > 1e-10 * s[0]
+    centred = y - y.mean(0)
+    found = target_linearity(h, y, center=center)
+    assert found.rank == int(kept.sum())
+    exact = (u[:, kept].mT @ centred).square().sum() / centred.square().sum()
+    assert float(found) == pytest.approx(float(exact), rel=1e-12)
+    coefficients = v[kept].mT @ ((u[:, kept].mT @ centred) / s[kept, None])
+    truth = y_test - y.mean(0)
+    missed = (truth - (h_test - mean) @ coefficients).square().sum() / truth.square().sum()
+    held_out = held_out_target_linearity(h, y, h_test, y_test, center=center)
+    assert held_out == pytest.approx(1 - float(missed), rel=1e-10)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.linalg import Dense, Diagonal, LowRank
 from gramscope.spectra import analyze, esd, esds, fit_marchenko_pastur, fit_tail, p_value, ranks, rivals, skipped
@@ -198,3 +199,13 @@ def test_options_are_checked():
             analyze(model, **options)
     with pytest.raises(InputError, match="must come from analyze"):
         skipped(pd.DataFrame())
+
+
+@pytest.mark.parametrize("shape", [(1, 50), (50, 1)])
+def test_shuffling_one_row_changes_nothing(shape):
+    """Its one eigenvalue is the sum of squares in any order; rounding must not split the tie."""
+    for seed in range(5):
+        weight = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+        null = gs.spectra.shuffled_null(weight, shuffles=5)
+        assert null.distance == 0
+        assert null.p == 1

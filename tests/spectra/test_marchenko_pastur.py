@@ -89,3 +89,19 @@ def test_undefined_is_nan_with_a_named_reason(values, shape, reason, convention)
 def test_a_shape_that_is_none_is_refused():
     with pytest.raises(InputError, match="shape must be"):
         fit_marchenko_pastur(np.ones(9), (0, 9))
+
+
+@pytest.mark.parametrize("rank", [1, 8, 16, 20])
+def test_rounding_is_no_bulk(rank):
+    """A product of thin factors has eigenvalues that are rounding of λ_max: no noise, and no more spikes than rank."""
+    rng = np.random.default_rng(rank)
+    weight = rng.standard_normal((64, rank)) @ rng.standard_normal((rank, 32))
+    values = np.linalg.svd(weight, compute_uv=False) ** 2
+    if rank > 16:
+        assert fit_marchenko_pastur(values, weight.shape).spikes <= rank
+        return
+    with pytest.warns(UserWarning, match="half of the eigenvalues"):
+        found = fit_marchenko_pastur(values, weight.shape)
+    assert found.spikes == 0
+    assert math.isnan(found.sigma)
+    assert fit_marchenko_pastur(values, weight.shape, "weightwatcher").reason is None

@@ -310,3 +310,18 @@ def test_include_and_sizes_list_what_they_leave():
     reasons = skipped(frame).set_index("name")["reason"]
     assert "include" in reasons["0.weight"]
     assert "max_size=5" in reasons["2.weight"]
+
+
+def test_a_state_dict_of_a_pruned_model_has_no_rows_for_the_parts():
+    """Neither the weight before pruning nor the mask of zeros and ones is what the network computes with."""
+    model = nn.Sequential(nn.Linear(12, 16), nn.utils.spectral_norm(nn.Linear(16, 10)), nn.Linear(10, 9))
+    nn.utils.prune.l1_unstructured(model[0], "weight", 0.5)
+    frame = quick(model.state_dict())
+    assert frame["name"].tolist() == ["2.weight"]
+    reasons = skipped(frame).set_index("name")["reason"]
+    assert "pruned weight (0.weight_orig times 0.weight_mask)" in reasons["0.weight_orig"]
+    assert "pass the module" in reasons["0.weight_mask"]
+    assert "spectrally normalised" in reasons["1.weight_orig"]
+    assert {"0.weight", "1.weight"} <= set(quick(model)["name"])
+    alone = quick({"first_orig": torch.randn(9, 9), "second_mask": torch.randn(9, 9)})  # names alone mean nothing
+    assert len(alone) == 2

@@ -1,7 +1,8 @@
 """Means and scatter matrices in float64 that merge exactly: over batches, over ranks, in any order.
 
 Second moments are kept about the mean (Chan, Golub & LeVeque 1983): ``E[x²] - E[x]²`` of float32 sums can come out
-negative, and loses all digits where the mean is large beside the spread.
+negative, and loses all digits where the mean is large beside the spread. Means are kept to twice the digits of float64
+(:class:`Centre`), so that what is left between the means of two batches does not depend on how far from zero they are.
 """
 
 from dataclasses import dataclass
@@ -41,6 +42,50 @@ def _empty(x: Tensor) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False)
+class Centre:
+    """A mean to twice the digits of float64: ``mean + rest``, with ``rest`` below the last digit of ``mean``.
+
+    >>> far = Centre.of(torch.tensor([[1e16], [1e16], [1e16 + 2]], dtype=torch.float64))
+    >>> far.mean.item() == 1e16, round(far.rest.item(), 12)
+    (True, 0.666666666667)
+    """
+
+    mean: Float[Tensor, "*k p"]
+    rest: Float[Tensor, "*k p"]
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "n p"]) -> "Centre":
+        """The mean of rows; zero if there are none."""
+        if len(rows) == 0:
+            return cls(rows.new_zeros(rows.shape[1]), rows.new_zeros(rows.shape[1]))
+        mean = rows.mean(0)
+        return cls(mean, torch.zeros_like(mean)).moved((rows - mean).mean(0))
+
+    def moved(self, step: Float[Tensor, "*k p"]) -> "Centre":
+        """``mean + rest + step``; the sum of two numbers and its rounding error are both exact (Knuth's two-sum)."""
+        step = self.rest + step
+        mean = self.mean + step
+        taken = mean - self.mean
+        return Centre(mean, (self.mean - (mean - taken)) + (step - taken))
+
+    def gap(self, other: "Centre") -> Float[Tensor, "*k p"]:
+        """``other - self``, right to the digits of the difference."""
+        return (other.mean.to(self.mean) - self.mean) + (other.rest.to(self.mean) - self.rest)
+
+    def where(self, condition: Tensor, other: "Centre") -> "Centre":
+        return Centre(torch.where(condition, self.mean, other.mean), torch.where(condition, self.rest, other.rest))
+
+    def __getitem__(self, places: Tensor) -> "Centre":
+        return Centre(self.mean[places], self.rest[places])
+
+    def to(self, like: Tensor) -> "Centre":
+        return Centre(self.mean.to(like), self.rest.to(like))
+
+    def centred(self, rows: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
+        return (rows - self.mean).sub_(self.rest)
+
+
+@dataclass(frozen=True, eq=False)
 class Moments:
     """Number ``n``, ``mean`` (p,) and ``scatter`` ``Σ (x - mean)(x - mean)ᵀ`` (p, p) of rows.
 
@@ -53,25 +98,27 @@ class Moments:
     """
 
     n: int
-    mean: Float[Tensor, " p"]
+    centre: Centre
     scatter: Float[Tensor, "p p"]
 
     @classmethod
     def of(cls, x: Tensor, what: str = "x") -> "Moments":
         """Moments of the rows of ``x`` (n, ...); no rows give the neutral element of merging."""
         cross = CrossMoments.of(x, x, what, what)
-        return cls(cross.n, cross.mean_x, cross.scatter)
+        return cls(cross.n, cross.centre_x, cross.scatter)
+
+    @property
+    def mean(self) -> Float[Tensor, " p"]:
+        return self.centre.mean
 
     def merged(self, other: "Moments") -> "Moments":
         """Moments of both sets of rows."""
         _check_widths(self.mean, other.mean)
-        mean, other_mean, scatter = self.mean, other.mean.to(self.mean), other.scatter.to(self.mean)
-        n = self.n + other.n
-        if other.n == 0 or self.n == 0:
-            return self if other.n == 0 else Moments(n, other_mean, scatter)
-        gap = other_mean - mean
-        total = self.scatter + scatter + torch.outer(gap, gap) * (self.n * other.n / n)
-        return Moments(n, mean + gap * (other.n / n), total)
+        merged = self._crossed().merged(other._crossed())
+        return Moments(merged.n, merged.centre_x, merged.scatter)
+
+    def _crossed(self) -> "CrossMoments":
+        return CrossMoments(self.n, self.centre, self.centre, self.scatter)
 
     def covariance(self, *, unbiased: bool = False) -> Float[Tensor, "p p"]:
         """``scatter / n``, or ``/(n-1)`` if ``unbiased``."""
@@ -92,9 +139,17 @@ class CrossMoments:
     """
 
     n: int
-    mean_x: Float[Tensor, " p"]
-    mean_y: Float[Tensor, " q"]
+    centre_x: Centre
+    centre_y: Centre
     scatter: Float[Tensor, "p q"]
+
+    @property
+    def mean_x(self) -> Float[Tensor, " p"]:
+        return self.centre_x.mean
+
+    @property
+    def mean_y(self) -> Float[Tensor, " q"]:
+        return self.centre_y.mean
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, what_x: str = "x", what_y: str = "y") -> "CrossMoments":
@@ -102,25 +157,24 @@ class CrossMoments:
         rows_x = as_rows(x, what_x)
         rows_y = rows_x if y is x else as_rows(y, what_y).to(rows_x.device)
         check_paired(rows_x, rows_y, what_x, what_y)
-        n = len(rows_x)
-        if n == 0:
-            return cls(0, rows_x.new_zeros(rows_x.shape[1]), rows_y.new_zeros(rows_y.shape[1]), rows_x.mT @ rows_y)
-        mean_x, mean_y = rows_x.mean(0), rows_y.mean(0)
-        centred_x = rows_x - mean_x
-        centred_y = centred_x if rows_y is rows_x else rows_y - mean_y
-        return cls(n, mean_x, mean_y, centred_x.mT @ centred_y)
+        same = rows_y is rows_x
+        centre_x = Centre.of(rows_x)
+        centre_y = centre_x if same else Centre.of(rows_y)
+        centred_x = centre_x.centred(rows_x)
+        centred_y = centred_x if same else centre_y.centred(rows_y)
+        return cls(len(rows_x), centre_x, centre_y, centred_x.mT @ centred_y)
 
     def merged(self, other: "CrossMoments") -> "CrossMoments":
         """Moments of both sets of pairs."""
         _check_widths(self.mean_x, other.mean_x)
         _check_widths(self.mean_y, other.mean_y)
-        other_x, other_y = other.mean_x.to(self.mean_x), other.mean_y.to(self.mean_x)
-        scatter, n = other.scatter.to(self.mean_x), self.n + other.n
+        n, scatter = self.n + other.n, other.scatter.to(self.scatter)
         if other.n == 0 or self.n == 0:
-            return self if other.n == 0 else CrossMoments(n, other_x, other_y, scatter)
-        gap_x, gap_y, weight = other_x - self.mean_x, other_y - self.mean_y, other.n / n
+            centres = other.centre_x.to(self.scatter), other.centre_y.to(self.scatter)
+            return self if other.n == 0 else CrossMoments(n, *centres, scatter)
+        gap_x, gap_y, weight = self.centre_x.gap(other.centre_x), self.centre_y.gap(other.centre_y), other.n / n
         total = self.scatter + scatter + torch.outer(gap_x, gap_y) * (self.n * weight)
-        return CrossMoments(n, self.mean_x + gap_x * weight, self.mean_y + gap_y * weight, total)
+        return CrossMoments(n, self.centre_x.moved(gap_x * weight), self.centre_y.moved(gap_y * weight), total)
 
     def covariance(self, *, unbiased: bool = False) -> Float[Tensor, "p q"]:
         """``scatter / n``, or ``/(n-1)`` if ``unbiased``."""

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError, UnsupportedError
@@ -17,19 +18,20 @@ from gramscope.capture.network import (
     check_model,
     copied,
     count_examples,
+    named_parameters,
     output_tensor,
     prepare_input,
     unwrap,
 )
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
-from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, prepare, take, to_float64
+from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, dense, prepare, take, to_float64
 from gramscope.kernels.assemble import summed_rows
 from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.kinks import FixedSides, Sides
 from gramscope.kernels.linearization import Linearization
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Any], Tensor]
 
 
 def explain_step(
@@ -54,11 +56,12 @@ def explain_step(
         x: examples; a tensor, a tuple of positional or a dict of keyword arguments.
         y: targets.
         lr: learning rate; may be left out with an optimiser of your own (given, it overrides the optimiser's).
-        loss: "mse" (torch's mean squared error), "half_squared" (``½ Σ (f - y)²``, the papers'), "cross_entropy", or
-        any
-            function (output, y) -> number.
+        loss: "mse" (torch's mean squared error), "half_squared" (``½ Σ (f - y)²``, the papers'), "cross_entropy"
+            (torch's; outputs (n, T, V) with labels (n, T) count as n · T tokens), or any function (output, y) ->
+            number.
         optimizer: a torch optimiser in use (copied with its momenta), a class or function that makes one, or "sgd"
-            (plain, the default), "adam", "adamw".
+            (plain, the default), "adam", "adamw". As after ``zero_grad()``, a parameter that gets no gradient has None
+            and is left alone.
         outputs, precision: as for ``gs.capture``; precision="float64" rehearses in float64.
 
     Reference: arXiv:2606.09744, residual dynamics ``Δe = -η Σ_ℓ K^ℓ e``.
@@ -75,8 +78,10 @@ def explain_step(
     """
     model = unwrap(model)
     n = count_examples(x)
-    rehearsal = _Rehearsal(model, x, y, n, _loss_function(loss), outputs, precision)
-    return rehearsal.explain(optimizer, lr)
+    ignored = _not_followed(model, optimizer)
+    with torch.inference_mode(False), torch.enable_grad():  # copies made in inference mode could not be differentiated
+        rehearsal = _Rehearsal(model, x, y, n, _loss_function(loss), outputs, precision)
+        return rehearsal.explain(optimizer, lr, ignored)
 
 
 class _Rehearsal:
@@ -99,15 +104,16 @@ class _Rehearsal:
         with untouched(model):  # the same random streams for every pass: dropout draws the same masks
             self.parameters = check_model(self.after, self.x, frozen=False)
 
-    def explain(self, optimizer: OptimiserLike, lr: float | None) -> ExplainedStep:
+    def explain(self, optimizer: OptimiserLike, lr: float | None, ignored: str) -> ExplainedStep:
         twin = prepare(optimizer, lr, self.parameters, self.memo)
         if self.precision == "float64":
             to_float64(twin)
         sides, crossed = Sides(), Sides()
         start = self._run(self.before, sides)
-        value, residual, gradients = self._gradients()
+        value, residual, found = self._gradients()
         sizes = {name: float(p.detach().norm()) for name, p in self.parameters.items()}
-        parts = take(twin, self.parameters, gradients, self._closure)
+        parts = take(twin, self.parameters, found, self._closure)
+        gradients = {name: dense(found[name], p) for name, p in self.parameters.items()}
         end = self._run(self.after, crossed)
         check_finite(end, "the output after the step", "The step blew the network up: lower the learning rate.")
         held, unsplit = self._held(sides)
@@ -118,7 +124,7 @@ class _Rehearsal:
             held=held,
             true=end - start,
             residual=residual,
-            loss_before=value,
+            loss_before=float(value),
             loss_after=self._value(end),
             parameter_decrease={name: -float((gradients[name] * moved).sum()) for name, moved in parts.change.items()},
             sizes={name: (float(moved.norm()), sizes[name]) for name, moved in parts.change.items()},
@@ -126,7 +132,7 @@ class _Rehearsal:
             gradients=gradients,
             influence=influence,
             flips=_flips(sides, crossed) if held is not None else (),
-            notes=tuple(note for note in (unsplit, coupled, _unseen(sides.unseen), _coarse(end)) if note),
+            notes=tuple(note for note in (ignored, unsplit, coupled, _unseen(sides.unseen), _coarse(end)) if note),
         )
 
     def _run(self, model: nn.Module, ramps: Sides | FixedSides) -> Float[Tensor, "n C"]:
@@ -137,7 +143,8 @@ class _Rehearsal:
         self._shape = f.shape
         return f.reshape(self.n, -1)
 
-    def _gradients(self) -> tuple[float, Float[Tensor, "n C"], dict[str, Tensor]]:
+    def _gradients(self) -> tuple[Tensor, Float[Tensor, "n C"], dict[str, Tensor | None]]:
+        """The loss and its gradients; None for a parameter it does not depend on, as after ``backward()``."""
         model = self.after
         with untouched(model), exact_arithmetic(self.precision == "tf32"), plain_execution():
             f = output_tensor(model, prepare_input(self.x), self.n, self.outputs)
@@ -146,11 +153,8 @@ class _Rehearsal:
             value = self._checked_loss(f)
             found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
         residual = torch.zeros_like(f) if found[0] is None else found[0]
-        gradients = {
-            name: torch.zeros_like(p) if g is None else g
-            for (name, p), g in zip(self.parameters.items(), found[1:], strict=True)
-        }
-        return float(value.detach()), residual.detach().reshape(self.n, -1), gradients
+        gradients: dict[str, Tensor | None] = dict(zip(self.parameters, found[1:], strict=True))
+        return value.detach(), residual.detach().reshape(self.n, -1), gradients
 
     def _checked_loss(self, f: Tensor) -> Tensor:
         value = self.loss(f, self.y)
@@ -164,7 +168,8 @@ class _Rehearsal:
         with torch.no_grad():
             return float(self.loss(f.reshape(self._shape), self.y))
 
-    def _closure(self) -> float:
+    def _closure(self) -> Tensor:
+        torch.clear_autocast_cache()  # the optimiser has moved the weights since the last run
         value, _, gradients = self._gradients()
         for name, parameter in self.parameters.items():
             parameter.grad = gradients[name]
@@ -216,6 +221,23 @@ def _flips(before: Sides, after: Sides) -> tuple[Flips, ...]:
     return tuple(found)
 
 
+def _not_followed(model: nn.Module, optimizer: OptimiserLike) -> str:
+    """What the user's own step does and the rehearsal does not: hooks on parameters and on the optimiser's step."""
+    listed = [f"gradient hooks of parameter {name!r}" for name, p in named_parameters(model).items() if _has_hooks(p)]
+    if isinstance(optimizer, Optimizer) and (
+        optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    ):
+        listed.append("step hooks of the optimiser")
+    if not listed:
+        return ""
+    shown = [*listed[:5], f"{len(listed) - 5} more"] if len(listed) > 6 else listed
+    return f"Not followed in this rehearsal: {', '.join(shown)}. The step you take may differ."
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
 def _unseen(names: list[str]) -> str:
     if not names:
         return ""
@@ -238,16 +260,36 @@ def _loss_function(loss: str | Loss) -> Loss:
     return known[loss]
 
 
-def _mse(f: Tensor, y: Tensor) -> Tensor:
+def _mse(f: Tensor, y: Any) -> Tensor:
     return F.mse_loss(f, _like(f, y))
 
 
-def _half_squared(f: Tensor, y: Tensor) -> Tensor:
+def _half_squared(f: Tensor, y: Any) -> Tensor:
     return 0.5 * (f - _like(f, y)).square().sum()
 
 
-def _cross_entropy(f: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(f, y if not y.is_floating_point() else y.to(f.dtype))
+def _cross_entropy(f: Tensor, y: Any) -> Tensor:
+    if not isinstance(y, Tensor):
+        raise InputError(
+            f"y must be a tensor of class labels, or of class probabilities, for the cross entropy, got "
+            f"{type(y).__name__}. Call torch.as_tensor(y)."
+        )
+    if y.is_floating_point():
+        return _checked_cross_entropy(f, y.to(f.dtype))
+    # torch has the classes on axis 1; sequence models have them last.
+    tokens = f.dim() > 2 and y.shape == f.shape[:-1] and y.shape[1:] != f.shape[2:]
+    return _checked_cross_entropy(f.movedim(-1, 1) if tokens else f, y)
+
+
+def _checked_cross_entropy(f: Tensor, y: Tensor) -> Tensor:
+    try:
+        return F.cross_entropy(f, y if y.is_floating_point() else y.long())
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise InputError(
+            "y must hold one class for each row of the output, or one probability for each of its entries, for the "
+            f"cross entropy, got {y.dtype} of shape {tuple(y.shape)} for outputs of shape {tuple(f.shape)}. torch "
+            f"said: {error}"
+        ) from error
 
 
 def _like(f: Tensor, y: Any) -> Tensor:

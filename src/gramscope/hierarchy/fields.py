@@ -97,6 +97,13 @@ class Fields:
         self.preactivations, self.activations = chain.forward(x)
         self.masks: list[Bool[Tensor, "n N"] | None] = [None if h is None else h > 0 for h in self.preactivations]
         self._conjugates, self._signals = chain.backward(self.masks)
+        remedy = (
+            f"They overflow {x.dtype}: rescale x or the weights, pass them in float64, or lower the learning rate if a "
+            "step led here."
+        )
+        for layer in range(chain.depth + 1):
+            check_finite(self.activations[layer], f"the activations of layer {layer}", remedy)
+            check_finite(self._conjugates[layer], f"the conjugate fields of layer {layer}", remedy)
 
     # Facts ---------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A step really taken, in parts: what the gradient of now did, what memory added, what weight decay took."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gramscope.base.errors import InputError
+from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.hierarchy.fields import check_lr
 
 Factory = Callable[[Iterable[Tensor]], Optimizer]
+_ONE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 OptimiserLike = Optimizer | Factory | str | None
 NAMED: dict[str, Callable[..., Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -88,27 +90,27 @@ def to_float64(optimizer: Optimizer) -> None:
 
 
 def take(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor],
-    closure: Callable[[], float],
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor | None],
+    closure: Callable[[], Tensor],
 ) -> StepParts:  # fmt: skip
     """Step the (copied) parameters and say what the step was made of."""
     before = {name: p.detach().clone() for name, p in parameters.items()}
     fresh = {name: not optimizer.state.get(p) for name, p in parameters.items()}
     for name, parameter in parameters.items():
-        parameter.grad = gradients[name].clone()
-    if isinstance(optimizer, torch.optim.LBFGS):
-        optimizer.step(closure)
-    else:
-        optimizer.step()
+        found = gradients[name]
+        parameter.grad = None if found is None else found.clone()
+    _step(optimizer, closure)
     change = {name: p.detach() - before[name] for name, p in parameters.items()}
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     factors: dict[str, Tensor | float] = {}
     memory, decay = {}, {}
     exact = type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
     for name, parameter in parameters.items():
-        group, g, moved = groups.get(id(parameter)), gradients[name], change[name]
-        if group is None:  # a parameter that the optimiser does not hold stays where it is
-            factors[name], memory[name], decay[name] = 0.0, torch.zeros_like(moved), torch.zeros_like(moved)
+        group, g, moved = groups.get(id(parameter)), dense(gradients[name], parameter), change[name]
+        # Without a gradient, or a place in the optimiser, a parameter stays where it is; memory alone (of LBFGS, which
+        # has one for all) may still move it.
+        if group is None or gradients[name] is None:
+            factors[name], memory[name], decay[name] = 0.0, moved, torch.zeros_like(moved)
             continue
         if exact:
             factor, shrink = _formula(optimizer, group, optimizer.state.get(parameter, {}), fresh[name])
@@ -120,6 +122,31 @@ def take(
             decay[name] = torch.zeros_like(moved)
         memory[name] = moved + factors[name] * g - decay[name]
     return StepParts(change, factors, memory, decay, "exact" if exact else "effective")
+
+
+def dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    """The gradient as an ordinary tensor: zeros for None, and sparse ones (of embeddings) filled up."""
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def _step(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
+    """``step()``, with the closure where it is required (LBFGS, sharpness-aware steps)."""
+    try:
+        if any(p.default is p.empty for p in inspect.signature(optimizer.step).parameters.values() if p.kind in _ONE):
+            optimizer.step(closure)  # type: ignore[arg-type]
+        else:
+            optimizer.step()
+    except RuntimeError as error:
+        if "sparse" not in str(error) and "dense gradients" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"optimizer must take the model's gradients, but {type(optimizer).__name__} does not take all of them: "
+            f"{error}. Give sparse embeddings and the other parameters an optimiser each, and explain them one by one."
+        ) from error
+    # Under autocast the weights of before would be served again from its cache.
+    torch.clear_autocast_cache()
 
 
 def _formula(optimizer: Optimizer, group: dict[str, Any], state: Mapping[str, Any], fresh: bool) -> tuple[Any, Any]:

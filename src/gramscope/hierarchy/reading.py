@@ -43,6 +43,7 @@ def read_chain(module: nn.Module, readout: Tensor | None) -> tuple[Chain, bool]:
         else:
             # relu(leaky(x)): on each side of zero the slopes multiply, with relu mapping negative values to zero.
             slopes[-1] = slopes[-1] * step
+    _check_untied(module, layers)
     offset = None
     if not layers:
         raise UnsupportedError(f"the module must have a Linear layer, got {type(module).__name__}. {ADVICE}")
@@ -62,6 +63,21 @@ def read_chain(module: nn.Module, readout: Tensor | None) -> tuple[Chain, bool]:
         offset,
     )
     return chain, readout is None or readout.dim() == 1
+
+
+def _check_untied(module: nn.Module, layers: list[nn.Linear]) -> None:
+    """A weight that is used twice has one gradient, of both uses; the chain would have two that do not know it."""
+    seen: set[int] = set()
+    names = {id(p): name for name, p in module.named_parameters()}
+    for layer in layers:
+        for parameter in layer.parameters():
+            if id(parameter) in seen:
+                raise UnsupportedError(
+                    f"each layer must have weights of its own, but {names.get(id(parameter), 'a weight')!r} is used "
+                    "more than once. For networks with tied weights use gramscope.kernel and gramscope.explain_step, "
+                    "which sum over all uses."
+                )
+            seen.add(id(parameter))
 
 
 def _steps(module: nn.Module) -> list[nn.Linear | float]:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.base.moments import check_paired
+from gramscope.base.moments import Centre, check_paired
 from gramscope.measures.rows import Rows
 
 
@@ -36,7 +36,7 @@ class ClassStatistics:
 
     labels: tuple[int, ...]
     counts: Float[Tensor, " C"]
-    means: Float[Tensor, "C p"]
+    centres: Centre  # the means, (C, p)
     variances: Float[Tensor, " C"]  # E_c |φ - μ_c|²
     scatter: Float[Tensor, "p p"] | None = field(repr=False, default=None)  # Σ_W
     residuals: tuple[Rows, Int[Tensor, " n"]] | None = field(repr=False, default=None)
@@ -44,12 +44,19 @@ class ClassStatistics:
     @property
     def centred(self) -> Float[Tensor, "C p"]:
         """Class means minus their mean; every class counts alike."""
-        return self.means - self.means.mean(0)
+        return self.centre.gap(self.centres)
+
+    @property
+    def centre(self) -> Centre:
+        """The mean of the class means (p,)."""
+        middle = self.centres.mean.mean(0)
+        start = Centre(middle, torch.zeros_like(middle))
+        return start.moved(start.gap(self.centres).mean(0))
 
     @property
     def scale(self) -> float:
         """The size of numbers that rounding is measured against."""
-        return float(self.means.norm(dim=1).max()) + float(self.variances.max().sqrt())
+        return float(self.centres.mean.norm(dim=1).max()) + float(self.variances.max().sqrt())
 
     def within_along(self, directions: Float[Tensor, "p r"]) -> Float[Tensor, " r"]:
         """``vᵀ Σ_W v`` for each column v."""
@@ -60,7 +67,7 @@ class ClassStatistics:
         total = torch.zeros(directions.shape[1], dtype=torch.float64, device=directions.device)
         for start in range(0, rows.n, 1024):
             at = places[start : start + 1024]
-            along = (rows.block(start, start + 1024) - self.means[at]) @ directions
+            along = self.centres[at].centred(rows.block(start, start + 1024)) @ directions
             total += (along.square() / self.counts[at, None]).sum(0)
         return total
 
@@ -71,44 +78,49 @@ class ClassMoments:
 
     labels: Int[Tensor, " C"]
     counts: Float[Tensor, " C"]
-    means: Float[Tensor, "C p"]
+    centres: Centre  # the means, (C, p)
     scatters: Float[Tensor, "C p p"]
 
     @classmethod
     def of(cls, rows: Float[Tensor, "n p"], labels: Int[Tensor, " n"]) -> "ClassMoments":
         present = labels.unique()
-        counts, means, scatters = [], [], []
+        counts, centres, scatters = [], [], []
         for label in present:
             own = rows[labels == label]
-            mean = own.mean(0)
+            centre = Centre.of(own)
+            residuals = centre.centred(own)
             counts.append(float(len(own)))
-            means.append(mean)
-            scatters.append((own - mean).mT @ (own - mean))
-        return cls(present, torch.tensor(counts).to(rows), torch.stack(means), torch.stack(scatters))
+            centres.append(centre)
+            scatters.append(residuals.mT @ residuals)
+        means = Centre(torch.stack([c.mean for c in centres]), torch.stack([c.rest for c in centres]))
+        return cls(present, torch.tensor(counts).to(rows), means, torch.stack(scatters))
 
     def merged(self, other: "ClassMoments") -> "ClassMoments":
         labels = torch.cat([self.labels, other.labels.to(self.labels)]).unique()
         a, b = self._spread(labels), other._spread(labels.to(other.labels))
-        counts_b, means_b, scatters_b = (x.to(self.means) for x in b)
+        counts_b, scatters_b = b[0].to(self.counts), b[2].to(self.scatters)
         counts = a[0] + counts_b
-        gap = means_b - a[1]
+        gap = a[1].gap(b[1])
         weight = (counts_b / counts)[:, None]
         scatters = a[2] + scatters_b
         scatters += torch.einsum("c,cp,cq->cpq", a[0] * counts_b / counts, gap, gap)
-        return ClassMoments(labels, counts, a[1] + gap * weight, scatters)
+        # A class that only one side has keeps its mean to the last digit.
+        centres = a[1].moved(gap * weight).where(a[0][:, None] > 0, b[1].to(self.scatters))
+        return ClassMoments(labels, counts, centres, scatters)
 
-    def _spread(self, labels: Int[Tensor, " K"]) -> tuple[Tensor, Tensor, Tensor]:
+    def _spread(self, labels: Int[Tensor, " K"]) -> tuple[Tensor, Centre, Tensor]:
         """The same with empty entries for the classes of ``labels`` that are not here."""
         places = torch.searchsorted(labels, self.labels)
-        counts = self.counts.new_zeros(len(labels)).index_copy(0, places, self.counts)
-        means = self.means.new_zeros(len(labels), self.means.shape[1]).index_copy(0, places, self.means)
-        scatters = self.scatters.new_zeros(len(labels), *self.scatters.shape[1:]).index_copy(0, places, self.scatters)
-        return counts, means, scatters
+
+        def spread(x: Tensor) -> Tensor:
+            return x.new_zeros(len(labels), *x.shape[1:]).index_copy(0, places, x)
+
+        return spread(self.counts), Centre(spread(self.centres.mean), spread(self.centres.rest)), spread(self.scatters)
 
     def statistics(self) -> ClassStatistics:
         variances = self.scatters.diagonal(dim1=1, dim2=2).sum(1) / self.counts
         within = torch.einsum("cpq,c->pq", self.scatters, 1 / self.counts)
-        return ClassStatistics(tuple(self.labels.tolist()), self.counts, self.means, variances, scatter=within)
+        return ClassStatistics(tuple(self.labels.tolist()), self.counts, self.centres, variances, scatter=within)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,12 +175,18 @@ class ClassState:
         for start in range(0, self.rows.n, 1024):
             means.index_add_(0, places[start : start + 1024], self.rows.block(start, start + 1024))
         means /= counts[:, None]
-        variances = torch.zeros_like(counts)
+        variances, rests = torch.zeros_like(counts), torch.zeros_like(means)
         for start in range(0, self.rows.n, 1024):
             at = places[start : start + 1024]
-            variances.index_add_(0, at, (self.rows.block(start, start + 1024) - means[at]).square().sum(1))
+            residuals = self.rows.block(start, start + 1024) - means[at]
+            variances.index_add_(0, at, residuals.square().sum(1))
+            rests.index_add_(0, at, residuals)
+        rests /= counts[:, None]
+        # About the mean with its last digits: |x - m - δ|² sums to |x - m|² - n |δ|².
+        variances = (variances / counts - rests.square().sum(1)).clamp(min=0)
         labels = tuple(present.tolist())
-        return ClassStatistics(labels, counts, means, variances / counts, residuals=(self.rows, places))
+        centres = Centre(means, torch.zeros_like(means)).moved(rests)
+        return ClassStatistics(labels, counts, centres, variances, residuals=(self.rows, places))
 
     def _as_moments(self) -> ClassMoments:
         if self.moments is not None:

@@ -253,7 +253,8 @@ def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias:
     assert state.rows is not None
     width = state.outputs.width if state.outputs is not None else len(weight if weight is not None else ())
     places = _columns(found.labels, width, "outputs" if state.outputs is not None else "the classifier's weight")
-    wrong, size, middle = 0, 1024, found.means.mean(0)
+    wrong, size, centre = 0, 1024, found.centre
+    centred = found.centred
     for start in range(0, state.n, size):
         rows = state.rows.block(start, start + size)
         if state.outputs is not None:
@@ -261,7 +262,7 @@ def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias:
         else:
             assert weight is not None
             scores = rows @ weight.to(rows.device).mT + (0.0 if bias is None else bias.to(rows.device))
-        nearest = torch.cdist(rows - middle, found.centred, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+        nearest = torch.cdist(centre.centred(rows), centred, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         wrong += int((scores.argmax(1) != places.to(rows.device)[nearest]).sum())
     return wrong / state.n
 

@@ -118,11 +118,25 @@ class GramOnly(Optimizer):
         # Torch's own copies groups and state alone, and would lose the inner optimiser on copying and pickling.
         return {k: v for k, v in self.__dict__.items() if k in _OWN}
 
+    # Hooks of the wrapper act about the inner optimiser's own, in torch's order; each fires once.
+
     def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state_dict: dict[str, Any] = self.optimizer.state_dict()
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state_dict = state_dict.copy()  # a hook may write to it
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
         self.optimizer.load_state_dict(state_dict)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)

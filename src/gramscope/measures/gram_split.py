@@ -26,7 +26,8 @@ class StepSplit:
     @property
     def share(self) -> float:
         """Share of the squared norm of the step that alters the Gram matrix; 0 for a zero step."""
-        altering, preserving = float(self.altering.square().sum()), float(self.preserving.square().sum())
+        largest = max(float(self.altering.abs().max()), float(self.preserving.abs().max())) or 1.0
+        altering, preserving = (float((part / largest).square().sum()) for part in (self.altering, self.preserving))
         return altering / (altering + preserving) if altering + preserving else 0.0
 
 
@@ -57,7 +58,7 @@ def split_step(weight: Tensor, step: Tensor, method: Method = "sylvester") -> St
     if method == "procrustes":
         altering = gram_only_step(w, w + d) - w
         return StepSplit(altering, d - altering)
-    u, s, vt = torch.linalg.svd(w, full_matrices=False)
+    u, s, vt = torch.linalg.svd(_at_unit_size(w), full_matrices=False)
     keep = s > max(w.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
     s = torch.where(keep, s, 0.0)
     inside = u.mT @ d @ vt.mT  # X
@@ -94,7 +95,7 @@ def gram_only_step(before: Tensor, after: Tensor, keep: Keep = "altering") -> Fl
         # Q moves nothing outside the span of the columns of both, so a tall weight is turned within that span.
         basis = torch.linalg.qr(torch.cat([w1, w2], dim=-1))[0]
         w1, w2 = basis.mT @ w1, basis.mT @ w2
-    q = _nearest_turn(w1 @ w2.mT)
+    q = _nearest_turn(_at_unit_size(w1) @ _at_unit_size(w2).mT)
     result = q @ w2 if keep == "altering" else q.mT @ w1
     return result if basis is None else basis @ result
 
@@ -121,6 +122,12 @@ def _complete(left: Float[Tensor, "m m"], right: Float[Tensor, "m m"], rank: int
     free_left, free_right = left[:, rank:], right[rank:]
     p, _, r = torch.linalg.svd(free_left.mT @ free_right.mT)
     return left[:, :rank] @ right[:rank] + free_left @ (p @ r) @ free_right
+
+
+def _at_unit_size(w: Float[Tensor, "*g m d"]) -> Float[Tensor, "*g m d"]:
+    """Each matrix times a power of two (exactly), at which squares neither overflow nor vanish; turns know no size."""
+    exponent = torch.frexp(w.abs().amax((-2, -1), keepdim=True)).exponent
+    return torch.ldexp(w, -exponent.clamp(-1000, 1000))
 
 
 def _weight_and(weight: Tensor, other: Tensor, what: str) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.measures.rows import Rows
+from gramscope.base.moments import Centre
+from gramscope.measures.rows import NOTHING, Rows
 
 TILE_BYTES = 16 * 2**20
 CENTRED_BYTES = 64 * 2**20
@@ -72,31 +73,29 @@ class LayerMoments:
 
     n: int
     widths: tuple[int, ...]
-    mean: Float[Tensor, " P"]
+    centre: Centre
     scatter: Float[Tensor, "P P"]
     thirds: Float[Tensor, "L P"]
     fourths: Float[Tensor, "L L"]
 
     @classmethod
     def of(cls, x: Float[Tensor, "n P"], widths: tuple[int, ...]) -> "LayerMoments":
-        mean = x.mean(0)
-        z = x - mean
+        centre = Centre.of(x)
+        z = centre.centred(x)
         r = _per_layer(z.square(), widths)
-        return cls(len(x), widths, mean, _scatter(z), r.mT @ z, r.mT @ r)
+        return cls(len(x), widths, centre, _scatter(z), r.mT @ z, r.mT @ r)
 
     def merged(self, other: "LayerMoments") -> "LayerMoments":
         """Both sets about their common mean; the shift is exact, since S, T and Q close under it."""
-        n = self.n + other.n
-        other_mean = other.mean.to(self.mean)
-        mean = self.mean + (other_mean - self.mean) * (other.n / n)
-        a = self._about(mean)
-        b = other._about(mean.to(other.mean))
+        n, gap = self.n + other.n, self.centre.gap(other.centre)
+        step = gap * (other.n / n)
+        a = self._about(step)
+        b = other._about((-gap * (self.n / n)).to(other.scatter))
         scatter, thirds, fourths = (x + y.to(x) for x, y in zip(a, b, strict=True))
-        return LayerMoments(n, self.widths, mean, scatter, thirds, fourths)
+        return LayerMoments(n, self.widths, self.centre.moved(step), scatter, thirds, fourths)
 
-    def _about(self, centre: Float[Tensor, " P"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Scatter, thirds and fourths about another centre; δ = centre - mean, and Σ z = 0 about the mean."""
-        shift = centre - self.mean
+    def _about(self, shift: Float[Tensor, " P"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Scatter, thirds and fourths about another centre, δ = ``shift`` from the mean, about which Σ z = 0."""
         squares = _per_layer(shift.square()[None], self.widths)[0]
         traces = self.traces()
         along = torch.stack(
@@ -119,6 +118,17 @@ class LayerMoments:
         )
         return scatter, thirds, fourths
 
+    def scaled(self, powers: tuple[int, ...]) -> "LayerMoments":
+        """The moments of features that are ``2^power`` times as large, layer by layer."""
+        each = torch.tensor([2.0**power for power in powers], dtype=torch.float64).to(self.scatter)
+        wide = each.repeat_interleave(torch.tensor(self.widths).to(each.device))
+        centre = Centre(self.centre.mean * wide, self.centre.rest * wide)
+        squares = each.square()
+        return LayerMoments(
+            self.n, self.widths, centre, self.scatter * torch.outer(wide, wide),
+            self.thirds * torch.outer(squares, wide), self.fourths * torch.outer(squares, squares),
+        )  # fmt: skip
+
     def traces(self) -> Float[Tensor, " L"]:
         return _per_layer(self.scatter.diagonal()[None], self.widths)[0]
 
@@ -129,18 +139,22 @@ class LayerMoments:
 
     def products(self) -> GramProducts:
         blocks = _per_layer(_per_layer(self.scatter.square(), self.widths).mT, self.widths)
-        means = _per_layer(self.mean.square()[None], self.widths)[0]
+        means = _per_layer(self.centre.mean.square()[None], self.widths)[0]
         return GramProducts(self.n, (blocks + blocks.mT) / 2, self.fourths, self.traces(), means)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """What is kept of the layers ``names``: their rows while these are small, then moments and the newest rows."""
+    """What is kept of the layers ``names``: their rows while these are small, then moments and the newest rows.
+
+    Both are divided by 2^``exponents``, which is 1 unless fourth powers would leave the range of float64.
+    """
 
     names: tuple[str, ...]
     rows: tuple[Rows, ...]
     moments: LayerMoments | None = None
     resolutions: tuple[float, ...] = ()
+    exponents: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, layers: dict[str, Tensor]) -> "LayerState":
@@ -151,7 +165,9 @@ class LayerState:
                     f"all features must have one row for each of the same examples, got {rows[0].n} rows in "
                     f"{next(iter(layers))!r} and {kept.n} in {name!r}. Reduce them alike (pool or flatten, not unfold)."
                 )
-        return cls(tuple(layers), rows, None, tuple(kept.resolution for kept in rows))._compact()
+        exponents = tuple(kept.exponent for kept in rows)
+        rows = tuple(kept.scaled(0 if e == NOTHING else -e) for kept, e in zip(rows, exponents, strict=True))
+        return cls(tuple(layers), rows, None, tuple(kept.resolution for kept in rows), exponents)._compact()
 
     @property
     def n(self) -> int:
@@ -168,11 +184,23 @@ class LayerState:
                 f"{dict(zip(self.names, self.widths, strict=True))} and "
                 f"{dict(zip(other.names, other.widths, strict=True))}."
             )
-        rows = tuple(a.merged(b) for a, b in zip(self.rows, other.rows, strict=True))
-        moments = self.moments if other.moments is None else other.moments
-        if self.moments is not None and other.moments is not None:
-            moments = self.moments.merged(other.moments)
-        return LayerState(self.names, rows, moments, tuple(map(max, self.resolutions, other.resolutions)))._compact()
+        exponents = tuple(map(max, self.exponents, other.exponents))
+        a, b = self._at(exponents), other._at(exponents)
+        rows = tuple(x.merged(y) for x, y in zip(a.rows, b.rows, strict=True))
+        moments = a.moments if b.moments is None else b.moments
+        if a.moments is not None and b.moments is not None:
+            moments = a.moments.merged(b.moments)
+        resolutions = tuple(map(max, self.resolutions, other.resolutions))
+        return LayerState(self.names, rows, moments, resolutions, exponents)._compact()
+
+    def _at(self, exponents: tuple[int, ...]) -> "LayerState":
+        """The same divided by other powers of two, none of them less."""
+        if exponents == self.exponents:
+            return self
+        powers = tuple(old - new for old, new in zip(self.exponents, exponents, strict=True))
+        rows = tuple(kept.scaled(power) for kept, power in zip(self.rows, powers, strict=True))
+        moments = None if self.moments is None else self.moments.scaled(powers)
+        return LayerState(self.names, rows, moments, self.resolutions, exponents)
 
     def products(self) -> GramProducts:
         """⟨K_i, K_j⟩ and what debiasing needs, over all examples merged so far."""
@@ -197,15 +225,15 @@ class LayerState:
         if sum(kept.nbytes for kept in self.rows) <= allowed:
             return self
         empty = tuple(Rows((), kept.width) for kept in self.rows)
-        return LayerState(self.names, empty, self.all_moments(), self.resolutions)
+        return LayerState(self.names, empty, self.all_moments(), self.resolutions, self.exponents)
 
 
 def tiled_products(rows: tuple[Rows, ...]) -> GramProducts:
     """The products over pairs of examples: tiles of all Gram matrices at once, one (L, tile²) product for all pairs."""
     n, layers, device = rows[0].n, len(rows), rows[0].device
-    means = [kept.mean().to(device) for kept in rows]
     size = min(max(int(math.sqrt(TILE_BYTES / 8 / layers)), 32), max(n, 1))
     inner = torch.zeros((layers, layers), dtype=torch.float64, device=device)
+    centres = [kept.centre().to(inner) for kept in rows]
     r = torch.zeros((layers, n), dtype=torch.float64, device=device)
     tile = torch.empty(layers * size * size, dtype=torch.float64, device=device)
     for top in range(0, n, size):
@@ -213,27 +241,27 @@ def tiled_products(rows: tuple[Rows, ...]) -> GramProducts:
         for left in range(top, n, size):
             width = min(size, n - left)
             grams = tile[: layers * height * width].view(layers, height, width)
-            for i, (kept, mean) in enumerate(zip(rows, means, strict=True)):
-                a = kept.block(top, top + size).to(device) - mean
-                b = a if left == top else kept.block(left, left + size).to(device) - mean
+            for i, (kept, centre) in enumerate(zip(rows, centres, strict=True)):
+                a = centre.centred(kept.block(top, top + size).to(device))
+                b = a if left == top else centre.centred(kept.block(left, left + size).to(device))
                 torch.mm(a, b.mT, out=grams[i])
             flat = grams.flatten(1)
             inner.addmm_(flat, flat.mT, alpha=1.0 if left == top else 2.0)
             if left == top:
                 r[:, top : top + height] = grams.diagonal(dim1=1, dim2=2)
-    return _products(n, inner, r, means)
+    return _products(n, inner, r, centres)
 
 
 def panelled_products(rows: tuple[Rows, ...]) -> GramProducts:
     """The products over pairs of features: |X_iᵀX_j|² for panels of layers, without keeping any X_iᵀX_j."""
     n, layers, device = rows[0].n, len(rows), rows[0].device
-    means = [kept.mean().to(device) for kept in rows]
     panels = _panels([kept.width for kept in rows])
     inner = torch.zeros((layers, layers), dtype=torch.float64, device=device)
+    centres = [kept.centre().to(inner) for kept in rows]
     r = torch.zeros((layers, n), dtype=torch.float64, device=device)
 
     def centred(panel: list[int]) -> Float[Tensor, "n P"]:
-        return torch.cat([rows[i].all().to(device) - means[i] for i in panel], 1)
+        return torch.cat([centres[i].centred(rows[i].all().to(device)) for i in panel], 1)
 
     # Small sets are centred once; large ones panel by panel, again for each pair, to stay small.
     once = {}
@@ -249,11 +277,11 @@ def panelled_products(rows: tuple[Rows, ...]) -> GramProducts:
             sums = _per_layer(_per_layer(squares, tuple(rows[j].width for j in other)).mT, widths).mT
             inner[panel[0] : panel[-1] + 1, other[0] : other[-1] + 1] = sums
             inner[other[0] : other[-1] + 1, panel[0] : panel[-1] + 1] = sums.mT
-    return _products(n, inner, r, means)
+    return _products(n, inner, r, centres)
 
 
-def _products(n: int, inner: Tensor, r: Tensor, means: list[Tensor]) -> GramProducts:
-    squares = torch.stack([mean.square().sum() for mean in means])
+def _products(n: int, inner: Tensor, r: Tensor, centres: list[Centre]) -> GramProducts:
+    squares = torch.stack([centre.mean.square().sum() for centre in centres])
     return GramProducts(n, (inner + inner.mT) / 2, r @ r.mT, r.sum(1), squares)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.moments import check_paired
 from gramscope.measures.measure import Facts, Measure, undefined
-from gramscope.measures.rows import Rows
+from gramscope.measures.rows import NOTHING, Rows, size_exponent
 
 KernelFunction = Callable[[Float[Tensor, "n p"]], Float[Tensor, "n n"]]
 
@@ -77,14 +77,16 @@ class KernelCKA(Measure[RowsPair, float]):
             if not isinstance(k, Tensor) or tuple(k.shape) != (len(x), len(x)):
                 raise InputError(f"kernel must return a matrix ({len(x)}, {len(x)}) for {what}, got {_shape(k)}.")
             return k.double()
-        squares = squared_distances(x)
-        sigma = self.bandwidth
+        exponent = size_exponent(x - x[0])
+        factor = 1.0 if exponent == NOTHING else 2.0**-exponent
+        squares = squared_distances(x * factor)
+        sigma = None if self.bandwidth is None else self.bandwidth * factor
         if sigma is None:
             sigma = self.scale * float(_median_distance(squares))
         # Half the examples (or all) at one point: a Gaussian of width 0 tells only equal from unequal.
         if sigma == 0:
             return (squares == 0).double()
-        return torch.exp(squares / (-2 * sigma**2))
+        return torch.exp(squares / sigma / sigma / -2)
 
 
 def kernel_cka(

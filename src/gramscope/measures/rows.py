@@ -1,5 +1,6 @@
 """Rows kept as they came, in their own dtype, for measures whose exact value needs all pairs of examples."""
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,21 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
+from gramscope.base.moments import Centre
+
+ORDINARY = 200  # numbers within 2^±200 have fourth powers, and sums of them, within float64
+NOTHING = -(2**20)  # the exponent of zeros, below that of any number
+
+
+def size_exponent(x: Tensor) -> int:
+    """e such that ``x / 2^e`` is of ordinary size: 0 for x that is, and ``NOTHING`` for zeros alone."""
+    if x.dtype != torch.float64 or x.numel() == 0:  # no other dtype reaches beyond
+        return 0
+    largest = float(x.abs().max())
+    exponent = math.frexp(largest)[1]
+    if abs(exponent) <= ORDINARY:
+        return 0 if largest else NOTHING
+    return max(exponent, -1000)  # 2^1000 is a number, 2^1074 is not
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +91,14 @@ class Rows:
             return other
         return Rows(self.chunks + tuple(chunk.to(self.device) for chunk in other.chunks), self.width)
 
+    def scaled(self, power: int) -> "Rows":
+        """The rows times ``2^power``, which costs no digits."""
+        return self if power == 0 else Rows(tuple(chunk.double() * 2.0**power for chunk in self.chunks), self.width)
+
+    @property
+    def exponent(self) -> int:
+        return max((size_exponent(chunk) for chunk in self.chunks), default=NOTHING)
+
     def block(self, start: int, stop: int) -> Float[Tensor, "rows p"]:
         """Rows ``start`` to ``stop`` in float64."""
         ends = self.ends
@@ -92,9 +116,13 @@ class Rows:
         """All rows in float64."""
         return self.block(0, self.n)
 
-    def mean(self, size: int = 1024) -> Float[Tensor, " p"]:
-        """Mean over the rows, float64, without a float64 copy of them all."""
-        total = torch.zeros(self.width, dtype=torch.float64, device=self.device)
-        for start in range(0, self.n, size):
-            total += self.block(start, start + size).sum(0)
-        return total / max(self.n, 1)
+    def centre(self, size: int = 1024) -> Centre:
+        """Mean over the rows, to twice the digits of float64, without a float64 copy of them all."""
+        zero = torch.zeros(self.width, dtype=torch.float64, device=self.device)
+        centre = Centre(zero, zero)
+        for _ in range(2):  # the second time about the first's mean, whose last digits are rounding
+            total = torch.zeros_like(zero)
+            for start in range(0, self.n, size):
+                total += (self.block(start, start + size) - centre.mean).sum(0)
+            centre = centre.moved(total / max(self.n, 1))
+        return centre

@@ -230,12 +230,18 @@ class TriangularState:
     """``R`` of a QR factorisation of the rows [H, 1, Y]: all inner products of their columns, at full precision.
 
     Two are merged by the QR factorisation of one on top of the other. The Gram matrix ``RᵀR`` would do too, at half the
-    digits. ``features`` is p.
+    digits. ``features`` is p. H and Y are taken relative to ``shift``, their first row, so that no digits go to a mean
+    far from zero; with 1 among the columns another shift is a sum of columns.
     """
 
     n: int
     features: int
     rows: Float[Tensor, "rows columns"]
+    shift: Float[Tensor, " columns"]
+
+    def about(self, shift: Float[Tensor, " columns"]) -> Float[Tensor, "rows columns"]:
+        """The rows relative to another shift."""
+        return self.rows + torch.outer(self.rows[:, self.features], self.shift - shift)
 
     def merged(self, other: "TriangularState") -> "TriangularState":
         if (self.features, self.rows.shape[1]) != (other.features, other.rows.shape[1]):
@@ -244,8 +250,8 @@ class TriangularState:
                 f"{self.rows.shape[1] - self.features - 1} and {other.rows.shape[1] - other.features - 1} targets. For "
                 "class labels that may be missing from a batch, say TargetLinearity(classes=...)."
             )
-        stacked = torch.cat([self.rows, other.rows.to(self.rows)])
-        return TriangularState(self.n + other.n, self.features, _triangular(stacked))
+        stacked = torch.cat([self.rows, other.about(self.shift.to(other.rows)).to(self.rows)])
+        return TriangularState(self.n + other.n, self.features, _triangular(stacked), self.shift)
 
 
 class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
@@ -278,8 +284,9 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         return self._state(h, y, compress=True)
 
     def _state(self, h: Tensor, y: Tensor, compress: bool) -> TriangularState:
-        rows = torch.cat([h, h.new_ones(len(h), 1), y], dim=1)
-        return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows)
+        shift = torch.cat([h[0], h.new_zeros(1), y[0]])
+        rows = torch.cat([h - h[0], h.new_ones(len(h), 1), y - y[0]], dim=1)
+        return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows, shift)
 
     def compute(self, state: TriangularState) -> TargetLinearityValue:
         return _value(*self._span(state), state.n)
@@ -287,15 +294,16 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
     def _span(self, state: TriangularState) -> tuple[Float[Tensor, "rows r"], Float[Tensor, "rows c"]]:
         """An orthonormal basis of the features' columns, and the centred targets; zero where they do not vary."""
         # An orthogonal map of the rows changes no inner product, so R serves as the data; 1 is then its own column.
-        p = state.features
-        h, one, y = _unit(state.rows[:, :p]), state.rows[:, p : p + 1], _unit(state.rows[:, p + 1 :])
-        mean, size = (one.mT @ y) / state.n, float(h.norm())
-        centred = y - one * mean
+        p, one = state.features, state.rows[:, state.features : state.features + 1]
+        whole = state.about(torch.zeros_like(state.shift))
+        h, y = whole[:, :p], whole[:, p + 1 :]
+        h_scale, y_scale = _scale(h), _scale(y)
+        mean, size = (one.mT @ y) / y_scale / state.n, float((h / h_scale).norm())
+        centred = _centred(state.rows[:, p + 1 :] / y_scale, one, state.n)
         if float(centred.square().sum()) <= _no_variance(state.n, mean):
             centred = torch.zeros_like(centred)
-        if self.center:
-            h = h - one * ((one.mT @ h) / state.n)
-        u, _, _, keep = _svd(h, _cut((state.n, p), self.tolerance), size)
+        h = _centred(state.rows[:, :p] / h_scale, one, state.n) if self.center else h / h_scale
+        u, _, _, keep = _svd(_triangular(h.mT).mT, _cut((state.n, p), self.tolerance), size)  # U needs no p columns
         return u[:, keep], centred
 
 
@@ -361,7 +369,12 @@ def _svd(h: Tensor, cut: float, scale: float | None = None) -> tuple[Tensor, Ten
 
     ``scale`` is the size of what h was before centring: what centring leaves of constant columns is rounding.
     """
-    u, s, v = torch.linalg.svd(h, full_matrices=False)
+    if h.shape[0] < h.shape[1]:  # the SVD of the small factor of a wide matrix takes a fraction of the time
+        q, r = torch.linalg.qr(h.mT)
+        u, s, v = torch.linalg.svd(r.mT, full_matrices=False)
+        v = v @ q.mT
+    else:
+        u, s, v = torch.linalg.svd(h, full_matrices=False)
     floor = torch.finfo(s.dtype).eps * (scale or 0.0)
     return u, s, v, (s > cut * s[0]) & (s > floor)
 
@@ -375,10 +388,14 @@ def _no_variance(n: int, mean: Tensor) -> float:
     return n * float(mean.square().sum()) * torch.finfo(torch.float64).eps ** 2 * 1e4
 
 
-def _unit(rows: Tensor) -> Tensor:
-    """The rows at a scale at which squares neither overflow nor vanish; the measure knows no scale."""
-    largest = float(rows.abs().max())
-    return rows / largest if largest else rows
+def _scale(rows: Tensor) -> float:
+    """Divided by this, squares neither overflow nor vanish; the measure knows no scale."""
+    return float(rows.abs().max()) or 1.0
+
+
+def _centred(rows: Tensor, one: Tensor, n: int) -> Tensor:
+    """What is left of the rows without their part along ``one``."""
+    return rows - one * ((one.mT @ rows) / n)
 
 
 def _triangular(rows: Tensor) -> Tensor:

@@ -80,6 +80,11 @@ def cut_named_tensor(name: str, tensor: Tensor, layout: Layout, shapes: Mapping[
         return "part of a parametrised weight, which needs the module to be computed: pass the module"
     if name.endswith(("_g", "_v")) and {name[:-1] + "g", name[:-1] + "v"} <= set(shapes):
         return "part of a weight-normalised weight, which needs the module to be computed: pass the module"
+    stem, _, part = name.rpartition("_")
+    if part in ("orig", "mask") and {f"{stem}_orig", f"{stem}_mask"} <= set(shapes):
+        return f"part of a pruned weight ({stem}_orig times {stem}_mask), which needs the module: pass the module"
+    if part == "orig" and f"{stem}_u" in shapes:
+        return "part of a spectrally normalised weight, which needs the module to be computed: pass the module"
     small = _why_no_matrix(tensor)
     if small:
         return small

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gramscope.base.errors import InputError
-from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
+from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
 from gramscope.spectra.tails import Convention
 
@@ -45,11 +45,13 @@ def fit_marchenko_pastur(
     The bulk of ``λ/N`` lies in ``σ²(1 ± Q^{-1/2})²``, ``Q = N/M ≥ 1``. σ matches the quantiles of the eigenvalues that
     are not spikes to those of the law, from the median on, until the set of spikes stands still. A spike lies above
     the 99 % point of the greatest eigenvalue of noise, ``σ²(μ + 2.02 s)``, ``μ = (√(N−1)+√M)²``, ``s = √μ (1/√(N−1) +
-    1/√M)^{1/3}``. V. A. Marčenko & L. A. Pastur, Math. USSR Sb. 1 (1967); I. M. Johnstone, Ann. Statist. 29 (2001),
-    (1.2)-(1.4); theory 6.
+    1/√M)^{1/3}``. Where half of the eigenvalues or more are zero, as the rank counts zero (``λ ≤ λ_max · N · ε``),
+    there is no bulk and no fit. V. A. Marčenko & L. A. Pastur, Math. USSR Sb. 1 (1967); I. M. Johnstone, Ann. Statist.
+    29 (2001), (1.2)-(1.4); theory 6.
 
     ``convention="weightwatcher"``: λ scaled to mean one, σ by least squares against a kernel density (σ is of the
-    scaled λ), a spike above ``λ₊ + √(Q^{-1/2} (λ₊/M)^{2/3})``.
+    scaled λ), a spike above ``λ₊ + √(Q^{-1/2} (λ₊/M)^{2/3})``; like WeightWatcher it also fits eigenvalues that are
+    rounding.
 
     ``eigenvalues``: (n,) of one matrix of this shape, or pooled of several.
 
@@ -92,7 +94,9 @@ def fit_marchenko_pastur_checked(
 ) -> MarchenkoPasturFit:
     """:func:`fit_marchenko_pastur` for checked eigenvalues, without the warning."""
     long, short = _sides(shape)
-    reason = _why_undefined(ascending, short)
+    # WeightWatcher fits whatever is above zero; by our convention what is rounding of λ_max is zero, as for the rank.
+    zero = 0.0 if convention == "weightwatcher" else relative_cut(ascending, long)
+    reason = _why_undefined(ascending, short, zero)
     if reason:
         return undefined(reason)
     if convention == "weightwatcher":
@@ -108,7 +112,7 @@ def fit_marchenko_pastur_checked(
         variance = _match(ascending[:bulk], law if bulk == len(law) else quantiles(short / long, bulk) * long, variance)
         bulk = int(np.searchsorted(ascending, variance * (mu + _TRACY_WIDOM_99 * width), side="right"))
         bulk = max(bulk, len(ascending) // 2)
-    if variance <= 0:
+    if variance * long <= zero:
         return undefined("nearly half of the eigenvalues are zero, so there is no bulk")
     return _result(ascending, variance, long, short, variance * (mu + _TRACY_WIDOM_99 * width))
 
@@ -177,12 +181,12 @@ def _sides(shape: tuple[int, int]) -> tuple[int, int]:
     return max(shape), min(shape)
 
 
-def _why_undefined(ascending: Array, short: int) -> str | None:
+def _why_undefined(ascending: Array, short: int, zero: float) -> str | None:
     if short < 2:
         return "a matrix with one row or column has a single eigenvalue, of which no law speaks"
     if ascending.size < _MIN_EIGENVALUES:
         return f"{ascending.size} eigenvalues, a bulk needs {_MIN_EIGENVALUES}"
-    if np.median(ascending) <= 0:
+    if np.median(ascending) <= zero:
         return "half of the eigenvalues or more are zero, so there is no bulk"
     return None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, generator
-from gramscope.spectra.eigenvalues import Array, as_stack, pooled_squared_singular_values
+from gramscope.spectra.eigenvalues import Array, as_stack, pooled_squared_singular_values, relative_cut
 from gramscope.spectra.marchenko_pastur import fit_marchenko_pastur_checked
 from gramscope.spectra.tail import fit_checked, require_convention
 from gramscope.spectra.tails import Convention
@@ -86,22 +86,23 @@ def shuffled_null_checked(
         traps.append(fit_marchenko_pastur_checked(values, shape, convention).spikes)
         step()
     eigenvalues = np.stack(spectra)
+    rounding = relative_cut(own, max(shape))
     largest = eigenvalues[:, -1] if eigenvalues.shape[1] else np.full(shuffles, np.nan)
     return ShuffledNull(
         eigenvalues=eigenvalues,
         alpha=np.array([fit.alpha for fit in fits]),
         lambda_max=largest,
         traps=np.array(traps, dtype=np.int64),
-        distance=_kolmogorov(own, np.sort(eigenvalues.reshape(-1))),
-        p=float((1 + np.count_nonzero(largest >= own[-1])) / (1 + shuffles)) if own.size else float("nan"),
+        distance=_kolmogorov(own, np.sort(eigenvalues.reshape(-1)), rounding),
+        p=float((1 + np.count_nonzero(largest >= own[-1] - rounding)) / (1 + shuffles)) if own.size else float("nan"),
     )
 
 
-def _kolmogorov(a: Array, b: Array) -> float:
-    """Greatest difference of two empirical distribution functions, of ascending values."""
+def _kolmogorov(a: Array, b: Array, rounding: float) -> float:
+    """Greatest difference of two empirical distribution functions, of ascending values; ties are up to rounding."""
     if not a.size or not b.size:
         return float("nan")
-    points = np.concatenate([a, b])
+    points = np.concatenate([a, b]) + rounding
     below_a = np.searchsorted(a, points, side="right") / a.size
     below_b = np.searchsorted(b, points, side="right") / b.size
     return float(np.abs(below_a - below_b).max())
