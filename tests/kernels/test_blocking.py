@@ -72,5 +72,5 @@ def test_coupled_examples_are_found_out_even_one_by_one():
     with pytest.raises(CoupledExamplesError, match="mix the 6 examples"):
         gs.ntk(OverTheBatch(), x)
     smallest = 6 * 6 * 9 * 4 + 2 * 4 * 3 * 4  # the kernel, and two captures of one example and one output
-    with pytest.raises(CoupledExamplesError, match="mix the 2 examples"):
+    with pytest.raises(CoupledExamplesError, match="change with the company"):
         gs.ntk(OverTheBatch(), x, memory=smallest)

@@ -239,9 +239,9 @@ def test_kinks_inside_networks(name):
 def test_what_is_not_followed_is_named():
     model = nn.Sequential(nn.Linear(3, 4), Function(lambda z: torch.where(z > 0, z, 0.0)), nn.Linear(4, 1))
     got = kink_crossings(model, torch.randn(2, 3), torch.ones(2, 1), lr=0.1)
-    assert got.unseen == ("where",)
+    assert got.unseen == ("gt", "where")
     assert got.kinks == 0
-    assert "not followed: where" in str(got)
+    assert "not followed: gt, where" in str(got)
 
 
 def test_bad_input():

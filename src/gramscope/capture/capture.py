@@ -191,7 +191,7 @@ def _watched_forward(
         model = in_float64(model)
     n = count_examples(x)
     x = prepare_input(x, torch.float64 if precision == "float64" else None)
-    with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
+    with untouched(model, throughout=False) as written, exact_arithmetic(tf32=precision == "tf32"), plain_execution():
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
             parameter.requires_grad_()
@@ -200,7 +200,7 @@ def _watched_forward(
         recorder.mark_data(x)
         for tensor in tensors_in(x) if taped else ():
             recorder.tape.begin(tensor)
-        with recorder:
+        with written, recorder:
             f = evaluate(model, x, n, outputs)
         _check_outputs(f, parameters)
         yield _Watched(f, recorder, parameters, named_parameters(model))

@@ -10,6 +10,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -290,6 +291,7 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
     return value
 
 
+@cache
 def writes(func: Callable[..., Any]) -> bool:
     """An operation that overwrites its first argument, by its name."""
     name = getattr(func, "__name__", "")

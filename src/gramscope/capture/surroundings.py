@@ -22,10 +22,12 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite]:
     """Random streams, parameters, buffers, plain attributes and flags after the block as before, also after an error.
 
-    Other threads that draw from torch's global stream meanwhile will draw the same numbers again.
+    Other threads that draw from torch's global stream meanwhile will draw the same numbers again. Unless
+    ``throughout``, the caller enters what it is given around the model's own code, which alone may write to
+    parameters: to watch for that costs some microseconds an operation.
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())  # torch imports sympy on first use, which adds a filter
@@ -38,8 +40,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.callback(restorer_of_attributes(model))
         written = CopyOnWrite(model)
         stack.callback(written.put_back)
-        stack.enter_context(written)
-        yield
+        if throughout:
+            stack.enter_context(written)
+        yield written
 
 
 def _restorer_of_random_streams() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramscope.base.errors import InputError
+from gramscope.base.errors import CoupledExamplesError
 from gramscope.capture.network import slice_examples
 from gramscope.kernels.memory import Plan
 from gramscope.kernels.parts import same_outputs
@@ -34,7 +34,7 @@ def _check(outputs: Callable[[Any], Tensor], x: Any, n: int, ranges: list[Range]
     for start in range(0, max(1, n - company // 2), max(1, company // 2)):
         stop = min(n, start + company)
         if not same_outputs(apart[start:stop], of(start, stop)):
-            raise InputError(
+            raise CoupledExamplesError(
                 f"the memory allows {ranges[0][1]} of {n} examples at a time, which must give the same outputs as in "
                 "one batch, but the outputs change with the company. Is the model in training mode (dropout, batch "
                 "norm), or does an input that all examples share have as many rows as there are examples? Call "

@@ -171,10 +171,10 @@ class _Job:
     def _add(self, left: Snapshot, right: Snapshot, mine: Block, theirs: Block, kernels: dict[str, Tensor]) -> None:
         """Add the kernel of two blocks to its place; only the upper half of a symmetric one."""
         width = self._width
-        if left.directions != right.directions:
+        if left.outputs.shape[1] != right.outputs.shape[1]:
             raise InputError(
-                f"x and x2 must give the same number of outputs, got {left.directions} and {right.directions}. "
-                "Choose outputs that both have, or use gs.ntk_operator, which takes them as they are."
+                f"x and x2 must give the same number of outputs, got {left.outputs.shape[1]} and "
+                f"{right.outputs.shape[1]}. Choose outputs that both have, or use gs.ntk_operator, which takes them so."
             )
         dtype = next(iter(kernels.values())).dtype
         assembly = Assembly(self.trace, dtype, self.plan.chunk)
