@@ -85,3 +85,131 @@ def test_hugging_face(tmp_path):
         assert torch.equal(one, two)
     assert callback.scope.count == 4  # sixteen examples in batches of two, two batches for each step
     assert list(gs.open_run(tmp_path / "run").scalars().index) == [0, 2, 4]
+
+
+def _lightning_fit(lightning, folder, watcher, **options):
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.other, self.net = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.automatic_optimization = False
+
+        def training_step(self, batch, index):
+            x, y = batch
+            loss = F.cross_entropy(self.net(torch.tanh(self.other(x.to(self.net.weight.dtype)))), y)
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+            return loss
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.other.parameters(), lr=0.1), torch.optim.Adam(self.net.parameters(), lr=0.01)]
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+    trainer = lightning.Trainer(
+        max_epochs=1, callbacks=[watcher], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu", default_root_dir=folder, **options,
+    )  # fmt: skip
+    trainer.fit(Module(), loader)
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
+def test_lightning_again_and_several_optimisers(tmp_path):
+    """A second fit goes on with the run; the rehearsed step is that of the optimiser which holds the part watched."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from gramscope.record.lightning import WatchCallback
+
+    options = {"every": 2, "measures": ["loss", "step"], "overhead": None, "on_error": "raise", "module": "net"}
+    watcher = WatchCallback(probe=(X[:8], Y[:8]), out=tmp_path / "run", **options)
+    trainer = _lightning_fit(lightning, tmp_path, watcher)
+    assert isinstance(watcher.scope.subject.optimizer, torch.optim.Adam)
+    assert watcher.scope.count == trainer.global_step == 8  # four batches, two optimisers
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(trainer.lightning_module, trainer.train_dataloader)
+    assert watcher.scope.count == trainer.global_step == 16
+    _lightning_fit(lightning, tmp_path, watcher)  # another trainer, which counts anew
+    assert gs.open_run(tmp_path / "run").steps[-1] == 24
+
+
+def test_lightning_from_a_checkpoint_and_in_half_precision(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from gramscope.record.lightning import WatchCallback
+
+    options = {"every": 2, "measures": ["loss", "norm"], "overhead": None, "on_error": "raise", "module": "net"}
+    watcher = WatchCallback(probe=(X[:8], Y[:8]), **options)
+    trainer = _lightning_fit(lightning, tmp_path, watcher, precision="bf16-true")
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert trainer.lightning_module.net.weight.dtype == torch.bfloat16
+    later = WatchCallback(probe=(X[:8], Y[:8]), out=tmp_path / "run", **options)
+    loader = trainer.train_dataloader
+    again = lightning.Trainer(
+        max_epochs=2, callbacks=[later], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu", default_root_dir=tmp_path, precision="bf16-true",
+    )  # fmt: skip
+    again.fit(trainer.lightning_module, loader, ckpt_path=tmp_path / "a.ckpt", weights_only=False)
+    assert gs.open_run(tmp_path / "run").steps[0] == 8
+    assert later.scope.count == again.global_step == 16
+
+
+def _hugging_face(tmp_path, watcher, **options):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    ids = torch.randint(0, 11, (16, 5), generator=torch.Generator().manual_seed(2))
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "hf"), per_device_train_batch_size=4, report_to=[], disable_tqdm=True, use_cpu=True,
+        save_strategy="no", seed=0, **{"num_train_epochs": 1, "logging_steps": 2, **options},
+    )  # fmt: skip
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    model = transformers.GPT2LMHeadModel(config)
+    return transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[watcher])
+
+
+def _language_watcher(tmp_path, measures=("norm",)):
+    pytest.importorskip("transformers")
+    from gramscope.record.huggingface import WatchCallback
+
+    ids = torch.randint(0, 11, (3, 5), generator=torch.Generator().manual_seed(2))
+    return WatchCallback(
+        probe=({"input_ids": ids[:, :-1]}, ids[:, 1:]), out=tmp_path / "run", every=2, measures=list(measures),
+        on_error="raise", overhead=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("when", [{"logging_steps": 2}, {"logging_strategy": "epoch"}])
+def test_hugging_face_losses_stand_at_their_steps(tmp_path, when):
+    watcher = _language_watcher(tmp_path)
+    trainer = _hugging_face(tmp_path, watcher, **when)
+    trainer.train()
+    scalars = gs.open_run(tmp_path / "run").scalars()
+    said = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    assert said
+    assert scalars["loss"].dropna().to_dict() == said
+
+
+def test_hugging_face_language_model_again_and_interrupted(tmp_path):
+    watcher = _language_watcher(tmp_path, ["loss", "norm"])
+    trainer = _hugging_face(tmp_path, watcher)
+    trainer.train()
+    assert "accuracy/probe" in watcher.scope.records[-1]["scalars"]
+    trainer.train()
+    assert gs.open_run(tmp_path / "run").steps[-1] == 8
+    real, calls = trainer.training_step, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    trainer.training_step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.training_step = real
+    trainer.train()
+    assert gs.open_run(tmp_path / "run").steps[-1] == 14

@@ -1,5 +1,6 @@
 """A Hugging Face ``TrainerCallback`` that watches training. Needs ``transformers``, imported here and nowhere else."""
 
+import weakref
 from typing import Any
 
 try:
@@ -8,20 +9,23 @@ except ImportError as missing:
     raise ImportError("the Trainer callback needs transformers: pip install 'gramscope[transformers]'") from missing
 
 from gramscope.capture.recorder import map_tensors
-from gramscope.record.watch import Scope, watch
+from gramscope.record.resuming import holding, open_scope
+from gramscope.record.watch import Scope
 
 
 class WatchCallback(TrainerCallback):
     """``Trainer(..., callbacks=[WatchCallback(probe=(x, y), out="runs/a")])``; arguments as for
     :func:`gramscope.watch`.
 
-    ``on_step_end`` fires once for each optimiser step, gradient accumulation included. A probe's x is mostly a dict of
-    ``input_ids`` and ``attention_mask``.
+    Steps are optimiser steps, numbered as the trainer does (also from a checkpoint), gradient accumulation included. A
+    second ``train`` goes on with the run. A probe's x is mostly a dict of ``input_ids`` and ``attention_mask``. For a
+    language model ``y[:, t]`` is the label of the output at t: ``x = ids[:, :-1], y = ids[:, 1:]``.
     """
 
     def __init__(self, probe: Any, out: Any = None, **options: Any) -> None:
         self._arguments, self._options = (probe, out), options
         self.scope: Scope | None = None
+        self._waiting = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None,
@@ -29,22 +33,45 @@ class WatchCallback(TrainerCallback):
     ) -> None:  # fmt: skip
         probe, out = self._arguments
         device = next(model.parameters()).device
-        self.scope = watch(model, map_tensors(lambda t: t.to(device), probe), out, **self._options)
-        if optimizer is not None:
-            self.scope.use(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps the real one
+        probe = map_tensors(lambda t: t.to(device), probe)
+        self.scope = open_scope(self.scope, model, probe, out, state.global_step, self._options)
+        weakref.finalize(self, self.scope.close)  # the Trainer tells nobody of an interruption
+        chosen = holding([optimizer], self.scope.model)
+        if chosen is not None:
+            self.scope.use(chosen)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.scope is not None:
-            self.scope.step()
+        self._step()
+        self._waiting = True
+        if not control.should_log:
+            self._step()
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         if self.scope is not None and logs:
             self.scope.log(**{name: value for name, value in logs.items() if isinstance(value, int | float)})
+        self._step()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._step()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._step()
         if self.scope is not None:
             self.scope.close()
+
+    def _step(self) -> None:
+        """The Trainer logs a step's loss after its end, so that a step which will be logged is counted after that."""
+        if self._waiting and self.scope is not None:
+            self._waiting = False
+            self.scope.step()

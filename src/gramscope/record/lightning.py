@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import Any
 
 from gramscope.capture.recorder import map_tensors
-from gramscope.record.watch import Scope, watch
+from gramscope.record.resuming import holding, open_scope
+from gramscope.record.watch import Scope
 
 
 def _package() -> Any:
@@ -22,8 +23,9 @@ Callback: Any = _package().Callback
 class WatchCallback(Callback):  # type: ignore[misc]
     """``Trainer(callbacks=[WatchCallback(probe=(x, y), out="runs/a")])``; arguments as for :func:`gramscope.watch`.
 
-    Steps are optimiser steps: with ``accumulate_grad_batches=2`` two batches make one. ``module`` names the part of the
-    LightningModule to watch; the whole if None.
+    Steps are optimiser steps, numbered as the trainer does (also from a checkpoint): with ``accumulate_grad_batches=2``
+    two batches make one. ``module`` names the part of the LightningModule to watch; the whole if None. A second fit
+    goes on with the run.
     """
 
     def __init__(self, probe: Any, out: Any = None, *, module: str | None = None, **options: Any) -> None:
@@ -36,13 +38,16 @@ class WatchCallback(Callback):  # type: ignore[misc]
         probe, out = self._arguments
         model = pl_module if self._module is None else pl_module.get_submodule(self._module)
         self._seen = trainer.global_step
-        self.scope = watch(model, _moved(probe, pl_module.device), out, **self._options)
-        if trainer.optimizers:
-            self.scope.use(trainer.optimizers[0])
+        probe = _moved(probe, pl_module.device)
+        self.scope = open_scope(self.scope, model, probe, out, self._seen, self._options)
+        optimizer = holding(trainer.optimizers, self.scope.model)
+        if optimizer is not None:
+            self.scope.use(optimizer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.scope is None or trainer.global_step == self._seen:
             return
+        self.scope.count += trainer.global_step - self._seen - 1  # several optimisers step in one batch
         self._seen = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self.scope.step(loss=loss)

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,8 +15,8 @@ from gramscope.base.errors import InputError
 from gramscope.capture import OuterSite, Snapshot, capture
 from gramscope.capture.network import Outputs
 from gramscope.kernels.ntk import contracted
-
-Loss = Callable[[Tensor, Any], Tensor]
+from gramscope.record.budget import Budget
+from gramscope.record.judge import Judge
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +26,7 @@ class Subject:
     model: nn.Module
     x: Any
     y: Tensor | None
-    loss: Loss | None
+    judge: Judge
     outputs: Outputs
     layers: Callable[[str], bool]
     optimizer: Optimizer | None = None
@@ -36,25 +35,44 @@ class Subject:
 
 @dataclass(eq=False)
 class Memory:
-    """What later moments are compared with: the kernel and the features of the first."""
+    """What later moments are compared with: the kernel and the features of the first.
+
+    ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
+    """
 
     kernel: Tensor | None = None
     features: Tensor | None = None
+    resumed: bool = False
 
 
 @dataclass(eq=False)
 class Moment:
-    """The model as it stands. Measures ask for what they need; the snapshot is taken once, in evaluation mode."""
+    """The model as it stands. Measures ask for what they need; the snapshot is taken once, in evaluation mode.
+
+    ``asked`` and ``capture_seconds`` tell whether somebody asked for it and what it took: it is shared, so that it is
+    not a cost of the one that happened to ask first.
+    """
 
     subject: Subject
     step: int
     memory: Memory = field(default_factory=Memory)
+    asked: bool = False
+    capture_seconds: float | None = None
 
-    @cached_property
+    @property
     def snapshot(self) -> Snapshot:
         """Inputs and signals of every weight site: one forward pass, one batched backward pass."""
-        with evaluating(self.subject.model):
-            return capture(self.subject.model, self.subject.x, outputs=self.subject.outputs)
+        self.asked = True
+        return self._snapshot
+
+    @cached_property
+    def _snapshot(self) -> Snapshot:
+        begun = Budget.clock()
+        try:
+            with evaluating(self.subject.model):
+                return capture(self.subject.model, self.subject.x, outputs=self.subject.outputs)
+        finally:
+            self.capture_seconds = (self.capture_seconds or 0.0) + Budget.clock() - begun
 
     @property
     def f(self) -> Float[Tensor, "n C"]:
@@ -63,11 +81,7 @@ class Moment:
     @cached_property
     def targets(self) -> Float[Tensor, "n C"]:
         """Targets as rows: one-hot for classes."""
-        y = self.labels_or_values
-        if y.is_floating_point():
-            return y.reshape(len(y), -1).double().to(self.f.device)
-        classes = max(int(y.max()) + 1, self.f.shape[1] if self.f.shape[1] > 1 else 0)
-        return F.one_hot(y.reshape(len(y)).long(), classes).double().to(self.f.device)
+        return self.subject.judge.rows(self.labels_or_values).to(self.f.device)
 
     @property
     def labels_or_values(self) -> Tensor:
@@ -80,7 +94,7 @@ class Moment:
         y = self.labels_or_values
         with torch.enable_grad():
             f = self.f.detach().clone().requires_grad_()
-            value = (self.subject.loss or default_loss(y))(f, y.to(f.device))
+            value = self.subject.judge.loss(f, y.to(f.device))
             (residual,) = torch.autograd.grad(value, f)
         return float(value.detach()), residual
 
@@ -100,20 +114,11 @@ class Moment:
         return found
 
     @property
-    def last(self) -> str:
-        """The last weight that makes the outputs."""
+    def last(self) -> str | None:
+        """The last weight that makes the outputs; None where none makes one row of them for each example."""
         outer = [site for site in self.snapshot.sites if isinstance(site, OuterSite)]
         ends = [site.name for site in outer if site.groups * site.fan_out == self.f.shape[1] and site.positions == 1]
-        if not ends:
-            raise InputError("the network has no last linear layer that makes its outputs; name features yourself.")
-        return ends[-1]
-
-
-def default_loss(y: Tensor) -> Loss:
-    """Cross-entropy for labels, mean squared error for numbers."""
-    if y.is_floating_point():
-        return lambda f, target: F.mse_loss(f, target.reshape(f.shape).to(f.dtype))
-    return lambda f, target: F.cross_entropy(f, target.reshape(len(f)))
+        return ends[-1] if ends else None
 
 
 def layer_of(parameter: str) -> str:

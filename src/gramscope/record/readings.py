@@ -16,17 +16,25 @@ from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.propagators.prediction import predict_step
-from gramscope.record.moment import Moment, Subject, default_loss, evaluating, layer_of
+from gramscope.record.moment import Moment, Subject, evaluating, layer_of
 
+_NO_START = (
+    "not defined: the first moment of this run is not in its folder, or was of another probe. A new run will have it."
+)
+_NO_LAST = (
+    "not defined: no linear layer makes one row of outputs for each example. Choose such outputs with outputs=, "
+    "or leave richness out of measures=."
+)
 SAMPLE = 2000  # entries of predicted and true changes that are kept
 
 
 @dataclass
 class Reading:
-    """Numbers and arrays of one measure at one moment."""
+    """Numbers and arrays of one measure at one moment; ``missing``: names of what is not there, and why."""
 
     scalars: dict[str, float] = field(default_factory=dict)
     arrays: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Reader:
 
     ``needs_targets``: only for a probe with y. ``by_default``: also read where measures are chosen by a glob. ``guess``
     foretells the seconds of a dear reading that was never taken, from the subject and the seconds of one capture; None
-    for a cheap one, which is tried without asking.
+    for a cheap one, which is tried without asking. ``ready``: can it be read off this subject yet?
     """
 
     name: str
@@ -44,6 +52,7 @@ class Reader:
     how_to_read: str
     by_default: bool = True
     guess: Callable[[Subject, float], float] | None = None
+    ready: Callable[[Subject], bool] = lambda subject: True
 
 
 READERS: dict[str, Reader] = {}
@@ -55,9 +64,10 @@ def reader(
     needs_targets: bool = True,
     by_default: bool = True,
     guess: Callable[[Subject, float], float] | None = None,
+    ready: Callable[[Subject], bool] = lambda subject: True,
 ) -> Callable[[Callable[[Moment], Reading]], Callable[[Moment], Reading]]:
     def register(read: Callable[[Moment], Reading]) -> Callable[[Moment], Reading]:
-        READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default, guess)
+        READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default, guess, ready)
         return read
 
     return register
@@ -67,10 +77,9 @@ def reader(
 def read_loss(moment: Moment) -> Reading:
     value, _ = moment.loss_and_residual
     scalars = {"loss/probe": value}
-    y = moment.labels_or_values
-    if not y.is_floating_point() and moment.f.shape[1] > 1:
-        right = moment.f.argmax(1).cpu() == y.reshape(-1).cpu()
-        scalars["accuracy/probe"] = float(right.double().mean())
+    accuracy = moment.subject.judge.accuracy(moment.f.cpu(), moment.labels_or_values.cpu())
+    if accuracy is not None:
+        scalars["accuracy/probe"] = accuracy
     return Reading(scalars)
 
 
@@ -111,45 +120,71 @@ def _gradient(sites: tuple[Site, ...], residual: Tensor) -> Tensor:
     return total
 
 
-@reader("kernel", "Drift of the tangent kernel from the first moment, its alignment with the targets and its rank.")
+@reader(
+    "kernel",
+    "Drift of the tangent kernel from the first moment, its alignment with the targets and its rank.",
+    needs_targets=False,
+)
 def read_kernel(moment: Moment) -> Reading:
+    reading = Reading()
     kernel = moment.kernel.double()
-    if moment.memory.kernel is None:
-        moment.memory.kernel = kernel.cpu()
-    start = moment.memory.kernel.to(kernel.device)
-    order = torch.arange(len(kernel))
-    y = moment.labels_or_values
-    arrays: dict[str, Any] = {}
-    if not y.is_floating_point():
-        order = torch.argsort(y.reshape(-1).cpu(), stable=True)
-        arrays["kernel/labels"] = y.reshape(-1).cpu()[order].numpy()
-    arrays["kernel"] = kernel.cpu()[order][:, order].float().numpy()
-    trace, square = float(kernel.trace()), float(kernel.square().sum())
-    scalars = {
-        "kernel/drift": float((kernel - start).norm() / start.norm()),
-        "kernel/alignment": measures.kernel_target_alignment(kernel, moment.targets),
-        "kernel/effective_rank": trace**2 / square if square else math.nan,
-    }
-    return Reading(scalars, arrays)
-
-
-@reader("richness", "Distance of the last features from those of the minimal rich solution: near 0 rich, near 1 lazy.")
-def read_richness(moment: Moment) -> Reading:
-    features = moment.features[moment.last] if moment.last in moment.features else _inputs(moment, moment.last)
-    scalars = {"richness": measures.richness(features, moment.f)}
-    if moment.memory.features is None:
-        moment.memory.features = features.cpu()
+    if moment.memory.kernel is None and not moment.memory.resumed:
+        moment.memory.kernel = _kept(moment.kernel)
+        reading.arrays["start/kernel"] = _numpy(moment.memory.kernel)
+    start = _comparable(moment.memory.kernel, kernel)
+    if start is None:
+        reading.missing["kernel/drift"] = _NO_START
     else:
-        scalars["richness/initial_similarity"] = measures.initial_similarity(
-            moment.memory.features.to(features.device), features
-        )
+        reading.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
+    order, y = torch.arange(len(kernel)), moment.subject.y
+    if y is not None:
+        reading.scalars["kernel/alignment"] = measures.kernel_target_alignment(kernel, moment.targets)
+        if not y.is_floating_point() and y.numel() == len(y):
+            order = torch.argsort(y.reshape(-1).cpu(), stable=True)
+            reading.arrays["kernel/labels"] = y.reshape(-1).cpu()[order].numpy()
+    trace, square = float(kernel.trace()), float(kernel.square().sum())
+    reading.scalars["kernel/effective_rank"] = trace**2 / square if square else math.nan
+    reading.arrays["kernel"] = kernel.cpu()[order][:, order].float().numpy()
+    return reading
+
+
+def _kept(values: Tensor) -> Tensor:
+    """As it is stored, so that a resumed run compares with the very same numbers."""
+    values = values.detach().cpu()
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _comparable(start: Tensor | None, now: Tensor) -> Tensor | None:
+    return None if start is None or len(start) != len(now) else start.to(now.device, torch.float64)
+
+
+@reader(
+    "richness",
+    "Distance of the last features from those of the minimal rich solution: near 0 rich, near 1 lazy.",
+    needs_targets=False,
+)
+def read_richness(moment: Moment) -> Reading:
+    last = moment.last
+    if last is None:
+        return Reading(missing={"richness": _NO_LAST})
+    features = moment.features[last] if last in moment.features else _inputs(moment, last)
+    reading = Reading({"richness": measures.richness(features, moment.f)})
+    if moment.memory.features is None and not moment.memory.resumed:
+        moment.memory.features = _kept(features)
+        reading.arrays["start/features"] = _numpy(moment.memory.features)
+    elif moment.memory.features is None or len(moment.memory.features) != len(features):
+        reading.missing["richness/initial_similarity"] = _NO_START
+    else:
+        start = moment.memory.features.to(features.device)
+        reading.scalars["richness/initial_similarity"] = measures.initial_similarity(start, features.to(start.dtype))
     half = len(features) // 2
-    if half <= features.shape[1]:  # too few examples to tell eigenfunctions from noise
-        return Reading(scalars)
+    if half <= features.shape[1] or moment.subject.y is None:  # too few examples to tell eigenfunctions from noise
+        return reading
     curves = measures.richness_curves(features[:half], features[half:], moment.targets[half:], moment.f[half:])
-    scalars["richness/effective_dimension"] = curves.effective_dimension
+    reading.scalars["richness/effective_dimension"] = curves.effective_dimension
     named = {"quality": curves.quality, "utilisation": curves.utilisation, "intensity": curves.intensity}
-    return Reading(scalars, {f"richness/{name}": _numpy(curve) for name, curve in named.items() if curve is not None})
+    reading.arrays |= {f"richness/{name}": _numpy(curve) for name, curve in named.items() if curve is not None}
+    return reading
 
 
 @reader("target_linearity", "How much of the targets a linear map reads off the input of each layer, from 0 to 1.")
@@ -195,15 +230,14 @@ def read_spectra(moment: Moment) -> Reading:
     "step",
     "One optimiser step rehearsed on the probe: foretold and true change, second order, mask flips.",
     guess=_several_captures,
+    ready=lambda subject: subject.optimizer is not None or subject.lr is not None,
 )
 def read_step(moment: Moment) -> Reading:
     subject = moment.subject
-    if subject.optimizer is None and subject.lr is None:
-        return Reading()
     y = moment.labels_or_values
     step = explain_step(
         subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None,
-        loss=subject.loss or default_loss(y), optimizer=subject.optimizer, outputs=subject.outputs,
+        loss=subject.judge.loss, optimizer=subject.optimizer, outputs=subject.outputs,
     )  # fmt: skip
     scalars = {
         "step/predicted_loss_change": step.predicted_loss_change,
@@ -277,9 +311,8 @@ def read_states(moment: Moment) -> Reading:
 
 
 def _loss_of(moment: Moment) -> Callable[[Tensor], Tensor]:
-    y = moment.labels_or_values
-    loss = moment.subject.loss or default_loss(y)
-    return lambda f: loss(f, y.to(f.device))
+    y, judge = moment.labels_or_values, moment.subject.judge
+    return lambda f: judge.loss(f, y.to(f.device))
 
 
 def _rate(moment: Moment) -> float:
@@ -302,4 +335,7 @@ def _inputs(moment: Moment, name: str) -> Tensor:
 
 
 def _numpy(values: Any) -> Any:
-    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return np.asarray(values.float() if values.dtype == torch.bfloat16 else values)

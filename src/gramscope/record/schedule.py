@@ -1,16 +1,18 @@
 """At which optimiser steps to measure."""
 
+import operator
 from collections.abc import Callable, Collection
+from typing import Any, SupportsIndex
 
 from gramscope.base.errors import InputError
 
-Every = int | str | Collection[int] | Callable[[int], bool]
+Every = SupportsIndex | str | Collection[int] | Callable[[int], bool]
 
 
-def due_at(every: Every) -> Callable[[int], bool]:
+def due_at(every: Any) -> Callable[[int], bool]:
     """A function step -> is it time to measure? Step 0, before any training, always is.
 
-    ``every`` is a number of steps, "log" (1, 2, 3, 5, 7, 10, 14, 20, 28, 40, ...: a factor √2 apart), "log:10" (that
+    ``every`` is a number of steps, "log" (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, ...: a factor √2 apart), "log:10" (that
     many a decade), a collection of steps, or a function of the step.
 
     >>> [step for step in range(60) if due_at("log")(step)]
@@ -18,18 +20,30 @@ def due_at(every: Every) -> Callable[[int], bool]:
     >>> [step for step in range(200) if due_at("log:3")(step)]
     [0, 1, 2, 5, 10, 22, 46, 100]
     """
-    if isinstance(every, bool):
-        raise InputError(f"every must be a positive number of steps, got {every!r}.")
-    if isinstance(every, int):
-        if every < 1:
-            raise InputError(f"every must be a positive number of steps, got {every}.")
-        return lambda step: step % every == 0
     if isinstance(every, str):
         return _logarithmic(every)
     if callable(every):
         return lambda step: step == 0 or bool(every(step))
-    steps = frozenset(every)
-    return lambda step: step == 0 or step in steps
+    if isinstance(every, Collection):
+        steps = frozenset(_whole(step) for step in every)
+        return lambda step: step == 0 or step in steps
+    number = _whole(every)
+    if number < 1:
+        raise InputError(f"every must be a positive number of steps, got {every}.")
+    return lambda step: step % number == 0
+
+
+def _whole(steps: Any) -> int:
+    """Python's and numpy's whole numbers; 10.0 is left to the user, who may have meant a share of something."""
+    try:
+        if isinstance(steps, bool):
+            raise TypeError
+        return operator.index(steps)
+    except TypeError:
+        raise InputError(
+            f'every must be a whole number of steps, "log", "log:10", a collection of whole numbers or a function of '
+            f"the step, got {steps!r}. Try every=50."
+        ) from None
 
 
 def _logarithmic(every: str) -> Callable[[int], bool]:

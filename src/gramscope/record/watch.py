@@ -1,26 +1,29 @@
 """``watch``: measure a training run while it runs, and change nothing."""
 
-import fnmatch
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
-from gramscope.capture.network import Outputs, count_examples, named_parameters, prepare_input, unwrap
-from gramscope.capture.surroundings import untouched
+from gramscope.capture.network import Outputs, named_parameters, unwrap
+from gramscope.record import probe as probe_module
 from gramscope.record.budget import Budget
-from gramscope.record.moment import Loss, Memory, Moment, Subject, layer_of
+from gramscope.record.judge import Loss, unseen
+from gramscope.record.moment import Memory, Moment, Subject, layer_of
 from gramscope.record.readings import READERS, Reading
-from gramscope.record.schedule import Every, due_at
+from gramscope.record.schedule import due_at
+from gramscope.record.turns import LINE, Turns
 from gramscope.store import RunWriter, StoreError
+from gramscope.store.records import META_FILE
 
 OnError = Literal["warn", "raise"]
 Forward = Callable[[dict[str, float], int], None]
@@ -34,17 +37,18 @@ def watch(
     model: nn.Module,
     probe: Any,
     out: str | Path | None = None,
-    every: Every = 50,
+    every: Any = 50,
     *,
     measures: str | Sequence[str] = "*",
     layers: str | Sequence[str] = "*",
     loss: Loss | None = None,
     outputs: Outputs = None,
     lr: float | None = None,
-    overhead: float | None = 0.05,
+    overhead: Any = 0.05,
     on_error: str = "warn",
     forward: Forward | None = None,
     resume: int | bool = False,
+    start: int = 0,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> "Scope":
@@ -63,24 +67,29 @@ def watch(
 
     Args:
         model: any module; compiled and data-parallel wrappers are opened.
-        probe: fixed examples (x, y) to measure on, a few hundred; y are labels or numbers. x may be a tuple or a dict.
+        probe: fixed examples (x, y) to measure on, a few hundred. y are numbers, a label for each example or for each
+            of its positions, or 0 and 1 for each output. x may be a tuple or a dict; floats take the model's precision.
         out: directory of the run; None keeps the records in ``scope.records`` only.
         every: steps between measurements, "log", "log:10", a collection of steps, or a function of the step.
         measures, layers: names or globs of what to measure; ``gramscope.record.READERS`` lists the measures.
-        loss: (outputs, y) -> number; cross-entropy for labels and mean squared error for numbers if None.
+        loss: (outputs, y) -> number; cross-entropy for labels (binary for 0 and 1 with one output each) and mean
+            squared error for numbers if None.
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
-        overhead: fraction of the training time that measuring may take. Measures take turns to stay under it, those not
-            read for longest first, and dear ones (spectra, step) wait until there is time for them; None reads all of
-            them whenever a measurement is due.
+        overhead: fraction of the training time that measuring may take. Measures take turns to stay under it: those
+            that share one capture together, dear ones (spectra, step) on their own, each turn with the same part of the
+            time. None reads all of them whenever a measurement is due.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
-        does. forward: called as forward(scalars, step) after every record, for TensorBoard, wandb, MLflow.
-        resume: True goes on after the last committed step of ``out``; a number goes on from that step.
+            does.
+        forward: called as forward(scalars, step) after every record, for TensorBoard, wandb, MLflow.
+        resume: True goes on after the last committed step of ``out``, or starts a new run where there is none; a number
+            goes on from that step.
+        start: optimiser steps taken before, from which a new run is numbered.
         name, config: kept in the run's meta.json.
     """
     return Scope(
         model, probe, out, due_at(every), measures=measures, layers=layers, loss=loss, outputs=outputs, lr=lr,
-        overhead=overhead, on_error=on_error, forward=forward, resume=resume, name=name, config=config,
+        overhead=overhead, on_error=on_error, forward=forward, resume=resume, start=start, name=name, config=config,
     )  # fmt: skip
 
 
@@ -90,40 +99,63 @@ class Scope:
     def __init__(
         self, model: nn.Module, probe: Any, out: str | Path | None, due: Callable[[int], bool], *,
         measures: str | Sequence[str], layers: str | Sequence[str], loss: Loss | None, outputs: Outputs,
-        lr: float | None, overhead: float | None, on_error: str, forward: Forward | None, resume: int | bool,
-        name: str | None, config: Mapping[str, Any] | None,
+        lr: float | None, overhead: Any, on_error: str, forward: Forward | None, resume: int | bool,
+        start: int, name: str | None, config: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
         if on_error not in ("warn", "raise"):
             raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}.')
-        self.model = unwrap(model)
-        x, y = _probe(probe)
-        self.subject = Subject(self.model, x, y, loss, outputs, _matcher(layers), lr=lr)
-        self.readers = _chosen(measures, y)
+        if out is not None and not str(out):
+            raise InputError('out must name a directory, got "". Pass out=None to keep the records in memory only.')
         self.budget = Budget(overhead)
-        self.records: list[dict[str, Any]] = []
-        self.count = 0
+        self.model = unwrap(model)
         self._due, self._on_error, self._forward = due, on_error, forward
-        self._memory, self._pending = Memory(), dict[str, Any]()
-        self._last_read: dict[str, int] = {}
-        self._hooks: list[Any] = []
         self._writes = rank() == 0
+        probe_module.check_model(self.model)
+        x, y = probe_module.split(probe, self.model)
+        layer = probe_module.matcher(layers, self.model)
+        self.readers, lacking = probe_module.chosen(measures, y)
+        judge = probe_module.judge(self.model, x, y, outputs, loss) if self._writes else unseen(y, loss)
+        self.subject = Subject(self.model, x, y, judge, outputs, layer, lr=lr)
+        if lacking:
+            self._warn(f"{', '.join(lacking)} cannot be measured without targets: pass probe=(x, y).")
+        self.records: list[dict[str, Any]] = []
+        self.count = start
+        self._pending, self._measured, self._said = dict[str, Any](), {"overhead", "skipped"}, set[str]()
+        self._turns, self._least = Turns(self.readers, self.budget), 0.0
+        self._hooks: list[Any] = []
         self._closed = False
         self._writer = self._open(out, resume, name, config) if out is not None and self._writes else None
-        self.budget.note("open", time.perf_counter() - self.budget.started)
-        if self._writer is not None and resume is not False:
-            self.count = (self._writer.last_step or 0) if resume is True else int(resume)
-        if not self.count:
+        self._memory = self._remembered(resume)
+        self.budget.note("open", self.budget.clock() - self.budget.started)
+        self._opening = not self._memory.resumed
+        if self._opening:
             self._measure()
+            self._opening = False
+
+    def _remembered(self, resume: int | bool) -> Memory:
+        """Where a resumed run goes on, and what it is compared with: what the first attempt stored."""
+        if self._writer is None or resume is False or self._writer.last_step is None:
+            return Memory()
+        self.count = self._writer.last_step if resume is True else int(resume)
+        if not self.count:
+            return Memory()  # step 0 is measured again
+        arrays = {name: self._writer.first_array(f"start/{name}") for name in ("kernel", "features")}
+        tensors = {name: None if array is None else torch.tensor(array) for name, array in arrays.items()}
+        return Memory(tensors["kernel"], tensors["features"], resumed=True)
 
     # The loop's side -------------------------------------------------------------------------------------
 
     def step(self, loss: Any = None, **scalars: Any) -> None:
         """Say that an optimiser step was taken. Measures if this step is due; numbers given are kept with it."""
+        begun = self.budget.clock()
         self.count += 1
         if loss is not None:
-            self.log(loss=loss)
-        self.log(**scalars)
-        if self._due(self.count):
+            self._keep("loss", loss)
+        for name, value in scalars.items():
+            self._keep(name, value)
+        due = self._due(self.count)
+        self.budget.spent += self.budget.clock() - begun  # little, but at every step
+        if due:
             self._measure()
 
     def due_next(self) -> bool:
@@ -133,14 +165,22 @@ class Scope:
     def log(self, **scalars: Any) -> None:
         """Numbers to keep with the next record."""
         for name, value in scalars.items():
-            number = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-            if not number and not isinstance(value, int | float):
-                raise InputError(f"{name} must be one number to be logged, got {type(value).__name__}.")
-            # A tensor is read when it is written, so that a GPU need not wait for it at every step.
-            self._pending[name] = value.detach() if isinstance(value, Tensor) else value
+            self._keep(name, value)
 
-    def attach(self, optimizer: Optimizer) -> "Scope":
+    def _keep(self, name: str, value: Any) -> None:
+        if name in self._measured:
+            raise InputError(f"{name} is measured by the watch and cannot be logged. Log it under another name.")
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+            # Its value now. A GPU need not be waited for: there a copy is read when it is written.
+            self._pending[name] = value.item() if value.is_cpu else value.detach().clone()
+        elif isinstance(value, Real) or (isinstance(value, np.ndarray) and value.shape == () and np.isrealobj(value)):
+            self._pending[name] = float(value)
+        else:
+            raise InputError(f"{name} must be one number to be logged, got {type(value).__name__}.")
+
+    def attach(self, optimizer: Any) -> "Scope":
         """Count the steps of ``optimizer`` from now on; call no ``step`` then. Its memory enters the rehearsed step."""
+        _check_optimizer(optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held for p in self.model.parameters()):
             raise InputError("optimizer must hold parameters of the watched model, but it holds none of them.")
@@ -150,8 +190,9 @@ class Scope:
         self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.step()))
         return self
 
-    def use(self, optimizer: Optimizer) -> "Scope":
+    def use(self, optimizer: Any) -> "Scope":
         """Rehearse steps with this optimiser, without counting its steps."""
+        _check_optimizer(optimizer)
         self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer})
         return self
 
@@ -163,11 +204,34 @@ class Scope:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        last = self.records[-1]["step"] if self.records else -1
-        if self._pending and self._writes and self.count > last:
-            self._commit({}, {}, {})
+        if self._pending and self._writes:
+            last = self.records[-1]["step"] if self.records else self._last_stored()
+            if self.count > last:
+                self._commit({}, {}, {})
+            else:
+                self._amend()
         if self._writer is not None:
             self._writer.close()
+
+    def _last_stored(self) -> int:
+        last = None if self._writer is None else self._writer.last_step
+        return -1 if last is None else last
+
+    def _amend(self) -> None:
+        """What came after the record of its step belongs into it."""
+        given = {name: float(value) for name, value in self._pending.items()}
+        self._pending.clear()
+        if self.records:
+            self.records[-1]["scalars"] |= given
+        if self._writer is None:
+            return
+        try:
+            if self._writer.last_step == self.count:
+                self._writer.amend(given)
+        except StoreError as error:
+            if self._on_error == "raise":
+                raise
+            self._warn(f"the last numbers of step {self.count} were not written: {error}")
 
     def __enter__(self) -> "Scope":
         return self
@@ -185,42 +249,71 @@ class Scope:
     # Measuring ----------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        if not self._writes:
+        # Most due steps of a fast loop are refused: that may cost no more than this comparison.
+        if not self._writes or (not self._opening and self.budget.room < self._least):
             return
         with self.budget.all_counted():
-            self._measure_in_turns()
-            device = next(iter(self.model.parameters())).device
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # what was measured must not be paid for by the next step, uncounted
+            turns = self._turns.split(self.subject)
+            foreseen = {turn: self._turns.foreseen(names, self.subject) for turn, names in turns.items()}
+            self._least = min((cost or 0.0 for cost in foreseen.values()), default=0.0)
+            if self._pending:
+                foreseen[LINE] = self._turns.foreseen_line()
+                self._least = min(self._least, foreseen[LINE] or 0.0)
+            cold = [turn for turn, names in turns.items() if not all(map(self.budget.settled, names))]
+            chosen = self._first(foreseen) if self._opening else self.budget.choose(foreseen, cold)
+            if chosen or self._opening:
+                self._measure_turns({turn: names for turn, names in turns.items() if turn in chosen}, turns)
+                self._wait()
+                self._least = 0.0  # costs are known better now: the next due step works it out anew
+            else:
+                self._least = self.budget.room + self._least / 2  # nor is it worked out at each refusal
 
-    def _measure_in_turns(self) -> None:
-        waiting = sorted(self.readers, key=lambda name: self._last_read.get(name, -1))
-        if self.count and not any(self.budget.allows(name, self._guess(name)) for name in (*waiting, "commit")):
-            return  # even a line on the disk takes time; what was logged waits for the next one
+    def _first(self, foreseen: Mapping[str, float | None]) -> list[str]:
+        """Before any training there is no time to share: what is cheap is read, and all of it without a limit."""
+        return [turn for turn, cost in foreseen.items() if self.budget.share is None or cost is None]
+
+    def _measure_turns(self, chosen: Mapping[str, Sequence[str]], turns: Mapping[str, Sequence[str]]) -> None:
         scalars: dict[str, float] = {}
         arrays: dict[str, Any] = {}
         failures: dict[str, str] = {}
-        skipped: list[str] = []
         moment = Moment(self.subject, self.count, self._memory)
-        with untouched(self.model), torch.inference_mode(False):
-            for name in waiting:
-                if not self.budget.allows(name, self._guess(name)):
-                    skipped.append(name)
-                    continue
-                self._last_read[name] = self.count
-                begun = time.perf_counter()
-                reading = self._read(name, moment, failures)
-                self.budget.note(name, time.perf_counter() - begun)
-                scalars |= reading.scalars
-                arrays |= reading.arrays
+        if chosen:
+            with probe_module.surroundings(self.model):
+                for turn, names in chosen.items():
+                    before = self.budget.spent
+                    for name in names:
+                        reading = self._timed(name, moment, failures)
+                        scalars |= reading.scalars
+                        arrays |= reading.arrays
+                    if not self._opening:  # the cold start is nobody's turn
+                        self.budget.charge(turn, self.budget.spent - before)
         del moment
+        skipped = [name for turn, names in turns.items() if turn not in chosen for name in names]
         if skipped:
             scalars["skipped"] = float(len(skipped))
+        before = self.budget.spent
         self._commit(scalars, arrays, failures, skipped)
+        if not chosen and not self._opening:
+            self.budget.charge(LINE, self.budget.spent - before)
 
-    def _guess(self, name: str) -> float | None:
-        guess = READERS[name].guess if name in READERS else None
-        return None if guess is None else guess(self.subject, max(self.budget.costs.values(), default=0.0))
+    def _timed(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
+        clock, captured, moment.asked = self.budget.clock, moment.capture_seconds, False
+        begun = clock()
+        reading = self._read(name, moment, failures)
+        seconds = clock() - begun
+        if moment.asked:
+            self._turns.capturing.add(name)
+        if moment.capture_seconds is not None and moment.capture_seconds != captured:
+            shared = moment.capture_seconds - (captured or 0.0)
+            self.budget.note("capture", shared)
+            seconds -= shared
+        self.budget.note(name, seconds)
+        return reading
+
+    def _wait(self) -> None:
+        device = next(self.model.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # what was measured must not be paid for by the next step, uncounted
 
     def _read(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
         with warnings.catch_warnings(record=True) as said:
@@ -237,15 +330,21 @@ class Scope:
             failures.setdefault(name, "; ".join(dict.fromkeys(undefined)))
         if name in failures and not undefined:
             self._warn(f"the measure {name!r} failed at step {self.count}: {failures[name]}")
+        for missing, reason in reading.missing.items():
+            failures[missing] = reason
+            if missing not in self._said:
+                self._said.add(missing)
+                self._warn(f"{missing} is left out: {reason}")
+        self._measured.update(reading.scalars)
         return reading
 
     def _commit(
         self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str], skipped: Sequence[str] = ()
     ) -> None:
-        begun = time.perf_counter()
+        begun = self.budget.clock()
         given = {name: float(value) for name, value in self._pending.items()}
         self._pending.clear()
-        scalars = {**scalars, **given, "overhead": self.budget.overhead}
+        scalars = {**given, **scalars, "overhead": self.budget.overhead}
         self.records.append({"step": self.count, "scalars": scalars, "failures": failures, "skipped": list(skipped)})
         if self._writer is not None:
             try:
@@ -261,18 +360,20 @@ class Scope:
                 if self._on_error == "raise":
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
-        self.budget.note("commit", time.perf_counter() - begun)
+        self.budget.note("commit" if arrays else LINE, self.budget.clock() - begun)
 
     def _open(
         self, out: str | Path, resume: int | bool, name: str | None, config: Mapping[str, Any] | None
     ) -> RunWriter | None:
-        if resume is not False:
+        if resume is not False and not (resume is True and not (Path(out) / META_FILE).exists()):
             return RunWriter.resume(out, None if resume is True else int(resume))
         try:
             return RunWriter.create(out, self._meta(out, name, config))
         except StoreError as error:
-            if self._on_error == "raise" or not isinstance(error.__cause__, OSError):
-                raise  # a run that is there already is the user's to decide on
+            if not isinstance(error.__cause__, OSError):  # a run that is there already is the user's to decide on
+                raise StoreError(f"{error} resume=True goes on with it.", error.errno) from error
+            if self._on_error == "raise":
+                raise
             self._warn(f"nothing will be written: {error}")
             return None
 
@@ -284,7 +385,7 @@ class Scope:
             "layers": list(dict.fromkeys(layer_of(n) for n in named_parameters(self.model))),
             "measures": list(self.readers),
             "facts": {n: {"how_to_read": READERS[n].how_to_read} for n in self.readers},
-            "probe": _probe_facts(self.subject),
+            "probe": probe_module.facts(self.subject),
             "config": dict(config or {}),
         }
 
@@ -292,41 +393,13 @@ class Scope:
         warnings.warn(message, WatchWarning, stacklevel=4)
 
 
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+
+
 def rank() -> int:
     """This process's number in a distributed run; 0 alone."""
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _probe(probe: Any) -> tuple[Any, Tensor | None]:
-    x, y = probe if isinstance(probe, tuple) and len(probe) == 2 else (probe, None)
-    n = count_examples(x)
-    if y is not None and (not isinstance(y, Tensor) or y.dim() == 0 or len(y) != n):
-        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise InputError(f"probe must be (x, y) with one target for each of the {n} examples, got y of {got}.")
-    return prepare_input(x), None if y is None else y.detach().clone()
-
-
-def _probe_facts(subject: Subject) -> dict[str, Any]:
-    facts: dict[str, Any] = {"examples": count_examples(subject.x)}
-    if subject.y is not None and not subject.y.is_floating_point():
-        facts["classes"] = int(subject.y.max()) + 1
-    return facts
-
-
-def _chosen(measures: str | Sequence[str], y: Tensor | None) -> tuple[str, ...]:
-    patterns = [measures] if isinstance(measures, str) else list(measures)
-    found: list[str] = []
-    for pattern in patterns:
-        known = [name for name, reader in READERS.items() if reader.by_default or name == pattern]
-        matched = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
-        if not matched:
-            raise InputError(f"measures must name some of {', '.join(READERS)}, got {pattern!r}.")
-        found += matched
-    return tuple(n for n in dict.fromkeys(found) if y is not None or not READERS[n].needs_targets)
-
-
-def _matcher(layers: str | Sequence[str]) -> Callable[[str], bool]:
-    patterns = [layers] if isinstance(layers, str) else list(layers)
-    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,5 +1,6 @@
 """The one writer of a run: arrays first, then the line that commits them."""
 
+import dataclasses
 import errno
 import hashlib
 import math
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex
 
+import numpy.typing as npt
+
 from gramscope.base.errors import InputError
-from gramscope.store.arrays import encode_arrays
+from gramscope.store.arrays import encode_arrays, read_arrays
 from gramscope.store.errors import StoreError, disk_trouble
 from gramscope.store.files import Disk, read_inside
 from gramscope.store.lock import WriterLock
@@ -69,6 +72,8 @@ class RunWriter:
         self._length = 0  # of scalars.jsonl, up to the end of the last committed line
         self._torn = False  # whether bytes after that may be on the disk, of a write that failed
         self._lowest = 0  # the lowest step that may come next
+        self._last: Record | None = None
+        self._kept: list[Record] = []  # of earlier attempts, that this one goes on from
         self._start = clock.monotonic()
 
     @classmethod
@@ -156,6 +161,7 @@ class RunWriter:
         view = newest_view(records)
         kept = [record for record in view if after is None or record.step <= after]
         self.last_step = kept[-1].step if kept else None
+        self._kept, self._last = kept, kept[-1] if kept else None
         self._start = clock.monotonic() - (kept[-1].time if kept and 0 <= kept[-1].time < math.inf else 0.0)
         self._lowest = after or 0
         for name in (self.path / ARRAYS_FOLDER).glob(".step_*.tmp"):
@@ -194,8 +200,29 @@ class RunWriter:
                 stored = None if data is None else self._write_arrays(number, data, arrays or {})
                 record = Record(number, seconds, self.attempt, values, stored, messages)
                 self._commit(record)
-            self.last_step, self._lowest = number, number + 1
+            self.last_step, self._lowest, self._last = number, number + 1, record
             return record
+
+    def amend(self, scalars: Mapping[str, Any]) -> Record:
+        """Commit the last step once more, with these scalars beside (or instead of) its own."""
+        with self._writing():
+            if self._last is None:
+                raise InputError("there must be a step to amend, but the run has none yet. Append one first.")
+            values = {check_name(name, "a scalar"): _number(value, name) for name, value in scalars.items()}
+            scalars = {**self._last.scalars, **values}
+            record = dataclasses.replace(self._last, scalars=scalars, attempt=self.attempt)
+            with disk_trouble(f"committing step {record.step} to {self.path}"):
+                self._mend()
+                self._commit(record, keep_arrays=True)
+            self._last = record
+            return record
+
+    def first_array(self, name: str) -> npt.NDArray[Any] | None:
+        """The array of that name from the first of the steps that a resumed run goes on from; None if there is none."""
+        for record in self._kept:
+            if record.arrays is not None and name in record.arrays.names:
+                return read_arrays(self.path, record.arrays, check=True)[name]
+        return None
 
     def _next_step(self, step: SupportsIndex) -> int:
         number = check_step(step)
@@ -211,7 +238,7 @@ class RunWriter:
         self._disk.write_whole(self.path / file, data)
         return Arrays(file, hashlib.sha256(data).hexdigest(), tuple(arrays))
 
-    def _commit(self, record: Record) -> None:
+    def _commit(self, record: Record, keep_arrays: bool = False) -> None:
         line = encode_line(record)
         self._torn = True
         try:
@@ -223,19 +250,19 @@ class RunWriter:
                 )
             self._disk.flush_if_asked(self._scalars)
         except BaseException:
-            self._take_back(record)
+            self._take_back(None if keep_arrays else record.arrays)
             raise
         self._length += len(line)
         self._torn = False
 
-    def _take_back(self, record: Record) -> None:
+    def _take_back(self, arrays: Arrays | None) -> None:
         """Undo a commit that failed; if that fails too, the next append does it (:meth:`_mend`)."""
         try:
             self._cut_tail()
         except OSError:
             return
-        if record.arrays is not None:
-            self._disk.remove_if_possible(self.path / record.arrays.file)
+        if arrays is not None:
+            self._disk.remove_if_possible(self.path / arrays.file)
 
     def _cut_tail(self) -> None:
         self._disk.truncate(self._scalars, self._length)

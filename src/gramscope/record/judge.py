@@ -1,0 +1,121 @@
+"""How outputs are judged by targets, from the shapes of both; refused in words where they do not go together."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gramscope.base.errors import InputError
+
+Loss = Callable[[Tensor, Any], Tensor]
+Kind = Literal["numbers", "classes", "yes or no", "own"]
+IGNORED = -100  # torch's label of a position that does not count
+_ADVICE = "Pass loss=(outputs, y) -> number to watch, or outputs= to choose other outputs."
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Outputs of ``shape`` (without the axis of examples) against y.
+
+    Numbers: mean squared error. Labels: cross-entropy over the axis ``classes`` of the outputs, one label for each of
+    the other entries. 0 and 1 for each output: binary cross-entropy of logits. A loss of the user's own comes first.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    classes: int = -1
+    own: Loss | None = None
+
+    def loss(self, f: Tensor, y: Any) -> Tensor:
+        own_shape = f.reshape(len(f), *self.shape)
+        if self.own is not None:
+            return self.own(own_shape, y)
+        if self.kind == "numbers":
+            return F.mse_loss(own_shape, y.reshape(own_shape.shape).to(f.dtype))
+        if self.kind == "yes or no":
+            return F.binary_cross_entropy_with_logits(own_shape, y.reshape(own_shape.shape).to(f.dtype))
+        return F.cross_entropy(self._by_class(own_shape), y.reshape(-1), ignore_index=IGNORED)
+
+    def accuracy(self, f: Tensor, y: Tensor) -> float | None:
+        """Share of labels that are met; None for numbers."""
+        if self.kind == "yes or no":
+            return float(((f.reshape(-1) > 0) == (y.reshape(-1) > 0)).double().mean())
+        if self.kind != "classes":
+            return None
+        labels = y.reshape(-1)
+        counted = labels != IGNORED
+        right = self._by_class(f.reshape(len(f), *self.shape)).argmax(1) == labels
+        return float(right[counted].double().mean())
+
+    def rows(self, y: Tensor) -> Tensor:
+        """Targets as one float64 row for each example: one-hot for classes."""
+        if y.is_floating_point() or (self.kind == "yes or no" and y.numel() > len(y)):
+            return y.reshape(len(y), -1).double()
+        labels = y.reshape(-1)
+        known = max(int(labels.max()) + 1, 1)
+        count = max(known, self.count) if self.kind == "classes" else known
+        hot = F.one_hot(labels.clamp(min=0), count).double() * (labels >= 0).unsqueeze(1)
+        return hot.reshape(len(y), -1)
+
+    @property
+    def count(self) -> int:
+        """Number of classes."""
+        return self.shape[-1] if self.classes == -1 else self.shape[0]
+
+    def _by_class(self, f: Tensor) -> Tensor:
+        return f.movedim(self.classes, -1).reshape(-1, f.shape[self.classes])
+
+
+def judge_of(y: Tensor | None, shape: tuple[int, ...], own: Loss | None) -> Judge:
+    """How outputs of this shape are judged by y."""
+    if y is None or own is not None:
+        return _own(y, shape, own)
+    got = f"got outputs of shape (n, {', '.join(map(str, shape))}) and y of {tuple(y.shape)}. {_ADVICE}"
+    if y.is_floating_point():
+        if y.numel() != len(y) * math.prod(shape):
+            raise InputError(f"y must have a number for each output, {got}")
+        return Judge("numbers", shape)
+    zero_or_one = bool(((y == 0) | (y == 1)).all())
+    if y.numel() == len(y) * math.prod(shape):
+        if not zero_or_one:
+            raise InputError(f"labels must be 0 or 1 where each has one output, but they reach {int(y.max())}: {got}")
+        return Judge("yes or no", shape)
+    if y.numel() == len(y):
+        return _checked(Judge("classes", (math.prod(shape),)), y)
+    rest = tuple(y.shape[1:])
+    last, first = rest == shape[:-1], rest == shape[1:]
+    if last and first:
+        raise InputError(f"it must be plain which axis of the outputs holds the classes, {got}")
+    if not last and not first:
+        raise InputError(f"y must have a label for each example, or for each of its positions, {got}")
+    return _checked(Judge("classes", shape, -1 if last else 1), y)
+
+
+def unseen(y: Tensor | None, own: Loss | None) -> Judge:
+    """For outputs that could not be seen beforehand: one row for each example."""
+    return Judge("numbers" if y is not None and y.is_floating_point() else "classes", (-1,), own=own)
+
+
+def _own(y: Tensor | None, shape: tuple[int, ...], own: Loss | None) -> Judge:
+    labels = y is not None and not y.is_floating_point() and y.numel() == len(y) and len(shape) == 1 and shape[0] > 1
+    return Judge("classes" if labels else "own", shape, own=own)
+
+
+def _checked(judge: Judge, y: Tensor) -> Judge:
+    known = y[y != IGNORED]
+    count = judge.count
+    if known.numel() and (int(known.min()) < 0 or int(known.max()) >= count):
+        raise InputError(
+            f"labels must lie between 0 and {count - 1}, for {count} outputs ({IGNORED} for none), but they reach from "
+            f"{int(known.min())} to {int(known.max())}. {_ADVICE}"
+        )
+    return judge
+
+
+def plain_labels(y: Tensor) -> Tensor:
+    """Labels as whole numbers of 64 bits, also true and false; numbers as they are."""
+    return y if y.is_floating_point() else y.to(torch.int64)

@@ -1,0 +1,104 @@
+"""What is watched, checked before training starts: the model, the probe, and the names of measures and layers."""
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from gramscope.base.errors import InputError
+from gramscope.capture.network import Outputs, count_examples, evaluate, output_tensor, prepare_input
+from gramscope.capture.surroundings import untouched
+from gramscope.record.judge import Judge, Loss, judge_of, plain_labels, unseen
+from gramscope.record.moment import Subject, evaluating, layer_of
+from gramscope.record.readings import READERS
+
+
+def check_model(model: nn.Module) -> None:
+    named = dict(model.named_parameters())
+    if not named:
+        raise InputError(
+            f"the model must have parameters to be watched, but {type(model).__name__} has none. "
+            "Pass the module that holds the weights."
+        )
+    lazy = [name for name, parameter in named.items() if is_lazy(parameter)]
+    if lazy:
+        raise InputError(
+            f"parameter {lazy[0]!r} must have a shape, but it is lazy and not initialised. Call model(x) once first."
+        )
+
+
+def split(probe: Any, model: nn.Module) -> tuple[Any, Tensor | None]:
+    """(x, y) with x in the model's precision; a batch of a DataLoader is a list."""
+    x, y = probe if isinstance(probe, tuple | list) and len(probe) == 2 else (probe, None)
+    n = count_examples(x)
+    if y is not None and (not isinstance(y, Tensor) or y.dim() == 0 or len(y) != n):
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(f"probe must be (x, y) with one target for each of the {n} examples, got y of {got}.")
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    return prepare_input(x, dtype), None if y is None else plain_labels(y.detach().clone())
+
+
+def judge(model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: Loss | None) -> Judge:
+    """How the outputs are judged, from one forward pass; a model that fails in it is left to the measures to report."""
+    n = count_examples(x)
+    try:
+        with surroundings(model), evaluating(model), torch.no_grad():
+            whole = callable(outputs) or outputs is None or isinstance(outputs, str)
+            found = output_tensor(model, x, n, outputs) if whole else evaluate(model, x, n, outputs)
+    except Exception:
+        return unseen(y, loss)
+    return judge_of(y, tuple(found.shape[1:]) or (1,), loss)
+
+
+@contextmanager
+def surroundings(model: nn.Module) -> Iterator[None]:
+    """Nothing of the user's is changed inside; nor are the user's autocast and inference mode in force."""
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model))
+        stack.enter_context(torch.inference_mode(False))
+        for kind in dict.fromkeys(("cpu", next(model.parameters()).device.type)):
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def facts(subject: Subject) -> dict[str, Any]:
+    found: dict[str, Any] = {"examples": count_examples(subject.x)}
+    if subject.y is not None and not subject.y.is_floating_point():
+        found["classes"] = int(subject.y.max()) + 1
+    return found
+
+
+def chosen(measures: str | Sequence[str], y: Tensor | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The measures to read, and those asked for by name that need targets which the probe has not."""
+    patterns = [measures] if isinstance(measures, str) else list(measures)
+    found: list[str] = []
+    for pattern in patterns:
+        known = [name for name, reader in READERS.items() if reader.by_default or name == pattern]
+        matched = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        if not matched:
+            raise InputError(f"measures must name some of {', '.join(READERS)}, got {pattern!r}.")
+        found += matched
+    names = tuple(n for n in dict.fromkeys(found) if y is not None or not READERS[n].needs_targets)
+    return names, tuple(n for n in dict.fromkeys(patterns) if n in READERS and n not in names)
+
+
+def matcher(layers: str | Sequence[str], model: nn.Module) -> Callable[[str], bool]:
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    known = list(dict.fromkeys(layer_of(name) for name, _ in model.named_parameters(remove_duplicate=False)))
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            # Beginnings too: of "blok*" the letters before the star are what was mistyped.
+            stems = {name[: len(pattern)]: name for name in reversed(known)} | {name: name for name in known}
+            close = [stems[stem] for stem in difflib.get_close_matches(pattern, stems, n=8, cutoff=0.5)]
+            names = ", ".join(dict.fromkeys(close or known[:8]))
+            raise InputError(
+                f"layers must name layers that hold weights, but {pattern!r} matches none. There are {names}."
+            )
+    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

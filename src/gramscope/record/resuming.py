@@ -1,0 +1,39 @@
+"""How a callback opens its watch: a second fit, or one from a checkpoint, goes on with the run that is there."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gramscope.record.watch import Scope, watch
+from gramscope.store.records import META_FILE
+
+
+def open_scope(
+    before: Scope | None, model: nn.Module, probe: Any, out: Any, step: int, options: Mapping[str, Any]
+) -> Scope:
+    """Watch from the trainer's ``step`` on; ``before`` is what this callback watched with in an earlier fit."""
+    options = dict(options)
+    if before is not None:
+        before.close()  # a fit that was interrupted did not
+    there = out is not None and (Path(out) / META_FILE).exists()
+    if there and step and options.get("resume", True) is True:
+        options["resume"] = step  # the trainer was loaded from a checkpoint, or goes on: what came later is superseded
+    elif there and before is not None:
+        options["resume"] = True
+    elif "resume" not in options or not there:
+        options.setdefault("start", step or (before.count if before is not None else 0))
+    return watch(model, probe, out, **options)
+
+
+def holding(optimizers: Iterable[Any], model: nn.Module) -> Any:
+    """The first optimiser that moves parameters of this model, or None."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for wrapped in optimizers:
+        optimizer = getattr(wrapped, "optimizer", wrapped)  # Lightning and accelerate wrap the real one
+        groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
+        if any(id(p) in own for group in groups for p in group["params"]):
+            return optimizer
+    return None

@@ -1,0 +1,159 @@
+"""Turns by a clock that only goes when it is told to: who is read how often, and what it costs in all."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from gramscope.record import READERS, Reader, Reading
+from gramscope.record.budget import Budget
+from gramscope.record.moment import Moment
+
+X, Y = torch.randn(6, 4), torch.randint(0, 2, (6,))
+SHARE, STEP = 0.05, 0.02
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(Budget, "clock", made)
+    return made
+
+
+@pytest.fixture
+def register(monkeypatch, clock):
+    """Adds a measure that takes so many seconds, the first time more; the steps at which it was read."""
+
+    def add(name, warm, cold=None, guess=None):
+        read = []
+
+        def take(moment):
+            clock.now += warm if read or cold is None else cold
+            read.append(moment.step)
+            return Reading({f"{name}/value": 1.0})
+
+        foretold = None if guess is None else (lambda subject, capture: guess)
+        monkeypatch.setitem(READERS, name, Reader(name, take, False, "", True, foretold))
+        return read
+
+    return add
+
+
+def train(scope, clock, seconds):
+    """Steps of a fiftieth second; the most that was spent for each second of training, once the start is paid for."""
+    worst, paid = 0.0, False
+    while clock.now < seconds:
+        clock.now += STEP
+        scope.step()
+        paid = paid or scope.overhead <= SHARE
+        worst = max(worst, scope.overhead if paid else 0.0)
+    assert paid
+    return worst
+
+
+def test_all_come_round_again_after_a_cold_start(clock, register):
+    """A first reading a hundred times as dear as the others, and a rehearsal that nobody has timed."""
+    reads = {
+        "loss": register("loss", 2e-3, cold=0.234),
+        "norm": register("norm", 1e-4, cold=0.01),
+        "spectra": register("spectra", 3e-3, cold=0.05, guess=0.06),
+        "step": register("step", 0.012, cold=0.1, guess=0.1),
+    }
+    scope = gs.watch(nn.Linear(4, 2), (X, Y), every=1, measures=list(reads), overhead=SHARE)
+    worst = train(scope, clock, 40)
+    assert worst <= SHARE
+    assert scope.overhead > 0.6 * SHARE, "there was time that nobody was given"
+    assert all(len(steps) > 12 for steps in reads.values()), {name: len(steps) for name, steps in reads.items()}
+    for steps in reads.values():
+        late = [step for step in steps if step > 700]
+        assert max(b - a for a, b in itertools.pairwise(late)) < 300, "each comes round every few seconds"
+
+
+def test_a_dear_measure_takes_its_part_and_no_more(clock, register):
+    cheap, dear = register("cheap", 1e-3), register("dear", 1.0, guess=1.0)
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures=["cheap", "dear"], overhead=SHARE)
+    assert train(scope, clock, 45) <= SHARE
+    assert 1 <= len(dear) <= 2
+    assert len(cheap) > 500
+    gaps = [b - a for a, b in itertools.pairwise(cheap)]
+    assert max(gaps) < 50, "what is saved up for the dear one is not taken from the cheap one's part"
+
+
+def test_a_dear_measure_without_a_guess_does_not_hold_up_the_others(clock, register):
+    cheap, dear = register("cheap", 1e-3), register("dear", 0.5)
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures=["cheap", "dear"], overhead=SHARE)
+    assert train(scope, clock, 60) <= SHARE
+    assert len(dear) >= 2
+    assert len(cheap) > 20 * len(dear)
+
+
+def test_one_disturbed_reading_is_forgotten(clock, register):
+    reads = register("plain", 2e-3)
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
+    train(scope, clock, 5)
+    scope.budget.note("plain", 5.0)  # the machine slept
+    scope.budget.spent -= 5.0
+    before = len(reads)
+    train(scope, clock, 10)
+    assert len(reads) > before + 50
+
+
+def test_a_capture_is_nobodys_own_cost():
+    scope = gs.watch(nn.Linear(4, 2), (X, Y), measures=["loss", "norm"], overhead=None)
+    assert scope.budget.costs["capture"] > scope.budget.costs["loss"]
+    assert scope._turns.capturing == {"loss"}
+
+
+def test_refusals_cost_next_to_nothing_and_are_not_written(clock, register, monkeypatch):
+    register("plain", 0.5)
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
+    split = scope._turns.split
+    calls = []
+    monkeypatch.setattr(scope._turns, "split", lambda subject: calls.append(1) or split(subject))
+    train(scope, clock, 20)
+    assert len(calls) < 0.1 * scope.count
+    assert len(scope.records) < 4
+    assert all("plain/value" in record["scalars"] for record in scope.records)
+
+
+def test_what_was_logged_is_written_when_nothing_can_be_read(clock, register):
+    register("plain", 2.0)
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
+    while clock.now < 60:
+        clock.now += STEP
+        scope.step(loss=1.0)
+    assert len([record for record in scope.records if record["scalars"].get("loss") == 1.0]) > 30
+
+
+def test_a_rehearsal_without_an_optimiser_is_not_taken_for_cheap():
+    model = nn.Linear(4, 2)
+    scope = gs.watch(model, (X, Y), measures=["step", "norm"], every=1, overhead=None)
+    assert "step" not in scope.budget.costs
+    scope.use(torch.optim.SGD(model.parameters(), lr=0.1)).step()
+    assert "step/error" in scope.records[-1]["scalars"]
+
+
+@pytest.mark.parametrize("wrong", [0, 1, -0.1, "a", True, [0.1], float("nan")])
+def test_the_share_is_a_fraction(wrong):
+    with pytest.raises(InputError, match="overhead must be a fraction"):
+        Budget(wrong)
+
+
+def test_the_moment_notes_what_its_capture_took(clock):
+    scope = gs.watch(nn.Linear(4, 2), (X, Y), measures="norm", overhead=None)
+    moment = Moment(scope.subject, 0)
+    assert not moment.asked
+    assert moment.f.shape == (6, 2)
+    assert moment.asked
+    assert moment.capture_seconds == 0.0

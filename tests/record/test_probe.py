@@ -1,0 +1,181 @@
+"""Probes, names and numbers as people pass them."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from gramscope.record import WatchWarning
+from gramscope.record.schedule import due_at
+
+X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(0, 3, (16,), generator=torch.Generator().manual_seed(1))
+ALL = {"overhead": None, "on_error": "raise", "lr": 0.1}
+
+
+def network(outputs: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, outputs))
+
+
+def first(model, probe, missing=(), **options):
+    scope = gs.watch(model, probe, **{**ALL, **options})
+    assert set(scope.records[0]["failures"]) == set(missing)
+    return scope.records[0]["scalars"]
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids)))
+
+
+def test_a_batch_of_a_loader():
+    batch = next(iter(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)))
+    assert isinstance(batch, list)
+    assert "accuracy/probe" in first(network(), batch)
+
+
+def test_labels_for_every_position():
+    torch.manual_seed(0)
+    model, ids = Language(), torch.randint(0, 7, (5, 4))
+    x, y = ids[:, :-1], ids[:, 1:].clone()
+    y[0, 0] = -100
+    with pytest.warns(WatchWarning, match="richness is left out"):
+        seen = first(model, (x, y), missing=["richness"])
+    f = model(x).detach()
+    assert seen["loss/probe"] == pytest.approx(float(F.cross_entropy(f.reshape(-1, 7), y.reshape(-1))), rel=1e-5)
+    right = (f.argmax(-1) == y)[y != -100]
+    assert seen["accuracy/probe"] == pytest.approx(float(right.double().mean()))
+    assert {"step/error", "kernel/alignment", "share/head"} <= set(seen)
+
+
+def test_classes_on_the_second_axis():
+    model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1))
+    x, y = torch.randn(4, 2, 5), torch.randint(0, 3, (4, 5))
+    seen = first(model, (x, y), measures=["loss", "shares", "kernel", "step"])
+    assert seen["loss/probe"] == pytest.approx(float(F.cross_entropy(model(x), y)), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.bool])
+def test_one_logit(kind):
+    model, y = network(1), (Y > 0).to(kind)
+    seen = first(model, (X, y))
+    f = model(X).detach().reshape(-1)
+    assert seen["loss/probe"] == pytest.approx(float(F.binary_cross_entropy_with_logits(f, y.float())), rel=1e-5)
+    assert seen["accuracy/probe"] == pytest.approx(float(((f > 0) == (y > 0)).double().mean()))
+
+
+def test_yes_or_no_for_each_output():
+    model, y = network(), torch.randint(0, 2, (16, 3)).bool()
+    seen = first(model, (X, y))
+    expected = float(F.binary_cross_entropy_with_logits(model(X).detach(), y.float()))
+    assert seen["loss/probe"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_half_precision_and_autocast():
+    seen = first(network().bfloat16(), (X, Y))
+    assert seen["loss/probe"] == pytest.approx(first(network(), (X, Y))["loss/probe"], rel=0.02)
+    model = network()
+    scope = gs.watch(model, (X.double(), Y), every=1, **ALL)
+    with torch.autocast("cpu", torch.bfloat16):
+        scope.step()
+        assert torch.is_autocast_enabled("cpu")
+    assert not scope.records[1]["failures"]
+    assert scope.records[1]["scalars"]["loss/probe"] == scope.records[0]["scalars"]["loss/probe"]
+    assert scope.records[1]["scalars"]["kernel/drift"] == 0
+
+
+def test_a_loss_of_ones_own_sees_the_outputs_as_they_are():
+    torch.manual_seed(0)
+    model, ids = Language(), torch.randint(0, 7, (5, 4))
+
+    def loss(f, y):
+        assert f.shape == (5, 4, 7)
+        return F.cross_entropy(f.flatten(0, 1), y.flatten())
+
+    assert "step/error" in first(model, (ids, ids), loss=loss, measures=["loss", "step"])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "y", "words"),
+    [
+        (3, Y + 5, "labels must lie between 0 and 2"),
+        (3, Y - 1, "labels must lie between 0 and 2"),
+        (1, Y, "labels must be 0 or 1"),
+        (3, torch.zeros(16, 2), "y must have a number for each output"),
+        (3, torch.zeros(16, 2).long(), "a label for each example"),
+    ],
+)
+def test_targets_that_do_not_fit(outputs, y, words):
+    with pytest.raises(InputError, match=words) as caught:
+        gs.watch(network(outputs), (X, y))
+    assert "loss=" in str(caught.value)
+
+
+def test_without_targets():
+    model = network()
+    with pytest.warns(WatchWarning, match=r"loss, shares cannot be measured without targets: pass probe=\(x, y\)"):
+        scope = gs.watch(model, X, measures=["loss", "kernel", "shares", "richness"], every=1, **ALL)
+    scope.step()
+    assert scope.records[1]["scalars"]["kernel/drift"] == 0
+    assert "richness/initial_similarity" in scope.records[1]["scalars"]
+    assert not scope.records[1]["failures"]
+
+
+def test_layers_that_are_not_there():
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
+    with pytest.raises(InputError, match=r"'blok\*' matches none. There are blocks.0"):
+        gs.watch(model, (X, Y), layers="blok*")
+
+
+def test_models_without_weights():
+    with pytest.raises(InputError, match="must have parameters to be watched, but ReLU has none"):
+        gs.watch(nn.ReLU(), (X, Y))
+    with pytest.raises(InputError, match="lazy and not initialised"):
+        gs.watch(nn.Sequential(nn.LazyLinear(4)), (X, Y))
+
+
+def test_numbers_of_every_kind():
+    scope = gs.watch(network(), (X, Y), every=1, measures="norm", overhead=None)
+    for value in (np.float32(2), np.float64(2), np.int64(2), np.array(2.0), torch.tensor([2.0]), torch.tensor(2), 2):
+        scope.step(loss=value)
+        assert scope.records[-1]["scalars"]["loss"] == 2.0
+    for wrong in ("a", torch.ones(2), np.ones(2), None, 1j):
+        with pytest.raises(InputError, match="one number"):
+            scope.log(wrong=wrong)
+    for name in ("overhead", "skipped", "norm/parameters"):
+        with pytest.raises(InputError, match="is measured by the watch"):
+            scope.log(**{name: 1.0})
+
+
+def test_a_logged_tensor_is_read_at_once():
+    scope = gs.watch(network(), (X, Y), every=10, measures="norm", overhead=None)
+    total = torch.zeros(())
+    for i in range(10):
+        total += 1
+        if i == 4:
+            scope.log(total=total)
+        scope.step()
+    assert scope.records[-1]["scalars"]["total"] == 5
+
+
+def test_arguments_of_the_wrong_kind():
+    assert [step for step in range(12) if due_at(np.int64(5))(step)] == [0, 5, 10]
+    assert [step for step in range(12) if due_at(np.array([2, 5]))(step)] == [0, 2, 5]
+    for wrong in (10.0, None, [1.5], {"a"}):
+        with pytest.raises(InputError, match="every must be a whole number"):
+            gs.watch(network(), (X, Y), every=wrong)
+    with pytest.raises(InputError, match="overhead must be a fraction"):
+        gs.watch(network(), (X, Y), overhead="a")
+    scope = gs.watch(network(), (X, Y), measures="norm")
+    for method in (scope.attach, scope.use):
+        with pytest.raises(InputError, match=r"must be a torch.optim.Optimizer, got Linear"):
+            method(nn.Linear(5, 3))
