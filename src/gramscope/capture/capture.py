@@ -200,7 +200,7 @@ def _watched_forward(
         recorder.mark_data(x)
         for tensor in tensors_in(x) if taped else ():
             recorder.tape.begin(tensor)
-        with written, recorder:
+        with recorder, written:  # in this order: what the recorder asks of tensors need not pass the other
             f = evaluate(model, x, n, outputs)
         _check_outputs(f, parameters)
         yield _Watched(f, recorder, parameters, named_parameters(model))

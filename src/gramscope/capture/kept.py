@@ -41,7 +41,7 @@ class CopyOnWrite(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if writes(func) or name == "__set__":
             self._save(args[:1])
-        elif name in STATISTICS:
+        elif name in STATISTICS and _in_training(name, args, kwargs):
             self._save((args, kwargs))
         elif "out" in kwargs:
             self._save(kwargs["out"])
@@ -61,6 +61,14 @@ class CopyOnWrite(TorchFunctionMode):
                     place.copy_(value)
                 if _memory(tensor) != _memory(place):
                     tensor.data = place
+
+
+def _in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """The flag that all these functions take in the sixth place: statistics are those of the batch, and are noted."""
+    flag = kwargs.get("use_input_stats" if name == "instance_norm" else "training")
+    if flag is None:
+        flag = args[5] if len(args) > 5 else name == "instance_norm"
+    return bool(flag)
 
 
 def _memory(tensor: Tensor) -> int:
