@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import InputError
+from gramscope.capture.kept import CopyOnWrite
 from gramscope.capture.network import Outputs, count_examples, evaluate, output_tensor, prepare_input
 from gramscope.capture.surroundings import untouched
 from gramscope.record.judge import Judge, Loss, judge_of, plain_labels, unseen
@@ -48,7 +49,7 @@ def judge(model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: Lo
     """How the outputs are judged, from one forward pass; a model that fails in it is left to the measures to report."""
     n = count_examples(x)
     try:
-        with surroundings(model), evaluating(model), torch.no_grad():
+        with surroundings(model) as written, written, evaluating(model), torch.no_grad():
             whole = callable(outputs) or outputs is None or isinstance(outputs, str)
             found = output_tensor(model, x, n, outputs) if whole else evaluate(model, x, n, outputs)
     except Exception:
@@ -57,15 +58,18 @@ def judge(model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: Lo
 
 
 @contextmanager
-def surroundings(model: nn.Module) -> Iterator[None]:
-    """Nothing of the user's is changed inside; nor are the user's autocast and inference mode in force."""
+def surroundings(model: nn.Module) -> Iterator[CopyOnWrite]:
+    """Nothing of the user's is changed inside; nor are the user's autocast and inference mode in force.
+
+    What is given is entered around the model's own code, where the measures do not do so themselves.
+    """
     with ExitStack() as stack:
-        stack.enter_context(untouched(model))
+        written = stack.enter_context(untouched(model, throughout=False))
         stack.enter_context(torch.inference_mode(False))
         for kind in dict.fromkeys(("cpu", next(model.parameters()).device.type)):
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+        yield written
 
 
 def facts(subject: Subject) -> dict[str, Any]:
