@@ -1,7 +1,7 @@
 """One moment of training: what the measures see, computed once and shared."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from gramscope.base.errors import InputError
 from gramscope.capture import OuterSite, Snapshot, capture
 from gramscope.capture.network import Outputs
+from gramscope.capture.surroundings import in_modes
 from gramscope.kernels.ntk import contracted
 from gramscope.record.budget import Budget
 from gramscope.record.judge import Judge
@@ -125,14 +126,6 @@ def layer_of(parameter: str) -> str:
     return parameter.rpartition(".")[0] or parameter
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Evaluation mode inside, every module's own flag back afterwards."""
-    flags = [(module, module.training) for module in model.modules()]
-    for module, _ in flags:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
+    return in_modes([(module, False) for module in model.modules()])
