@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramscope.kernels.cost import Shape, cheapest, flops
+from gramscope.kernels.cost import Shape, cheapest, flops, split_pays
+from gramscope.kernels.factored import FactoredPiece
 from gramscope.kernels.pieces import (
     HadamardPiece,
     HadamardTracePiece,
@@ -37,6 +38,14 @@ def counted(shape: Shape, method: str) -> int:
                 left = torch.bmm(s.transpose(2, 3).reshape(shape.n, -1, shape.T), v).reshape(shape.n, shape.k, -1)
                 right = torch.bmm(t.transpose(2, 3).reshape(shape.m, -1, shape.T), w).reshape(shape.m, shape.k, -1)
                 RowPiece(left, right, shape.trace).add(out, rows, cols)
+            elif method == "factored":
+                left = torch.bmm(s[:, 0].mT, v)  # (n, o, i), for signals of one direction
+                right = torch.bmm(t[:, 0].mT, w)
+                if shape.trace:
+                    RowPiece(left.flatten(1)[:, None], right.flatten(1)[:, None], True).add(out, rows, cols)
+                else:
+                    factors = random(shape.k, shape.o)
+                    FactoredPiece(left, right, factors, factors).add(out, rows, cols)
             elif shape.T == 1 and method == "positions":
                 inner = torch.mm(v[:, 0], w[:, 0].T)
                 piece = HadamardTracePiece if shape.trace else HadamardPiece
@@ -58,7 +67,7 @@ def methods(shape: Shape) -> list[str]:
 @settings(max_examples=60, deadline=None)
 def test_model_equals_the_count(n, m, k, T, g, i, o, trace):
     shape = Shape(n, m, k, T, g, i, o, symmetric=False, trace=trace)
-    for method in methods(shape):
+    for method in [*methods(shape), "factored"]:
         assert flops(shape, method) == counted(shape, method)
 
 
@@ -89,3 +98,21 @@ def test_a_symmetric_kernel_counts_each_pair_once():
 )
 def test_choices_that_matter(shape, method):
     assert cheapest(shape) == method
+
+
+@pytest.mark.parametrize(
+    ("shape", "pays"),
+    [
+        # The last convolution of the 8-layer ResNet, and one in front of a pool of sixteen positions.
+        (Shape(64, 64, 10, 64, 1, 576, 64, symmetric=True, trace=False), True),
+        (Shape(256, 256, 10, 16, 1, 4608, 512, symmetric=True, trace=False), True),
+        # One position: outputs do not fall apart, but a trace needs one product for all of them.
+        (Shape(512, 512, 10, 1, 1, 1024, 1024, symmetric=True, trace=False), False),
+        (Shape(512, 512, 10, 1, 1, 1024, 1024, symmetric=True, trace=True), True),
+        # Nothing to sum over, or too little to be worth a look.
+        (Shape(512, 512, 1, 1, 1, 1024, 1024, symmetric=True, trace=True), False),
+        (Shape(8, 8, 10, 1, 1, 1024, 1024, symmetric=True, trace=True), False),
+    ],
+)
+def test_where_signals_are_looked_at(shape, pays):
+    assert split_pays(shape) == pays

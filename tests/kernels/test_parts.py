@@ -1,22 +1,16 @@
 """Capture in parts gives the kernel of a capture at once, on every network of the zoo, on the tape and off it."""
 
-from functools import partial
-
 import pytest
 import torch
 
 import gramscope as gs
 from cases import CASES
-from gramscope.capture.capture import captured_by_example
 from gramscope.kernels.memory import make_plan
 from gramscope.kernels.ntk import contracted
-from gramscope.kernels.parts import capture_in_parts
-
-# Its batch has a fixed size, so that no part of it can be taken; the plan then asks for none (test below).
-FIXED = "flattened_token_major_square"
+from in_parts import FIXED, IN_PARTS, snapshot_in_parts
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.n > 1 and name != FIXED])
+@pytest.mark.parametrize("name", IN_PARTS)
 def test_parts_give_what_the_whole_gives(name):
     """Parts of two examples, the last maybe of one, so that parts of unequal size are joined."""
     case = CASES[name]
@@ -24,10 +18,9 @@ def test_parts_give_what_the_whole_gives(name):
         pytest.importorskip(case.needs)
     model, x, _ = case.build(dtype=torch.float64)
     options = {"outputs": case.outputs, "frozen": False, "precision": None}
-    take, opened = partial(gs.capture, model, **options), partial(captured_by_example, model, **options)
     for trace in (False, True):
-        whole = contracted(take(x), trace=trace, by_site=True)
-        joined = contracted(capture_in_parts(take, opened, x, case.n, 2, trace), trace=trace, by_site=True)
+        whole = contracted(gs.capture(model, x, **options), trace=trace, by_site=True)
+        joined = contracted(snapshot_in_parts(model, x, case.n, 2, trace=trace, **options), trace=trace, by_site=True)
         assert list(joined) == list(whole)
         scale = max(float(kernel.abs().max()) for kernel in whole.values())
         for parameter, kernel in whole.items():

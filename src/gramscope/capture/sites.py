@@ -123,15 +123,22 @@ class OuterSite(Site):
         return self.groups * self.fan_out * self.fan_in
 
     def rows(self, out: Inexact[Tensor, "n k p"] | None = None) -> Inexact[Tensor, "n k p"]:
+        if out is not None and self._in_order:
+            return self.products(out)
+        gradient = self.own_axes(self.products())
+        return gradient if out is None else out.copy_(gradient)
+
+    def products(self, out: Inexact[Tensor, "n k p"] | None = None) -> Inexact[Tensor, "n k p"]:
+        """``Σ_T s ⊗ v``, the gradients in (g, o, i) order."""
         n, k, T, g, o = self.signals.shape
         # Signals of a convolution lie in memory as (n, k, g, o, T): all directions of an example in one product.
         signals = self.signals.permute(0, 3, 1, 4, 2).reshape(n * g, k * o, T)
         inputs = self.inputs.to(signals.dtype).transpose(1, 2).reshape(n * g, T, self.fan_in)
-        if out is not None and g == 1 and self._in_order:
+        if out is not None and g == 1:
             torch.bmm(signals, inputs, out=out.view(n, k * o, self.fan_in))
             return out
         gradient = torch.bmm(signals, inputs).view(n, g, k, o, self.fan_in).transpose(1, 2).flatten(2)
-        return self.own_axes(gradient) if out is None else out.copy_(self.own_axes(gradient))
+        return gradient if out is None else out.copy_(gradient)
 
     @property
     def _in_order(self) -> bool:
@@ -139,9 +146,14 @@ class OuterSite(Site):
 
     def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
         """From (g, o, i) order to the order of the weight's own axes."""
-        if self._in_order:
-            return gradient
-        return gradient.unflatten(2, self.axes).permute(0, 1, *(2 + axis for axis in self.order)).flatten(2)
+        return gradient if self._in_order else in_own_axes(gradient, self.axes, self.order)
+
+
+def in_own_axes(
+    gradient: Inexact[Tensor, "n k p"], axes: tuple[int, ...], order: tuple[int, ...]
+) -> Inexact[Tensor, "n k p"]:
+    """From (g, o, i) order, compound with sizes ``axes``, to that of the weight's own axes."""
+    return gradient.unflatten(2, axes).permute(0, 1, *(2 + axis for axis in order)).flatten(2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gramscope.base.pages import fresh_zeros
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
-from gramscope.kernels.cost import Shape, cheapest
+from gramscope.kernels.cost import Shape, cheapest, split_pays
+from gramscope.kernels.factored import FactoredPiece, FactoredSite, Split, split_site
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,
@@ -65,6 +66,8 @@ class Assembly:
             return
         if isinstance(left, OuterSite) and isinstance(right, OuterSite):
             yield from self._outer(left, right, offset)
+        elif isinstance(left, FactoredSite) and isinstance(right, FactoredSite):
+            yield self._factored(left, right)
         elif isinstance(left, LookupSite) and isinstance(right, LookupSite):
             signals = left.signals.to(self.dtype)
             others = signals if right is left else right.signals.to(self.dtype)
@@ -78,6 +81,17 @@ class Assembly:
             rows = left.rows().to(self.dtype)
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace)
 
+    def _factored(self, left: FactoredSite, right: FactoredSite) -> Piece:
+        rows, others = (site.gradient.to(self.dtype).flatten(1, 2) for site in (left, right))
+        mine, theirs = (site.factors.to(self.dtype).flatten(1) for site in (left, right))
+        if not self.trace:
+            return FactoredPiece(rows, others, mine, theirs)
+        weights = (mine * theirs).sum(dim=0)[:, None]
+        if right is left:
+            scaled = (rows * weights.sqrt()).flatten(1)[:, None]
+            return RowPiece(scaled, scaled, True)
+        return RowPiece((rows * weights).flatten(1)[:, None], others.flatten(1)[:, None], True)
+
     # Outer products --------------------------------------------------------------------------------
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
@@ -85,6 +99,9 @@ class Assembly:
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
         )  # fmt: skip
+        if (split := self._split(left, right, shape, offset)) is not None:
+            yield from self._outer_factored(*split, offset)
+            return
         if offset == 0 and cheapest(shape) == "rows":
             yield from self._outer_rows(left, right)
             return
@@ -101,15 +118,40 @@ class Assembly:
             else:
                 yield HalfPiece(Positions(v, w, offset), s, t, self.chunk)
 
-    def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
-        """Gradient rows, some output channels at a time."""
+    def _outer_rows(
+        self, left: OuterSite, right: OuterSite, factors: tuple[Tensor, Tensor] | None = None
+    ) -> Iterator[Piece]:
+        """Gradient rows, some output channels at a time; with ``factors`` those of sites with one direction."""
         examples = left.examples if right is left else left.examples + right.examples
         bytes_each = examples * left.directions * left.groups * left.fan_in * self.dtype.itemsize
         step = max(1, min(left.fan_out, self.chunk // max(1, bytes_each)))
         for start in range(0, left.fan_out, step):
             channels = slice(start, min(left.fan_out, start + step))
             rows = self._channel_rows(left, channels, 0)
-            yield RowPiece(rows, rows if right is left else self._channel_rows(right, channels, 1), self.trace)
+            others = rows if right is left else self._channel_rows(right, channels, 1)
+            if factors is None:
+                yield RowPiece(rows, others, self.trace)
+            else:
+                mine, theirs = (f[..., channels].to(self.dtype).flatten(1) for f in factors)
+                h, g = (r.view(len(r), -1, left.fan_in) for r in (rows, others))
+                yield FactoredPiece(h, g, mine, theirs)
+
+    def _split(self, left: OuterSite, right: OuterSite, shape: Shape, offset: float) -> tuple[Split, Split] | None:
+        """Both sites by the factors of their signals, where they have such and that saves work."""
+        # Gradient rows, which a full kernel by factors is made of, know of no bias that is fused in.
+        possible = self.trace or offset == 0
+        mine = split_site(left) if possible and split_pays(shape) else None
+        theirs = mine if right is left or mine is None else split_site(right)
+        return None if mine is None or theirs is None else (mine, theirs)
+
+    def _outer_factored(self, left: Split, right: Split, offset: float) -> Iterator[Piece]:
+        if not self.trace:
+            yield from self._outer_rows(left.site, right.site, (left.factors, right.factors))
+        elif right is left:
+            site = left.scaled(left.factors.square().sum(dim=0).sqrt())
+            yield from self._outer(site, site, offset)
+        else:
+            yield from self._outer(left.scaled((left.factors * right.factors).sum(dim=0)), right.site, offset)
 
     def _channel_rows(self, site: OuterSite, channels: slice, side: int) -> Float[Tensor, "n k p"]:
         """``Σ_T s ⊗ v`` for some output channels, a few examples at a time so that their copies stay in the cache."""

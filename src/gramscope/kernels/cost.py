@@ -8,16 +8,20 @@ method       full kernel                              trace over outputs
 rows         k²·g·o·i                                 k·g·o·i
 positions    T²·g·i + k²·T²·g·o                       T²·g·i + k·T²·g·o
 half         T²·g·i + k·T²·g·o + k²·T·g·o             (as positions)
+factored     g·o·i + k²·g·o                           g·o·i
 ===========  =======================================  ==========================================
 
 ``rows`` forms each example's gradient first, which costs k·T·g·o·i once an example; it wins where positions are many.
-``half`` contracts the input Gram matrix with one side's signals before it meets the other side.
+``half`` contracts the input Gram matrix with one side's signals before it meets the other side. ``factored`` is for
+signals that split (see ``gramscope.kernels.factored``); its rows cost T·g·o·i an example.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Method = Literal["rows", "positions", "half"]
+Method = Literal["rows", "positions", "half", "factored"]
+# Operations that a matrix product gets through while one signal is compared with its product (a few passes over it).
+COMPARED = 400
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,24 @@ def flops(shape: Shape, method: Method) -> int:
     examples = shape.n if shape.symmetric else shape.n + shape.m
     if method == "rows":
         return 2 * (pairs * outputs * g * o * i + examples * k * T * g * o * i)
+    if method == "factored":
+        return 2 * (pairs * (g * o * i + (0 if shape.trace else outputs * g * o)) + examples * T * g * o * i)
     if method == "positions":
         return 2 * pairs * T * T * g * (i + outputs * o)
     return 2 * pairs * (T * T * g * i + k * T * T * g * o + outputs * T * g * o)
 
 
 def cheapest(shape: Shape) -> Method:
-    """The method with the fewest operations; ties go to the simplest."""
+    """The method with the fewest operations; ties go to the simplest. For signals of which nothing is known."""
     if shape.T == 1:
         return "rows" if flops(shape, "rows") < flops(shape, "positions") else "positions"
     rival: Method = "positions" if shape.trace else "half"
     return "rows" if flops(shape, "rows") <= flops(shape, rival) else rival
+
+
+def split_pays(shape: Shape) -> bool:
+    """Would signals that split save more than it takes to compare each with its product?"""
+    single = replace(shape, k=1)  # what a trace comes to, once the outputs are summed
+    split = flops(single, cheapest(single)) if shape.trace else flops(shape, "factored")
+    signals = shape.n * shape.k * shape.T * shape.g * shape.o
+    return flops(shape, cheapest(shape)) - split > COMPARED * signals

@@ -18,6 +18,7 @@ from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
 from gramscope.kernels.blocks import check_blocks
+from gramscope.kernels.factored import FactoredPiece
 from gramscope.kernels.memory import CHUNK, Block, Plan, make_plan
 from gramscope.kernels.parts import Opened, capture_in_parts
 from gramscope.kernels.pieces import (
@@ -74,8 +75,7 @@ def ntk(
     """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``.
 
     Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
-    cheapest of three orders (see ``gramscope.kernels.cost``); one backward pass for each output, whatever the number of
-    examples.
+    cheapest order (see ``gramscope.kernels.cost``); one backward pass for each output, whatever the number of examples.
 
     Args:
         model: any module.
@@ -196,7 +196,7 @@ class _Job:
             mine = [p for t, p in work if t is target and _strip(p, t, n) == size]
             c, d = len(target) // n, target.shape[1] // m
             leaf, finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])[2:]
-            whole = isinstance(mine[0], HalfPiece | TiedPiece)
+            whole = isinstance(mine[0], HalfPiece | TiedPiece | FactoredPiece)
             finest = size if whole else min(size, max(1, leaf // c, size // finer))
             for rows, all_cols in rectangles(n, m, size, finest, upper):
                 for cols in _tiles(mine, rows, all_cols, c * d, target.device.type):

@@ -8,6 +8,7 @@ where fresh memory is slow to come by, it is faster too.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.capture.capture import ByExample
 from gramscope.capture.network import slice_examples
 from gramscope.capture.signals import Place
-from gramscope.kernels.cost import Shape, cheapest
+from gramscope.kernels.cost import Shape, cheapest, split_pays
+from gramscope.kernels.factored import FactoredSite, Splitter, may_split
 from gramscope.kernels.pieces import strips
 
 Take = Callable[[Any], Snapshot]
@@ -86,15 +88,27 @@ def _joined(n: int, trace: bool, parts: Iterator[Snapshot]) -> Snapshot | None:
 
 def _joining(site: Site, n: int, trace: bool) -> "_Joining":
     if isinstance(site, OuterSite):
+        if _as_factors(site, n, trace):
+            return _Factored(site, n)
         return _Rows(site, n) if _as_rows(site, n, trace) else _Outers(site, n)
     return _Lookups(site, n) if isinstance(site, LookupSite) else _Rows(site, n)
 
 
 def _as_rows(site: OuterSite, n: int, trace: bool) -> bool:
     """Will the kernel be contracted from gradient rows, and are these not much larger than the signals?"""
-    shape = Shape(n=n, m=n, k=site.directions, T=site.positions, g=site.groups, i=site.fan_in, o=site.fan_out,
-                  symmetric=True, trace=trace)  # fmt: skip
-    return site.fan_in <= WIDER * site.positions and cheapest(shape) == "rows"
+    return site.fan_in <= WIDER * site.positions and cheapest(_shape(site, n, trace)) == "rows"
+
+
+def _as_factors(site: OuterSite, n: int, trace: bool) -> bool:
+    """Do the signals seem to split, and will the kernel then be contracted from one row an example?"""
+    shape = _shape(site, n, trace)
+    rows = not trace or cheapest(replace(shape, k=1)) == "rows"
+    return rows and split_pays(shape) and may_split(site.signals)
+
+
+def _shape(site: OuterSite, n: int, trace: bool) -> Shape:
+    return Shape(n=n, m=n, k=site.directions, T=site.positions, g=site.groups, i=site.fan_in, o=site.fan_out,
+                 symmetric=True, trace=trace)  # fmt: skip
 
 
 class _Joining:
@@ -137,6 +151,39 @@ class _Rows(_Joining):
 
     def site(self) -> Site:
         return RowSite(self.name, self.rule, self.frame, self.gradient)
+
+
+class _Factored(_Joining):
+    """Gradients by their factors, for as long as the signals split; from then on as rows."""
+
+    def __init__(self, first: OuterSite, n: int) -> None:
+        super().__init__(first, n)
+        self.splitter, self.axes, self.order = Splitter(first.signals), first.axes, first.order
+        shape = n, first.groups, first.fan_out, first.fan_in
+        self.gradient = fresh_zeros(shape, first.signals.dtype, first.signals.device)
+        self.rows: _Rows | None = None
+
+    def add(self, site: Site, start: int) -> bool:
+        if not super().add(site, start) or not isinstance(site, OuterSite):
+            return False
+        if self.rows is not None:
+            return self.rows.add(site, start)
+        of_example = self.splitter.split(site.signals)
+        if of_example is None:
+            self.rows = _Rows(site, self.n)
+            self.rows.gradient[:start] = self._so_far(start).rows()
+            return self.rows.add(site, start)
+        single = replace(site, signals=of_example[:, None])
+        single.products(out=self.gradient[start : start + site.examples].flatten(1)[:, None])
+        return True
+
+    def _so_far(self, stop: int) -> FactoredSite:
+        return FactoredSite(
+            self.name, self.rule, self.frame, self.splitter.factors, self.gradient[:stop], self.axes, self.order
+        )
+
+    def site(self) -> Site:
+        return self._so_far(self.n) if self.rows is None else self.rows.site()
 
 
 class _Outers(_Joining):

@@ -1,0 +1,158 @@
+"""Signals that split into a factor of the output and one of the example: ``s_{μcp,o} = F_{co} m_{μp,o}``.
+
+A layer has such signals when what follows it acts channel by channel (activation, batch norm, a residual sum, pooling)
+until a linear head: the last convolutions of most residual networks. Their gradients are ``F_co H_μo`` with
+``H_μo = Σ_p m_{μp,o} v_μp``, one row an example instead of one an output, and
+
+    K_{μc,νd} = Σ_o F_co F_do (H_μo · H_νo)
+
+costs C² times fewer operations. Nothing is assumed about the network: the split is taken from the signals themselves,
+and every entry is compared with it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Inexact, Int
+from torch import Tensor
+
+from gramscope.capture import OuterSite, Site
+from gramscope.capture.sites import in_own_axes
+from gramscope.kernels.pieces import Range, strips
+
+# Largest difference between a signal and its product, in units of the dtype's ε and of m, the greatest signal of its
+# channel and position. A signal comes by a handful of roundings; a kernel from the products errs by no more than that.
+ROUNDINGS = 16
+# A few positions of a few examples settle the question for nearly every site that does not split.
+GLANCE = 8
+# Signals of one output that are compared at once: the CPU's nearest cache.
+AT_ONCE = {"cpu": 2**16, "cuda": 2**40}
+
+
+class Splitter:
+    """Finds F from the first signals that are not zero, and holds later ones (of other examples) to it."""
+
+    def __init__(self, like: Inexact[Tensor, "n k T g o"]) -> None:
+        channels = like.shape[3:]
+        self.factors: Float[Tensor, "k g o"] = like.new_zeros(like.shape[1], *channels)
+        self._leading: Int[Tensor, "g o"] = torch.zeros(channels, dtype=torch.int64, device=like.device)
+        self._known: Bool[Tensor, "g o"] = torch.zeros(channels, dtype=torch.bool, device=like.device)
+
+    def split(self, signals: Float[Tensor, "n k T g o"]) -> Float[Tensor, "n T g o"] | None:
+        """m, where ``s = F m`` to rounding; None where the signals are no such product."""
+        of_example = torch.empty_like(signals[:, 0])
+        size = AT_ONCE.get(signals.device.type, AT_ONCE["cuda"]) // max(1, signals[0, 0].numel())
+        for start, stop in strips(len(signals), max(1, size)):
+            if not self._fits(signals[start:stop], of_example[start:stop]):
+                return None
+        return of_example
+
+    def _fits(self, signals: Float[Tensor, "n k T g o"], of_example: Float[Tensor, "n T g o"]) -> bool:
+        """Are these signals products? Writes m: their part in the direction that is greatest in F, where F is one."""
+        if not bool(self._known.all()):
+            self._learn(signals)
+        leading = self._leading.expand(len(signals), 1, signals.shape[2], *self._leading.shape)
+        of_example.copy_(signals.gather(1, leading)[:, 0])
+        parts = zip(signals.unbind(1), self.factors, strict=True)
+        rest = _greatest(torch.addcmul(part, factor, of_example, value=-1) for part, factor in parts)
+        return bool((rest <= of_example.abs().mul_(ROUNDINGS * torch.finfo(signals.dtype).eps)).all())
+
+    def _learn(self, signals: Float[Tensor, "n k T g o"]) -> None:
+        """F of the channels that were silent until now, from the example and position where each is loudest."""
+        channels = self._known.shape
+        loudest, where = _greatest(signals.unbind(1)).flatten(0, 1).flatten(1).max(dim=0)
+        by_place = signals.transpose(1, 2).flatten(0, 1).flatten(2)  # (n·T, k, channels)
+        there = by_place.gather(0, where.expand(1, by_place.shape[1], -1))[0].unflatten(1, channels)  # (k, g, o)
+        leading = there.abs().argmax(dim=0)
+        new = ~self._known & (loudest.unflatten(0, channels) > 0)
+        self.factors = torch.where(new, there / there.gather(0, leading[None]), self.factors)
+        self._leading = torch.where(new, leading, self._leading)
+        self._known |= new
+
+
+def _greatest(parts: Iterable[Float[Tensor, "n T g o"]]) -> Float[Tensor, "n T g o"]:
+    """``max_c |s_c|``, output by output: what is made on the way stays in the cache."""
+    each = iter(parts)
+    greatest = next(each).abs()
+    for part in each:
+        torch.maximum(greatest, part.abs(), out=greatest)
+    return greatest
+
+
+def may_split(signals: Inexact[Tensor, "n k T g o"]) -> bool:
+    """Is it worth a look at all the signals? Not for one output, nor where a few positions already say no."""
+    n, k, positions = signals.shape[:3]
+    if k == 1 or signals.numel() == 0 or signals.dtype not in (torch.float32, torch.float64):
+        return False
+    few = signals[n // 2 : n // 2 + 4, :, :: max(1, positions // GLANCE)]
+    return Splitter(few).split(few) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """F, and the site with m for its signals: one direction."""
+
+    factors: Float[Tensor, "k g o"]
+    site: OuterSite
+
+    def scaled(self, weights: Float[Tensor, "g o"]) -> OuterSite:
+        return replace(self.site, signals=self.site.signals * weights)
+
+
+def split_site(site: OuterSite) -> Split | None:
+    """None where the signals of the site are no such product."""
+    if not may_split(site.signals):
+        return None
+    splitter = Splitter(site.signals)
+    of_example = splitter.split(site.signals)
+    return None if of_example is None else Split(splitter.factors, replace(site, signals=of_example[:, None]))
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredSite(Site):
+    """A weight whose gradients are ``F_co H_μo``; ``axes`` and ``order`` as those of an ``OuterSite``."""
+
+    factors: Float[Tensor, "k g o"]
+    gradient: Float[Tensor, "n g o i"]
+    axes: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def examples(self) -> int:
+        return self.gradient.shape[0]
+
+    @property
+    def directions(self) -> int:
+        return self.factors.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.gradient.dtype
+
+    @property
+    def entries(self) -> int:
+        return self.gradient[0].numel()
+
+    def rows(self) -> Inexact[Tensor, "n k p"]:
+        every = self.factors[None, ..., None] * self.gradient[:, None]
+        return in_own_axes(every.flatten(2), self.axes, self.order)
+
+
+class FactoredPiece:
+    """``K_{μc,νd} = Σ_o F_co F_do (H_μo · H_νo)``."""
+
+    def __init__(
+        self, left: Float[Tensor, "n o i"], right: Float[Tensor, "m o i"],
+        factors: Float[Tensor, "k o"], others: Float[Tensor, "j o"],
+    ) -> None:  # fmt: skip
+        self.left, self.right = left.transpose(0, 1), right.transpose(0, 1)
+        self.outputs = factors.shape[0], others.shape[0]
+        self.both = (factors[:, None] * others).flatten(0, 1)  # (k·j, o)
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        k, j = self.outputs
+        n, m = rows[1] - rows[0], cols[1] - cols[0]
+        by_channel = torch.bmm(self.left[:, rows[0] : rows[1]], self.right[:, cols[0] : cols[1]].mT)  # (o, n, m)
+        share = (self.both @ by_channel.flatten(1)).view(k, j, n, m)
+        out.unflatten(0, (n, k)).unflatten(2, (m, j)).add_(share.permute(2, 0, 3, 1))
