@@ -82,6 +82,8 @@ def compare(ours, theirs) -> None:
     pairs |= {"mp_sigma": "sigma_mp", "mp_edge": "bulk_max", "spikes": "num_spikes", "soft_rank": "mp_softrank"}
     pairs |= {"log_alpha_norm": "log_alpha_norm", "stable_rank": "stable_rank", "entropy": "entropy"}
     for mine, other in pairs.items():
+        if other not in right:
+            continue
         difference = (left.loc[both, mine].astype(float) - right.loc[both, other].astype(float)).abs().max()
         print(f"  {mine:15s} largest difference {difference:.1e}")
     print("\nweight                 gramscope alpha   weightwatcher alpha")
@@ -102,6 +104,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--busy", action="store_true", help="a machine that others use: one thread, CPU time")
+    parser.add_argument("--tail-alone", action="store_true", help="leave out WeightWatcher's slow Marchenko-Pastur fit")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     clock = time.process_time if options.busy else time.perf_counter
@@ -116,9 +119,10 @@ def main() -> None:
         "gramscope, as it comes (100 bootstrap fits a weight)": lambda: spectra.analyze(here, workers=options.workers),
     }
     peer = weightwatcher_contestant(model)
-    with_noise = weightwatcher_contestant(model, mp_fit=True, randomize=False) if peer is not None else None
-    if peer is not None and with_noise is not None:
+    if peer is not None:
         contestants["weightwatcher, tail alone"] = peer
+    if peer is not None and not options.tail_alone:
+        with_noise = weightwatcher_contestant(model, mp_fit=True, randomize=False)
         contestants["weightwatcher, with its Marchenko-Pastur fit"] = with_noise
     print(
         f"{options.layers} layers, width {options.width}, {options.device}, {torch.get_num_threads()} threads, "
@@ -132,12 +136,13 @@ def main() -> None:
         for name, call in contestants.items():
             seconds, results[name] = timed(call, clock)
             times[name].append(seconds)
+            print(f"  {name}: {seconds:.3f} s", flush=True)
     first = next(iter(contestants))
     print()
     for name, seconds in times.items():
         report(name, seconds, statistics.median(times[first]))
     if peer is not None:
-        compare(results[first], results["weightwatcher, with its Marchenko-Pastur fit"])
+        compare(results[first], results[list(contestants)[-1]])
 
 
 if __name__ == "__main__":

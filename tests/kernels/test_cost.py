@@ -115,4 +115,11 @@ def test_choices_that_matter(shape, method):
     ],
 )
 def test_where_signals_are_looked_at(shape, pays):
-    assert split_pays(shape) == pays
+    assert split_pays(shape, "cpu") == pays
+
+
+def test_a_gpu_looks_only_where_much_can_be_saved():
+    small, large = (Shape(n, n, 10, 64, 1, 576, 64, symmetric=True, trace=False) for n in (256, 1024))
+    assert split_pays(small, "cpu")
+    assert not split_pays(small, "cuda")
+    assert split_pays(large, "cuda")

@@ -140,7 +140,7 @@ class Assembly:
         """Both sites by the factors of their signals, where they have such and that saves work."""
         # Gradient rows, which a full kernel by factors is made of, know of no bias that is fused in.
         possible = self.trace or offset == 0
-        mine = split_site(left) if possible and split_pays(shape) else None
+        mine = split_site(left) if possible and split_pays(shape, left.signals.device.type) else None
         theirs = mine if right is left or mine is None else split_site(right)
         return None if mine is None or theirs is None else (mine, theirs)
 

@@ -103,7 +103,7 @@ def _as_factors(site: OuterSite, n: int, trace: bool) -> bool:
     """Do the signals seem to split, and will the kernel then be contracted from one row an example?"""
     shape = _shape(site, n, trace)
     rows = not trace or cheapest(replace(shape, k=1)) == "rows"
-    return rows and split_pays(shape) and may_split(site.signals)
+    return rows and split_pays(shape, site.signals.device.type) and may_split(site.signals)
 
 
 def _shape(site: OuterSite, n: int, trace: bool) -> Shape:
