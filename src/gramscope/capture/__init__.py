@@ -1,5 +1,6 @@
 """Capture of weight sites: the one place that watches a network run."""
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,8 @@ __all__ = ["LookupSite", "OuterSite", "RowSite", "Site", "Snapshot", "capture"]
 
 class _Room(ModuleType):
     """``gramscope.capture`` is both the room and its entry point, so the room can be called."""
+
+    __signature__ = inspect.signature(capture)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Snapshot:
         return capture(*args, **kwargs)

@@ -20,17 +20,14 @@ from gramscope.capture.network import (
     check_model,
     count_examples,
     evaluate,
-    in_float64,
     named_parameters,
-    prepare_input,
-    unwrap,
 )  # fmt: skip
+from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.recorder import Recorder, tensors_in
 from gramscope.capture.signals import Backward, Place
 from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
-Precision = Literal["float64", "float32", "tf32"] | None
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
 
@@ -57,7 +54,8 @@ def capture(
         directions: cotangents (k, n, C), or a loss of the outputs (one direction, its gradient). All outputs if None.
         frozen: count parameters with requires_grad=False too.
         coupled: what to do if one example's output depends on another's: refuse, or exact plain autograd.
-        precision: "float64" runs a float64 copy; "tf32" allows TF32 on the GPU; else the model's own dtype.
+        precision: "float64" or "float32" runs a copy in that dtype if the model has another; "tf32" allows TF32 on the
+            GPU. The model's own dtype if None.
 
     Example:
         >>> import torch, gramscope as gs
@@ -173,10 +171,7 @@ def outputs_of(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
 ) -> Float[Tensor, "n C"]:
     """The outputs alone, from the random state that a capture starts from."""
-    model = unwrap(model)
-    if precision == "float64":
-        model = in_float64(model)
-    x = prepare_input(x, torch.float64 if precision == "float64" else None)
+    model, x = at_precision(model, x, precision)
     with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution(), torch.no_grad():
         return evaluate(model, x, count_examples(x), outputs)
 
@@ -186,11 +181,8 @@ def _watched_forward(
     model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision, taped: bool = True
 ) -> Iterator[_Watched]:
     """A recorded forward pass; everything is put back after."""
-    model = unwrap(model)
-    if precision == "float64":
-        model = in_float64(model)
     n = count_examples(x)
-    x = prepare_input(x, torch.float64 if precision == "float64" else None)
+    model, x = at_precision(model, x, precision)
     with untouched(model, throughout=False) as written, exact_arithmetic(tf32=precision == "tf32"), plain_execution():
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
@@ -216,8 +208,7 @@ def _unequal_lengths(x: Any) -> str:
 def _check_options(coupled: str, precision: str | None) -> None:
     if coupled not in ("refuse", "exact"):
         raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
-    if precision not in (None, "float64", "float32", "tf32"):
-        raise InputError(f'precision must be None, "float64", "float32" or "tf32", got {precision!r}.')
+    check_precision(precision)
 
 
 def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:

@@ -15,17 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.capture.capture import Precision
 from gramscope.capture.network import (
     Evaluation,
     Outputs,
     check_model,
     count_examples,
-    in_float64,
     parameter_slots,
-    prepare_input,
-    unwrap,
 )
+from gramscope.capture.precision import Precision, at_precision
 from gramscope.capture.recorder import _PYTHON_ROOMS, RULES, Recorder, _opened, map_tensors, tensors_in, writes
 from gramscope.capture.rules import recurrent
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
@@ -127,11 +124,8 @@ def open_layers(
 
     The model, its buffers, hooks and flags are as before when this returns; the graph keeps what it needs.
     """
-    model = unwrap(model)
-    if precision == "float64":
-        model = in_float64(model)
     n = count_examples(x)
-    x = prepare_input(x, torch.float64 if precision == "float64" else None)
+    model, x = at_precision(model, x, precision)
     _check_layers(model, layers)
     with untouched(model), exact_arithmetic(), plain_execution():
         chosen = check_model(model, x, frozen)

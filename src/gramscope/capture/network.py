@@ -71,14 +71,15 @@ def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         ) from error
 
 
-def in_float64(model: nn.Module) -> nn.Module:
-    """A float64 copy; the user's model is not touched."""
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy in ``dtype``; the user's model is not touched."""
     try:
         with torch.no_grad():
-            return copied(model).double()
+            return copied(model).to(dtype)
     except UnsupportedError as error:
+        name = str(dtype).removeprefix("torch.")
         raise UnsupportedError(
-            f"precision='float64': {error} Or build the model in float64 yourself (model.double()) and leave "
+            f"precision={name!r}: {error} Or build the model in {name} yourself (model.to({dtype})) and leave "
             "precision out."
         ) from error
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.capture.network import count_examples, evaluate, in_float64, prepare_input, slice_examples, unwrap
+from gramscope.capture.network import count_examples, evaluate, in_dtype, prepare_input, slice_examples, unwrap
 from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.kernels.gradients import gradient_gram
 
@@ -107,7 +107,7 @@ def verify(model: nn.Module, x: Any, examples: int = 4) -> list[Finding]:
 
 
 def _witness(model: nn.Module, x: Any, examples: int) -> Witness:
-    model = in_float64(unwrap(model)).eval()
+    model = in_dtype(unwrap(model), torch.float64).eval()
     n = count_examples(x)
     few = prepare_input(slice_examples(x, n, slice(0, min(n, examples))), torch.float64)
     count = min(n, examples)

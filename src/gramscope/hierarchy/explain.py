@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError, UnsupportedError
 from gramscope.capture import capture
-from gramscope.capture.capture import Precision
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -23,6 +22,7 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap,
 )
+from gramscope.capture.precision import Precision
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, dense, prepare, take, to_float64

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
-from gramscope.capture.capture import Precision
 from gramscope.capture.meetings import Meeting, Passage, open_layers
 from gramscope.capture.network import Outputs
+from gramscope.capture.precision import Precision
 from gramscope.linalg import LinearOperator
 
 Leaves = list[Tensor]

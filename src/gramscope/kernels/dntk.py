@@ -16,8 +16,8 @@ from typing_extensions import TypedDict
 
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
-from gramscope.capture.capture import Precision
 from gramscope.capture.network import Outputs
+from gramscope.capture.precision import Precision
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction
 from gramscope.kernels.memory import free_memory

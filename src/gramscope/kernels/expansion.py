@@ -14,18 +14,16 @@ from torch import Tensor, nn
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
-from gramscope.capture.capture import Precision
 from gramscope.capture.network import (
     Evaluation,
     Outputs,
     check_model,
     count_examples,
-    in_float64,
     parameter_slots,
     prepare_input,
     slice_examples,
-    unwrap,
 )
+from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
 from gramscope.kernels.written_out import WrittenOut
@@ -63,8 +61,7 @@ class Reading:
     def __post_init__(self) -> None:
         if self.kink not in ("autograd", "distributional"):
             raise InputError(f'kink must be "autograd" or "distributional", got {self.kink!r}.')
-        if self.precision not in (None, "float64", "float32", "tf32"):
-            raise InputError(f'precision must be None, "float64", "float32" or "tf32", got {self.precision!r}.')
+        check_precision(self.precision)
         if (self.kink == "distributional") != (self.bandwidth is not None):
             raise InputError(
                 "bandwidth must be given with kink='distributional' and only there, got "
@@ -79,11 +76,8 @@ class Expansion:
     """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it."""
 
     def __init__(self, model: nn.Module, x: Any, reading: Reading) -> None:
-        model = unwrap(model)
-        if reading.precision == "float64":
-            model = in_float64(model)
         self.examples = count_examples(x)
-        self.x = prepare_input(x, torch.float64 if reading.precision == "float64" else None)
+        model, self.x = at_precision(model, x, reading.precision)
         self.reading = reading
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
         self._evaluation = Evaluation(model, reading.outputs)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.capture import capture
-from gramscope.capture.capture import Precision
 from gramscope.capture.network import Outputs
+from gramscope.capture.precision import Precision
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import summed_rows
 from gramscope.kernels.ntk import contracted

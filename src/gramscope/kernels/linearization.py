@@ -16,17 +16,14 @@ from torch import Tensor, nn
 from gramscope.base.axes import Axes
 from gramscope.base.errors import UnsupportedError
 from gramscope.capture.batched import batched_gradients_or_zeros
-from gramscope.capture.capture import Precision
 from gramscope.capture.network import (
     Evaluation,
     Outputs,
     check_model,
     count_examples,
-    in_float64,
     parameter_slots,
-    prepare_input,
-    unwrap,
 )
+from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
 from gramscope.kernels.written_out import WrittenOut
@@ -45,11 +42,9 @@ class Linearization:
         frozen: bool = False,
         precision: Precision = None,
     ) -> None:
-        model = unwrap(model)
-        if precision == "float64":
-            model = in_float64(model)
+        check_precision(precision)
         count_examples(x)
-        x = prepare_input(x, torch.float64 if precision == "float64" else None)
+        model, x = at_precision(model, x, precision)
         self.tf32 = precision == "tf32"
         # On an H200, J v of a ResNet-18 took 0.154 s twice backward and about 0.04 s forward.
         convolutions = any(isinstance(module, CONVOLUTIONS) for module in model.modules())

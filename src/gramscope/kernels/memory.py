@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.capture.capture import Precision, Survey, survey
+from gramscope.capture.capture import Survey, survey
 from gramscope.capture.network import Outputs, count_examples, slice_examples
+from gramscope.capture.precision import Precision
 from gramscope.capture.recorder import tensors_in
 from gramscope.kernels.pieces import Range, strips
 

@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.capture.capture import Precision
 from gramscope.capture.network import Outputs
+from gramscope.capture.precision import Precision
 from gramscope.kernels.linearization import Linearization
 from gramscope.linalg import LinearOperator
 
-Metric = Mapping[str, Tensor | float] | Tensor | None
+Metric = Mapping[str, Tensor | float] | Tensor | float | None
 
 
 class JacobianOperator(LinearOperator):
@@ -59,9 +60,9 @@ def ntk_operator(
     """The kernel ``J D Jᵀ`` on vectors over (example, output), flattened; no matrix is formed.
 
     One product costs one backward pass and one pass of the same size through its own graph. ``metric`` is the diagonal
-    D: a number or tensor for each parameter name (others get zero), or one flat tensor over all parameters. The
-    Jacobian itself is ``.jacobian``, its transpose ``.jacobian.T``. The parameters are copied: later training does not
-    change the operator.
+    D: a number or tensor for each parameter name (others get zero), one flat tensor over all parameters, or one number
+    for all. The Jacobian itself is ``.jacobian``, its transpose ``.jacobian.T``. The parameters are copied: later
+    training does not change the operator.
 
     Example:
         >>> import torch, gramscope as gs
@@ -80,6 +81,8 @@ def ntk_operator(
 def _flat_metric(linearization: Linearization, metric: Metric) -> Float[Tensor, " p"] | None:
     if metric is None:
         return None
+    if isinstance(metric, int | float):
+        metric = torch.full((linearization.cols.size,), float(metric), dtype=linearization.dtype)
     if isinstance(metric, Tensor):
         if metric.shape != (linearization.cols.size,):
             raise InputError(

@@ -1,6 +1,5 @@
 """The Feature Learning Equation: the gradient of a weight, seen from the features that the weight reads."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,9 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.errors import InputError
 from gramscope.capture import capture
-from gramscope.capture.network import count_examples, evaluate, in_float64, named_parameters, prepare_input, unwrap
+from gramscope.capture.network import (
+    copied,
+    count_examples,
+    evaluate,
+    in_dtype,
+    named_parameters,
+    prepare_input,
+    unwrap,
+)
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms
@@ -279,17 +286,8 @@ def private_copy(model: nn.Module, precision: str | None) -> nn.Module:
     # A copy carries none of the user's gradient hooks, which a backward pass here would set off.
     model = unwrap(model)
     if precision == "float64":
-        return in_float64(model)
-    try:
-        with torch.no_grad():
-            copied = copy.deepcopy(model)
-        for parameter, original in zip(copied.parameters(), model.parameters(), strict=True):
-            parameter.requires_grad_(original.requires_grad)  # TorchScript copies lose their flags
-        return copied
-    except (RuntimeError, TypeError) as error:
-        raise UnsupportedError(
-            f"the model must be copied, which fails: {error}. Pass precision='float64', which copies in another way."
-        ) from error
+        return in_dtype(model, torch.float64)
+    return copied(model)
 
 
 def _matrix(tensor: Tensor, what: str) -> Float[Tensor, "rows cols"]:
