@@ -288,8 +288,8 @@ def test_float64_asked_of_a_float32_model(name):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("precision", [None, "float32", "tf32"])
-def test_a_float64_model_is_never_rounded(precision):
+@pytest.mark.parametrize("precision", [None, "float64", "tf32"])
+def test_a_float64_model_is_not_rounded_unless_float32_is_asked_for(precision):
     _, model, x, _ = built("mlp_tanh")
     assert_kernel_close(gs.ntk(model, x, precision=precision), exact("mlp_tanh"), 1e-12)
 

@@ -89,6 +89,11 @@ class ByExample:
     def outputs(self) -> Float[Tensor, "n C"]:
         return self.watched.f.detach()
 
+    @property
+    def used_once(self) -> set[str]:
+        """Names of the parameters that the network used in one place only."""
+        return self.backward.used_once()
+
     def sites(self, part: slice) -> Iterator[tuple[Place, Site]]:
         """Sites of the examples ``part``, each with its place among the sites, the last of the network first.
 

@@ -1,5 +1,6 @@
 """From recorded uses to sites: one batched backward pass, the layout of each site, and the autograd fallback."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,11 @@ class Backward:
         taped = {id(use) for step in tape.steps for use in step.uses}
         complete = not self.hidden and not self.unseen and all(id(use) in taped for use in self.structured)
         return complete and tape.has(self.f) and tape.intact()
+
+    def used_once(self) -> set[str]:
+        """Names of the parameters that entered one operation only."""
+        uses = Counter(self.names[id(root)] for use in self.structured for root in use.weight.roots)
+        return {name for name, count in uses.items() if count == 1}
 
     def taped_sites(self, part: slice, copied: bool = False) -> Iterator[tuple[Place, Site]]:
         """Sites of some examples, where ``by_example``: each as soon as its signals are there, with its place.

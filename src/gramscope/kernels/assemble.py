@@ -12,7 +12,7 @@ from torch import Tensor
 from gramscope.base.pages import fresh_zeros
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.kernels.cost import Shape, cheapest, split_pays
-from gramscope.kernels.factored import FactoredPiece, FactoredSite, Split, split_site
+from gramscope.kernels.factored import FactoredPiece, FactoredSite, Split, by_factors, split_site
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,
@@ -51,6 +51,14 @@ class Assembly:
                 yield name, piece
 
     def _parameter(self, left: Sequence[Site], right: Sequence[Site], offset: float) -> Iterator[Piece]:
+        if right is not left and len(left) == len(right) == 1:
+            mine, theirs = left[0], right[0]
+            if isinstance(mine, FactoredSite) and isinstance(theirs, OuterSite) and _alike(mine, theirs):
+                yield from self._half_factored(mine, theirs, flip=False)
+                return
+            if isinstance(theirs, FactoredSite) and isinstance(mine, OuterSite) and _alike(theirs, mine):
+                yield from self._half_factored(theirs, mine, flip=True)
+                return
         parts_left = _merge(left)
         parts_right = parts_left if right is left else _merge(right)
         if _independent([*parts_left, *parts_right]):
@@ -92,6 +100,17 @@ class Assembly:
             return RowPiece(scaled, scaled, True)
         return RowPiece((rows * weights).flatten(1)[:, None], others.flatten(1)[:, None], True)
 
+    def _half_factored(self, factored: FactoredSite, outer: OuterSite, flip: bool) -> Iterator[Piece]:
+        """One block of examples was kept by its factors, the other was not: by factors if it has some, or as rows."""
+        other = by_factors(outer)
+        if other is not None:
+            yield self._factored(*((other, factored) if flip else (factored, other)))
+            return
+        for channels in self._channel_steps(outer, factored.examples + outer.examples):
+            rows = factored.channel_rows(channels).to(self.dtype)
+            others = self._channel_rows(outer, channels, 1)
+            yield RowPiece(*((others, rows) if flip else (rows, others)), self.trace)
+
     # Outer products --------------------------------------------------------------------------------
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
@@ -123,10 +142,7 @@ class Assembly:
     ) -> Iterator[Piece]:
         """Gradient rows, some output channels at a time; with ``factors`` those of sites with one direction."""
         examples = left.examples if right is left else left.examples + right.examples
-        bytes_each = examples * left.directions * left.groups * left.fan_in * self.dtype.itemsize
-        step = max(1, min(left.fan_out, self.chunk // max(1, bytes_each)))
-        for start in range(0, left.fan_out, step):
-            channels = slice(start, min(left.fan_out, start + step))
+        for channels in self._channel_steps(left, examples):
             rows = self._channel_rows(left, channels, 0)
             others = rows if right is left else self._channel_rows(right, channels, 1)
             if factors is None:
@@ -135,6 +151,13 @@ class Assembly:
                 mine, theirs = (f[..., channels].to(self.dtype).flatten(1) for f in factors)
                 h, g = (r.view(len(r), -1, left.fan_in) for r in (rows, others))
                 yield FactoredPiece(h, g, mine, theirs)
+
+    def _channel_steps(self, site: OuterSite, examples: int) -> Iterator[slice]:
+        """Output channels, as many at a time as may be held as rows of all examples."""
+        bytes_each = examples * site.directions * site.groups * site.fan_in * self.dtype.itemsize
+        step = max(1, min(site.fan_out, self.chunk // max(1, bytes_each)))
+        for start in range(0, site.fan_out, step):
+            yield slice(start, min(site.fan_out, start + step))
 
     def _split(self, left: OuterSite, right: OuterSite, shape: Shape, offset: float) -> tuple[Split, Split] | None:
         """Both sites by the factors of their signals, where they have such and that saves work."""
@@ -241,6 +264,13 @@ def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"]) -> bool:
     return bool((s == first).all()) and (t is s or bool((t == first).all()))
 
 
+def _alike(factored: FactoredSite, outer: OuterSite) -> bool:
+    """Do both hold the same entries of the parameter in the same (g, o, i) order?"""
+    shape = outer.groups, outer.fan_out, outer.fan_in
+    same = factored.frame, factored.axes, factored.order, tuple(factored.gradient.shape[1:])
+    return same == (outer.frame, outer.axes, outer.order, shape)
+
+
 def _merge(sites: Sequence[Site]) -> dict[object, Site]:
     """Uses of the same kind and frame become one site with all their positions; cross terms follow by themselves."""
     grouped: dict[object, list[Site]] = {}
@@ -248,6 +278,8 @@ def _merge(sites: Sequence[Site]) -> dict[object, Site]:
         kind: tuple[object, ...] = (type(site), site.frame)
         if isinstance(site, OuterSite):
             kind += (site.axes, site.order, site.groups, site.fan_in)
+        if isinstance(site, FactoredSite):
+            kind += (site.axes, site.order, *site.gradient.shape[1:])
         grouped.setdefault(kind, []).append(site)
     return {key: _joined(uses) for key, uses in grouped.items()}
 

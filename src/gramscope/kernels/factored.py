@@ -20,8 +20,8 @@ from gramscope.capture import OuterSite, Site
 from gramscope.capture.sites import in_own_axes
 from gramscope.kernels.pieces import Range, strips
 
-# Largest difference between a signal and its product, in units of the dtype's ε and of m, the greatest signal of its
-# channel and position. A signal comes by a handful of roundings; a kernel from the products errs by no more than that.
+# Largest difference between a signal and its product, in units of the dtype's ε and of the product. Signals come by a
+# handful of roundings. Small outputs beside large ones are held to their own size: their kernel is as exact as any.
 ROUNDINGS = 16
 # A few positions of a few examples settle the question for nearly every site that does not split.
 GLANCE = 8
@@ -53,8 +53,9 @@ class Splitter:
             self._learn(signals)
         leading = self._leading.expand(len(signals), 1, signals.shape[2], *self._leading.shape)
         of_example.copy_(signals.gather(1, leading)[:, 0])
-        rest = _greatest(torch.addcmul(signals, self.factors[:, None], of_example[:, None], value=-1))
-        return bool((rest <= of_example.abs().mul_(ROUNDINGS * torch.finfo(signals.dtype).eps)).all())
+        product = self.factors[:, None] * of_example[:, None]
+        rest = torch.sub(signals, product).abs_()
+        return bool((rest <= product.abs_().mul_(ROUNDINGS * torch.finfo(signals.dtype).eps)).all())
 
     def _learn(self, signals: Float[Tensor, "n k T g o"]) -> None:
         """F of the channels that were silent until now, from the example and position where each is loudest."""
@@ -108,6 +109,15 @@ def split_site(site: OuterSite) -> Split | None:
     return None if of_example is None else Split(splitter.factors, replace(site, signals=of_example[:, None]))
 
 
+def by_factors(site: OuterSite) -> "FactoredSite | None":
+    """The whole site by its factors, if it has any."""
+    split = split_site(site)
+    if split is None:
+        return None
+    rows = split.site.products().view(site.examples, site.groups, site.fan_out, site.fan_in)
+    return FactoredSite(site.name, site.rule, site.frame, split.factors, rows, site.axes, site.order)
+
+
 @dataclass(frozen=True, eq=False)
 class FactoredSite(Site):
     """A weight whose gradients are ``F_co H_μo``; ``axes`` and ``order`` as those of an ``OuterSite``."""
@@ -133,9 +143,12 @@ class FactoredSite(Site):
     def entries(self) -> int:
         return self.gradient[0].numel()
 
+    def channel_rows(self, channels: slice) -> Float[Tensor, "n k p"]:
+        """Gradients of some output channels, in (g, o, i) order."""
+        return (self.factors[None, :, :, channels, None] * self.gradient[:, None, :, channels]).flatten(2)
+
     def rows(self) -> Inexact[Tensor, "n k p"]:
-        every = self.factors[None, ..., None] * self.gradient[:, None]
-        return in_own_axes(every.flatten(2), self.axes, self.order)
+        return in_own_axes(self.channel_rows(slice(None)), self.axes, self.order)
 
 
 class FactoredPiece:

@@ -8,7 +8,7 @@ where fresh memory is slow to come by, it is faster too.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,9 +36,11 @@ def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int, trac
     even = math.ceil(n / math.ceil(n / size))
     with opened(x) as one_pass:
         if one_pass.apart:
-            return _streamed(one_pass, n, even, trace)
+            found = _streamed(one_pass, _Joiner(n, trace, one_pass.used_once), even)
+            # A part whose signals did not split as the first ones did: the same pass once more, without factors.
+            return found or _known(_streamed(one_pass, _Joiner(n, trace, set()), even))
         outputs = one_pass.outputs
-    joined = _joined(n, trace, (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
+    joined = _joined(_Joiner(n, trace, set()), (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
     # Parts that used their weights in different ways (routing, packing), or whose examples give other outputs in other
     # company (dropout, an input that all share), are taken together.
     return take(x) if joined is None or not same_outputs(joined.outputs, outputs) else joined
@@ -50,21 +52,26 @@ def same_outputs(part: Tensor, whole: Tensor) -> bool:
     return bool(gap <= SAME.get(whole.dtype, 5e-2) * scale)
 
 
-def _streamed(one_pass: ByExample, n: int, size: int, trace: bool) -> Snapshot:
+def _streamed(one_pass: ByExample, joiner: "_Joiner", size: int) -> Snapshot | None:
     """Each site of a part is taken as soon as it is there: its signals are still in the cache, and then forgotten."""
     sites: dict[Place, _Joining] = {}
-    for start, stop in strips(n, size):
+    for start, stop in strips(joiner.n, size):
         for place, site in one_pass.sites(slice(start, stop)):
             if place not in sites:
-                sites[place] = _joining(site, n, trace)
-            fits = sites[place].add(site, start)
-            assert fits  # one forward pass used its weights in one way
+                sites[place] = joiner.begin(site)
+            if not sites[place].add(site, start):
+                return None
     return one_pass.snapshot([sites[place].site() for place in sorted(sites)])
 
 
-def _joined(n: int, trace: bool, parts: Iterator[Snapshot]) -> Snapshot | None:
+def _known(snapshot: Snapshot | None) -> Snapshot:
+    assert snapshot is not None  # one forward pass used its weights in one way
+    return snapshot
+
+
+def _joined(joiner: "_Joiner", parts: Iterator[Snapshot]) -> Snapshot | None:
     first = next(parts)
-    sites = [_joining(site, n, trace) for site in first.sites]
+    sites = [joiner.begin(site) for site in first.sites]
     outputs, edges = [first.outputs], [0, first.examples]
     fits = all(joining.add(site, 0) for joining, site in zip(sites, first.sites, strict=True))
     for part in parts:
@@ -86,29 +93,37 @@ def _joined(n: int, trace: bool, parts: Iterator[Snapshot]) -> Snapshot | None:
     )
 
 
-def _joining(site: Site, n: int, trace: bool) -> "_Joining":
-    if isinstance(site, OuterSite):
-        if _as_factors(site, n, trace):
-            return _Factored(site, n)
-        return _Rows(site, n) if _as_rows(site, n, trace) else _Outers(site, n)
-    return _Lookups(site, n) if isinstance(site, LookupSite) else _Rows(site, n)
+@dataclass(frozen=True)
+class _Joiner:
+    """Decides how the parts of a site are kept: n examples in all, the parameters that may be kept by factors."""
 
+    n: int
+    trace: bool
+    by_factors: set[str]
 
-def _as_rows(site: OuterSite, n: int, trace: bool) -> bool:
-    """Will the kernel be contracted from gradient rows, and are these not much larger than the signals?"""
-    return site.fan_in <= WIDER * site.positions and cheapest(_shape(site, n, trace)) == "rows"
+    def begin(self, site: Site) -> "_Joining":
+        if isinstance(site, LookupSite):
+            return _Lookups(site, self.n)
+        if not isinstance(site, OuterSite):
+            return _Rows(site, self.n)
+        if site.name in self.by_factors and self._as_factors(site):
+            return _Factored(site, self.n)
+        return _Rows(site, self.n) if self._as_rows(site) else _Outers(site, self.n)
 
+    def _as_rows(self, site: OuterSite) -> bool:
+        """Will the kernel be contracted from gradient rows, and are these not much larger than the signals?"""
+        return site.fan_in <= WIDER * site.positions and cheapest(self._shape(site)) == "rows"
 
-def _as_factors(site: OuterSite, n: int, trace: bool) -> bool:
-    """Do the signals seem to split, and will the kernel then be contracted from one row an example?"""
-    shape = _shape(site, n, trace)
-    rows = not trace or cheapest(replace(shape, k=1)) == "rows"
-    return rows and split_pays(shape, site.signals.device.type) and may_split(site.signals)
+    def _as_factors(self, site: OuterSite) -> bool:
+        """Will it be contracted from one row an example, not much larger than its signals, that seem to split?"""
+        shape = self._shape(site)
+        rows = not self.trace or cheapest(replace(shape, k=1)) == "rows"
+        small = site.fan_in <= WIDER * site.positions * site.directions
+        return rows and small and split_pays(shape, site.signals.device.type) and may_split(site.signals)
 
-
-def _shape(site: OuterSite, n: int, trace: bool) -> Shape:
-    return Shape(n=n, m=n, k=site.directions, T=site.positions, g=site.groups, i=site.fan_in, o=site.fan_out,
-                 symmetric=True, trace=trace)  # fmt: skip
+    def _shape(self, site: OuterSite) -> Shape:
+        return Shape(n=self.n, m=self.n, k=site.directions, T=site.positions, g=site.groups, i=site.fan_in,
+                     o=site.fan_out, symmetric=True, trace=self.trace)  # fmt: skip
 
 
 class _Joining:
@@ -128,7 +143,8 @@ class _Joining:
 
 
 def _kind(site: Site) -> tuple[object, ...]:
-    return type(site), site.name, site.rule, site.frame, site.entries
+    kind = type(site), site.name, site.rule, site.frame, site.entries
+    return (*kind, site.axes, site.order, site.groups, site.fan_in) if isinstance(site, OuterSite) else kind
 
 
 class _Rows(_Joining):
@@ -154,36 +170,28 @@ class _Rows(_Joining):
 
 
 class _Factored(_Joining):
-    """Gradients by their factors, for as long as the signals split; from then on as rows."""
+    """Gradients by their factors, as long as the signals split."""
 
     def __init__(self, first: OuterSite, n: int) -> None:
         super().__init__(first, n)
         self.splitter, self.axes, self.order = Splitter(first.signals), first.axes, first.order
         shape = n, first.groups, first.fan_out, first.fan_in
         self.gradient = fresh_zeros(shape, first.signals.dtype, first.signals.device)
-        self.rows: _Rows | None = None
 
     def add(self, site: Site, start: int) -> bool:
         if not super().add(site, start) or not isinstance(site, OuterSite):
             return False
-        if self.rows is not None:
-            return self.rows.add(site, start)
         of_example = self.splitter.split(site.signals)
         if of_example is None:
-            self.rows = _Rows(site, self.n)
-            self.rows.gradient[:start] = self._so_far(start).rows()
-            return self.rows.add(site, start)
+            return False
         single = replace(site, signals=of_example[:, None])
         single.products(out=self.gradient[start : start + site.examples].flatten(1)[:, None])
         return True
 
-    def _so_far(self, stop: int) -> FactoredSite:
-        return FactoredSite(
-            self.name, self.rule, self.frame, self.splitter.factors, self.gradient[:stop], self.axes, self.order
-        )
-
     def site(self) -> Site:
-        return self._so_far(self.n) if self.rows is None else self.rows.site()
+        return FactoredSite(
+            self.name, self.rule, self.frame, self.splitter.factors, self.gradient, self.axes, self.order
+        )
 
 
 class _Outers(_Joining):
