@@ -246,6 +246,20 @@ def test_a_later_part_that_does_not_split_is_taken_without_factors(in_small_part
     assert kinds[1] is not FactoredSite
 
 
+def test_what_a_piece_holds_is_bounded(monkeypatch):
+    """One example of the columns at a time gives what all together give."""
+    generator = torch.Generator().manual_seed(0)
+    left, right, factors, others = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((4, 3, 5), (6, 3, 5), (2, 3), (2, 3))
+    )
+    expected = torch.einsum("co,do,noi,moi->ncmd", factors, others, left, right).reshape(8, 12)
+    for held in (factored.HELD, {"cpu": 1}):
+        monkeypatch.setattr(factored, "HELD", held)
+        found = torch.zeros(8, 12, dtype=torch.float64)
+        factored.FactoredPiece(left, right, factors, others).add(found, (0, 4), (0, 6))
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+
+
 def test_small_outputs_beside_large_ones_are_held_to_their_own_size():
     """Two outputs a billion times the others: whatever these do, it vanishes beside 16 roundings of the large ones."""
     torch.manual_seed(0)

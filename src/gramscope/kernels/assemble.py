@@ -51,14 +51,9 @@ class Assembly:
                 yield name, piece
 
     def _parameter(self, left: Sequence[Site], right: Sequence[Site], offset: float) -> Iterator[Piece]:
-        if right is not left and len(left) == len(right) == 1:
-            mine, theirs = left[0], right[0]
-            if isinstance(mine, FactoredSite) and isinstance(theirs, OuterSite) and _alike(mine, theirs):
-                yield from self._half_factored(mine, theirs, flip=False)
-                return
-            if isinstance(theirs, FactoredSite) and isinstance(mine, OuterSite) and _alike(theirs, mine):
-                yield from self._half_factored(theirs, mine, flip=True)
-                return
+        if (mixed := _one_by_factors(left, right)) is not None:
+            yield from self._half_factored(*mixed)
+            return
         parts_left = _merge(left)
         parts_right = parts_left if right is left else _merge(right)
         if _independent([*parts_left, *parts_right]):
@@ -264,11 +259,16 @@ def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"]) -> bool:
     return bool((s == first).all()) and (t is s or bool((t == first).all()))
 
 
-def _alike(factored: FactoredSite, outer: OuterSite) -> bool:
-    """Do both hold the same entries of the parameter in the same (g, o, i) order?"""
-    shape = outer.groups, outer.fan_out, outer.fan_in
-    same = factored.frame, factored.axes, factored.order, tuple(factored.gradient.shape[1:])
-    return same == (outer.frame, outer.axes, outer.order, shape)
+def _one_by_factors(left: Sequence[Site], right: Sequence[Site]) -> tuple[FactoredSite, OuterSite, bool] | None:
+    """The one use of a parameter, kept by its factors in one block alone; whether that is the block of the columns."""
+    if len(left) != 1 or len(right) != 1:
+        return None
+    for factored, outer, flip in ((left[0], right[0], False), (right[0], left[0], True)):
+        if isinstance(factored, FactoredSite) and isinstance(outer, OuterSite):
+            shape = outer.groups, outer.fan_out, outer.fan_in
+            same = factored.frame, factored.axes, factored.order, tuple(factored.gradient.shape[1:])
+            return (factored, outer, flip) if same == (outer.frame, outer.axes, outer.order, shape) else None
+    return None
 
 
 def _merge(sites: Sequence[Site]) -> dict[object, Site]:

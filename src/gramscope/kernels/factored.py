@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gramscope.capture import OuterSite, Site
 from gramscope.capture.sites import in_own_axes
-from gramscope.kernels.pieces import Range, strips
+from gramscope.kernels.pieces import HELD, Range, strips
 
 # Largest difference between a signal and its product, in units of the dtype's ε and of the product. Signals come by a
 # handful of roundings. Small outputs beside large ones are held to their own size: their kernel is as exact as any.
@@ -164,7 +164,11 @@ class FactoredPiece:
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         k, j = self.outputs
-        n, m = rows[1] - rows[0], cols[1] - cols[0]
-        by_channel = torch.bmm(self.left[:, rows[0] : rows[1]], self.right[:, cols[0] : cols[1]].mT)  # (o, n, m)
-        share = (self.both @ by_channel.flatten(1)).view(k, j, n, m)
-        out.unflatten(0, (n, k)).unflatten(2, (m, j)).add_(share.permute(2, 0, 3, 1))
+        mine, theirs = self.left[:, rows[0] : rows[1]], self.right[:, cols[0] : cols[1]]
+        by_example = out.unflatten(0, (-1, k)).unflatten(2, (-1, j))  # (n, k, m, j)
+        each = sum(self.both.shape) * mine.shape[1] * out.element_size()
+        held = HELD.get(out.device.type, HELD["cpu"])
+        for start, stop in strips(theirs.shape[1], max(1, held // each)):
+            by_channel = torch.bmm(mine, theirs[:, start:stop].mT)  # (o, n, m)
+            share = (self.both @ by_channel.flatten(1)).view(k, j, *by_channel.shape[1:])
+            by_example[:, :, start:stop].add_(share.permute(2, 0, 3, 1))

@@ -85,6 +85,7 @@ def ntk(
         by_site: a dict parameter name -> kernel of that parameter alone; they sum to the total.
         outputs: columns of the flattened output, or a function of (model, x) that returns (n, ...).
         memory: bytes to stay within; half of what is free if None. Results do not depend on it but for rounding.
+            Coupled examples (``coupled="exact"``) are taken together whatever it says.
         precision, frozen, coupled: see ``gramscope.capture``.
 
     References: Jacot et al. 2018 (arXiv:1806.07572); the site form is theory 1 of the docs, ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
