@@ -140,7 +140,9 @@ def test_from_module_without_readout_is_read_out_by_the_mean():
 
 REFUSED = {
     "no chain": (lambda: nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU()), "has no place in the chain"),
-    "smooth": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)), "Tanh"),
+    "smooth": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)), "'1' is a Tanh"),
+    "smooth inside": (lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 2)), r"'0\.1' is"),
+    "bare": (lambda: nn.Tanh(), "'Tanh' is a Tanh"),
     "no activation": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2)), "must have an activation"),
     "one layer": (lambda: nn.Linear(6, 2), "before its readout"),
     "dropout on": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 2)), "eval"),

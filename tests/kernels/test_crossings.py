@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramscope as gs
-from gramscope.base.errors import InputError
+from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels.crossings import kink_crossings, ntk_step
+from gramscope.kernels.dntk import dntk_velocity
 from gramscope.kernels.expansion import Expansion, Reading
 from gramscope.kernels.kinks import REWRITES, FixedSides, Sides, Smoothed
 from gramscope.kernels.rates import layer_rates
@@ -175,6 +176,16 @@ OPERATIONS = {
     "maximum": lambda z: torch.maximum(z, z.flip(-1) * 0.5),
     "minimum": lambda z: torch.minimum(z, z.flip(-1) * 0.5),
     "prelu": lambda z: F.prelu(z, torch.tensor([0.3], dtype=z.dtype)),
+    "max of two": lambda z: torch.max(z, z.flip(-1) * 0.5),
+    "min of two": lambda z: z.min(other=z.flip(-1) * 0.5),
+    "fmax": lambda z: torch.fmax(z, z.flip(-1) * 0.5),
+    "fmin": lambda z: z.fmin(z.flip(-1) * 0.5),
+    "elu": lambda z: F.elu(z, 3.0),
+    "elu in place": lambda z: F.elu(z.clone(), 0.4, inplace=True),
+    "selu": F.selu,
+    "selu in place": lambda z: torch.selu_(z.clone()),
+    "rrelu": lambda z: F.rrelu(z, 0.1, 0.3),
+    "threshold": lambda z: F.threshold(z, 0.2, 0.2),
 }
 
 
@@ -200,6 +211,156 @@ def test_every_operation_as_ramps(name):
     # A smoothed kink is off by at most h/√(2π) times the change of slope, here at most 2 · 4 + ...
     torch.testing.assert_close(smooth, want, rtol=0, atol=2e-3)
     assert len(REWRITES) > 30
+
+
+CHOICES = {
+    "max": lambda z: z.max(),
+    "max along an axis": lambda z: z.max(-1).values,
+    "min along an axis": lambda z: torch.min(z, dim=1, keepdim=True)[0],
+    "in numpy's words": lambda z: z.max(axis=0, keepdims=True).values,
+    "amax": lambda z: z.amax(),
+    "amax over axes": lambda z: z.reshape(5, 10, 6).amax((0, 2), keepdim=True),
+    "amin over axes": lambda z: torch.amin(z.reshape(5, 10, 6), (-1, 0)),
+    "pool with places": lambda z: F.max_pool1d(z[:, None], 2, return_indices=True)[0],
+    "adaptive pool with places": lambda z: nn.AdaptiveMaxPool1d(2, return_indices=True)(z[:, None])[0],
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_choice_of_a_place(name):
+    """Watched: torch's own values. On its own sides: the same values and slopes. Smoothed: refused by name."""
+    torch.manual_seed(0)
+    z = torch.randn(50, 6).double().requires_grad_()
+    function = CHOICES[name]
+    want = function(z)
+    with Sides() as watched:
+        seen = function(z)
+    assert torch.equal(seen, want)
+    assert len(watched.sides) == 1
+    with FixedSides(watched.sides):
+        fixed, other = function(z), None
+    assert torch.equal(fixed, want)
+    slope = torch.autograd.grad(want.sum(), z)[0]
+    assert torch.equal(torch.autograd.grad(fixed.sum(), z)[0], slope)
+    with FixedSides(watched.sides):
+        other = function(torch.zeros_like(z) - z)  # the places stay where they were
+    assert torch.equal(other, -want)
+    with pytest.raises(UnsupportedError, match="has no smooth form"), Smoothed(1e-4):
+        function(z)
+    data = z.detach()
+    with Smoothed(1e-4):
+        assert torch.equal(function(data), want)  # data alone has no kinks in the parameters
+
+
+def halves(z):
+    return z.reshape(*z.shape[:-1], -1, 2)
+
+
+def test_one_function_in_other_words_has_one_split():
+    torch.manual_seed(0)
+    words = (
+        lambda z: F.max_pool1d(z, 2),
+        lambda z: halves(z).max(-1).values,
+        lambda z: halves(z).amax(-1),
+        lambda z: torch.max(z[:, ::2], z[:, 1::2]),
+        lambda z: torch.fmax(z[:, ::2], z[:, 1::2]),
+    )
+    first, last = nn.Linear(3, 40), nn.Linear(20, 1)
+    x = torch.randn(6, 3).double()
+    loss = lambda f: 0.5 * (f - 1).square().sum()  # noqa: E731
+    models = [nn.Sequential(first, Function(function), last).double() for function in words]
+    steps = [ntk_step(model, x, loss, lr=0.3) for model in models]
+    assert steps[0].crossings.crossed > 0
+    for step in steps[1:]:
+        assert step.crossings.crossed == steps[0].crossings.crossed
+        torch.testing.assert_close(step.crossing, steps[0].crossing, rtol=1e-9, atol=1e-12)
+    told = [gs.explain_step(model, x, torch.ones(6, 1).double(), lr=0.3, loss="half_squared") for model in models]
+    for step in told[1:]:
+        assert step.flip_count == told[0].flip_count > 0
+        torch.testing.assert_close(step.by_flips, told[0].by_flips, rtol=1e-9, atol=1e-12)
+
+
+def test_a_jump_of_slope_in_the_elu_family_is_split_off():
+    torch.manual_seed(1)
+    for function in (F.selu, lambda z: F.elu(z, 3.0)):
+        model = nn.Sequential(nn.Linear(3, 60), Function(function), nn.Linear(60, 1)).double()
+        x = torch.randn(8, 3).double()
+        steps = [ntk_step(model, x, lambda f: 0.5 * (f - 1).square().sum(), lr) for lr in (4e-3, 2e-3)]
+        errors = [(s.measured - s.predicted - s.crossing).norm() for s in steps]
+        assert steps[0].crossings.crossed > 0
+        assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.2)
+
+
+ONE = torch.ones((), dtype=torch.float64)
+UNFOLLOWED = {
+    "aminmax": lambda z: torch.aminmax(halves(z), dim=-1).max,
+    "kthvalue": lambda z: halves(z).kthvalue(2, -1).values,
+    "quantile": lambda z: halves(z).quantile(0.3, -1),
+    "argmax": lambda z: halves(z).gather(-1, halves(z).argmax(-1, keepdim=True))[..., 0],
+    "bucketize": lambda z: z * torch.bucketize(z.detach(), 0 * ONE[None]),
+    "round": lambda z: z * torch.round(z.detach().clone()),
+    "long": lambda z: z * z.long(),
+    "copysign": lambda z: torch.copysign(z, ONE),
+    "norm": lambda z: halves(z).norm(1, dim=-1),
+    "linalg_vector_norm": lambda z: torch.linalg.vector_norm(halves(z), ord=float("inf"), dim=-1),
+    "linalg_norm": lambda z: torch.linalg.norm(input=halves(z), ord=1, dim=-1),
+    "normalize": lambda z: F.normalize(input=z, p=1),
+    "pairwise_distance": lambda z: F.pairwise_distance(z, 0 * z, 1, keepdim=True),
+    "div": lambda z: z + torch.div(z, 2.0, rounding_mode="floor"),
+    "l1_loss": lambda z: F.l1_loss(z, 0 * z, reduction="none"),
+    "smooth_l1_loss": lambda z: F.smooth_l1_loss(z, 0 * z, reduction="none", beta=0.0),
+    "margin_ranking_loss": lambda z: F.margin_ranking_loss(z, 0 * z, torch.ones_like(z), reduction="none"),
+    "threshold": lambda z: F.threshold(z, 0.1, 0.0),
+    "rrelu": lambda z: F.rrelu(z, training=True),
+    "hardshrink": nn.Hardshrink(),
+    "remainder": lambda z: z % 1,
+    "gt": lambda z: z * (z > 0),
+    "eq": lambda z: z * (z == z.amax(-1, keepdim=True).detach()),
+    "scatter_reduce": lambda z: z.scatter_reduce(1, torch.zeros_like(z, dtype=torch.long), z, "amax"),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_each_kink_that_is_not_followed_is_named_and_never_smoothed(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), Function(UNFOLLOWED[name]), Function(lambda z: z.sum(-1, keepdim=True)))
+    model, x, ones = model.double(), torch.randn(2, 3).double(), torch.ones(2, 1).double()
+    assert name in kink_crossings(model, x, ones, lr=0.1).unseen
+    assert any(name in note for note in gs.explain_step(model, x, ones, lr=0.1, loss="half_squared").notes)
+    with pytest.raises(UnsupportedError, match="has no smooth form"):
+        dntk_velocity(model, x, ones, kink="distributional", bandwidth=0.1)
+
+
+PLAIN = {
+    "celu": lambda z: F.celu(z, 0.5),  # its slope is continuous whatever alpha is
+    "elu": F.elu,
+    "huber": lambda z: F.smooth_l1_loss(z, 0 * z, reduction="none", beta=0.5),
+    "norm": lambda z: z.norm(dim=-1, keepdim=True),
+    "sum by lp_pool": lambda z: F.lp_pool1d(z, 1, 2),
+    "fixed mask": lambda z: torch.where(torch.arange(4) > 1, z, 0.0),
+    "mask in the shape of z": lambda z: torch.where((torch.arange(4) > 1).expand_as(z), z, torch.zeros_like(z)),
+    "test for faults": lambda z: z if not torch.isnan(z).any() else 0 * z,
+    "division": lambda z: torch.div(z, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_has_no_kink_is_neither_named_nor_refused(name):
+    torch.manual_seed(0)
+
+    class Sorted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x):
+            scale = x.abs().amax(-1, keepdim=True).round() + (x.sort(-1).values > 0)[:, :1]  # of the data alone
+            return PLAIN[name](self.layer(x / (1 + scale))).sum(-1, keepdim=True)
+
+    model, x, ones = Sorted().double(), torch.randn(2, 3).double(), torch.ones(2, 1).double()
+    assert kink_crossings(model, x, ones, lr=0.1).unseen == ()
+    got = dntk_velocity(model, x, ones, kink="distributional", bandwidth=1e-9)
+    torch.testing.assert_close(got, dntk_velocity(model, x, ones), rtol=1e-6, atol=1e-9)
 
 
 def networks_with_kinks():

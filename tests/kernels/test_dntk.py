@@ -347,6 +347,44 @@ def test_smoothed_kinks_are_those_of_the_smooth_network():
     assert relative(dntk_velocity(kinked, x, residual), want) > 0.05
 
 
+def soft_ramp(z, h):
+    return z * torch.special.ndtr(z / h) + h / (2 * torch.pi) ** 0.5 * torch.exp(-0.5 * (z / h) ** 2)
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, z):
+        return self.function(z)
+
+
+SMOOTH_FORMS = {
+    "max": (lambda z: torch.max(z, -0.3 * z), lambda z, h: -0.3 * z + soft_ramp(1.3 * z, h)),
+    "min": (lambda z: z.min(other=-0.3 * z), lambda z, h: z - soft_ramp(1.3 * z, h)),
+    "fmax": (lambda z: torch.fmax(z, -0.3 * z), lambda z, h: -0.3 * z + soft_ramp(1.3 * z, h)),
+    "elu": (lambda z: F.elu(z, 3.0), lambda z, h: 3 * F.elu(z) - 2 * soft_ramp(z, h)),
+    "selu": (
+        F.selu,
+        lambda z, h: 1.0507009873554805 * (1.6732632423543772 * F.elu(z) - 0.6732632423543772 * soft_ramp(z, h)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH_FORMS)
+def test_kinks_in_other_words_are_smoothed_too(name):
+    kinked, soft = SMOOTH_FORMS[name]
+    torch.manual_seed(0)
+    first, last = nn.Linear(3, 6).double(), nn.Linear(6, 2).double()
+    x, residual = torch.randn(4, 3).double(), torch.randn(4, 2).double()
+    model = nn.Sequential(first, Applied(kinked), last)
+    got = dntk_velocity(model, x, residual, kink="distributional", bandwidth=0.3)
+    want = dntk_velocity(nn.Sequential(first, Applied(lambda z: soft(z, 0.3)), last), x, residual)
+    assert relative(got, want) < EXACT
+    assert relative(dntk_velocity(model, x, residual), want) > 0.05
+
+
 def test_a_network_as_kernels():
     """Contractions without the tensor equal those with it, for an uneven matrix and unequal learning rates."""
     model, x = ZOO["mlp"]

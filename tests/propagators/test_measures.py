@@ -214,6 +214,124 @@ def test_scaled_response_agrees_and_does_not_overflow():
     assert float(finite_time_exponent(g)[0]) == pytest.approx(math.log(8), rel=1e-5)
 
 
+def unscaled(scaled):
+    """The response itself, flat."""
+    size = scaled.log_scale.exp()
+    return (scaled.values * size.reshape(*size.shape, *(1,) * (scaled.values.dim() - 2))).flatten()
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_scaled_response_reaches_the_layers_above_at_once(kind, layers):
+    model = kind(2, 3, layers, batch_first=True).double()
+    x = torch.randn(2, 4, 2, dtype=torch.float64)
+    parts = [torch.randn(layers, 2, 3, dtype=torch.float64) for _ in range(2)]
+    h0 = tuple(parts) if kind is nn.LSTM else parts[0]
+    for g in (GlobalNTK(model, x), GlobalNTK(model, x[:, :1], h0), GlobalNTK(model, x, h0, mask=torch.tensor([4, 2]))):
+        q = torch.randn(g.axes.size, dtype=torch.float64)
+        assert relative_error(unscaled(scaled_response(g, q)), g.P @ q) < 1e-12
+
+
+def test_the_greatest_exponents_come_first_whatever_the_count():
+    model = nn.RNN(1, 2, nonlinearity="relu", bias=False, batch_first=True).double()
+    with torch.no_grad():
+        model.weight_hh_l0.copy_(torch.diag(torch.tensor([0.5, 2.0])))
+        model.weight_ih_l0.fill_(1.0)
+    g = GlobalNTK(model, torch.ones(1, 30, 1, dtype=torch.float64))
+    assert float(lyapunov_spectrum(g, 1)) == pytest.approx(math.log(2), abs=1e-12)
+    g = GlobalNTK(nn.LSTM(2, 2, 2, batch_first=True).double(), torch.randn(2, 5, 2, dtype=torch.float64))
+    for count in (1, 3, 8):
+        assert torch.equal(lyapunov_spectrum(g, count), lyapunov_spectrum(g)[:, :count])
+
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv1d(2, 3, 3, padding=1), nn.Conv1d(3, 3, 3, padding=1)
+
+    def forward(self, x, h):
+        return torch.tanh(self.a(x) + self.b(h))
+
+
+class Unequal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(2, 3), nn.Linear(4, 3), nn.Linear(3, 4)
+
+    def forward(self, x, state):
+        h, c, steps = state
+        c = torch.sin(self.a(x) + self.b(h))
+        return torch.tanh(self.c(c) + h), c, steps + 1
+
+
+class Scalar(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.w = nn.Linear(2, 1), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x, h):
+        return torch.tanh(self.a(x)[:, 0] + self.w * h)
+
+
+CELL_SHAPES = {
+    "convolution": (Convolved, (2, 5), lambda: torch.randn(2, 3, 5).double(), {"site": 1, "unit": 3, "position": 5}),
+    "unequal": (
+        Unequal,
+        (2,),
+        lambda: (torch.randn(2, 4).double(), torch.randn(2, 3).double(), torch.zeros(2, dtype=torch.long)),
+        {"state": 7},
+    ),
+    "scalar": (Scalar, (2,), lambda: torch.randn(2).double(), {"site": 1, "unit": 1}),
+}
+
+
+@pytest.mark.parametrize("lengths", [None, (3, 2)])
+@pytest.mark.parametrize("case", CELL_SHAPES)
+def test_cells_with_states_of_any_shape_have_an_axis_of_time(case, lengths):
+    build, inputs, start, inner = CELL_SHAPES[case]
+    cell, x, h0 = build().double(), torch.randn(2, 3, *inputs, dtype=torch.float64), start()
+    g = GlobalNTK(cell, x, h0, mask=None if lengths is None else torch.tensor(lengths))
+    assert g.axes == Axes(trial=2, time=3, **inner)
+    q = torch.randn(g.axes.size, dtype=torch.float64)
+    assert relative_error(unscaled(scaled_response(g, q)), g.P @ q) < 1e-12
+    push = torch.where(torch.arange(3)[None, :, None] == 1, q.reshape(2, 3, -1), 0.0)
+    later = (g.P @ push.flatten()).reshape(2, 3, -1)
+    assert float(later[:, 0].abs().max()) == 0
+    assert float(later[:, 1].abs().max()) > 0
+    if lengths is not None:
+        return
+    parts = h0 if isinstance(h0, tuple) else (h0,)
+    moving = [part for part in parts if part.is_floating_point()]
+
+    def last(*begin):
+        state = (*begin, *parts[len(begin) :]) if isinstance(h0, tuple) else begin[0]
+        for t in range(3):
+            state = cell(x[:1, t], state)
+        return torch.cat([part.flatten() for part in (state if isinstance(h0, tuple) else (state,))[: len(begin)]])
+
+    one = tuple(part[:1] for part in moving)
+    product = torch.cat([j.flatten(1) for j in torch.autograd.functional.jacobian(last, one)], dim=1)
+    exact = float(torch.linalg.matrix_norm(product, ord=2).log() / 3)
+    assert float(finite_time_exponent(g)[0]) == pytest.approx(exact, abs=1e-10)
+
+
+class Hoarder(nn.Module):
+    def __init__(self, age):
+        super().__init__()
+        self.a, self.old, self.age = nn.Linear(2, 3), [], age
+
+    def forward(self, x, h):
+        self.old.append(h)
+        return torch.tanh(self.a(x) + self.old[self.age if len(self.old) > 3 else -1] + h)
+
+
+@pytest.mark.parametrize("age", [0, 1])
+def test_a_cell_that_remembers_beside_its_state_is_told_so(age):
+    g = GlobalNTK(Hoarder(age), torch.randn(2, 4, 2), torch.zeros(2, 3))
+    with pytest.raises(UnsupportedError, match="part of its state"):
+        finite_time_exponent(g)
+
+
 def test_dynamics_need_one_direction_of_time():
     both = GlobalNTK(nn.GRU(2, 2, bidirectional=True, batch_first=True), torch.zeros(1, 2, 2))
     net = GlobalNTK(nn.Linear(2, 2), torch.zeros(1, 2))
@@ -358,3 +476,44 @@ def test_ordering_of_the_poster_at_gain_one():
     assert dimension["K"] < 1.1
     assert dimension["PKP*"] < 1.1
     assert dimension["PP*"] > 50
+
+
+@pytest.mark.parametrize("groups", ["trial", torch.tensor([0, 1]), [[0], [1]], None, {}])
+def test_groups_must_have_names(groups):
+    A = Dense(torch.eye(2), Axes(trial=2), Axes(trial=2), symmetric=True)
+    with pytest.raises(InputError, match="by name"):
+        interference(A, groups)
+
+
+@pytest.mark.parametrize("places", ["x", [0.5], [2], [], [True], torch.tensor(0), [[0, 1]]])
+def test_a_group_holds_places(places):
+    A = Dense(torch.eye(2), Axes(trial=2), Axes(trial=2), symmetric=True)
+    with pytest.raises(InputError, match="group 'a' must hold places"):
+        interference(A, {"a": places})
+    assert interference(A, {"a": torch.tensor([True, False]), "b": [1]})[0] == ("a", "b")
+
+
+@pytest.mark.parametrize("products", [None, 4])
+def test_a_zero_operator_has_neither_rank_nor_direction(products):
+    zero = Dense(torch.zeros(3, 3), symmetric=True)
+    one = Dense(torch.eye(3), symmetric=True)
+    for measure in (
+        lambda: effective_rank(zero, products=products),
+        lambda: alignment(one, zero, products=products),
+        lambda: alignment(zero, one, products=products),
+    ):
+        with pytest.warns(UserWarning, match="not defined: the operator is zero"):
+            assert math.isnan(measure().value)
+
+
+def test_self_referential_bias_takes_the_modes_there_are():
+    g = GlobalNTK(nn.RNN(1, 2, batch_first=True), torch.randn(2, 4, 1))
+    assert len(self_referential_bias(g).activity) == 3  # two hidden units and one input
+    with pytest.raises(InputError, match="between 1 and 3, got 5"):
+        self_referential_bias(g, k=5)
+
+
+@pytest.mark.parametrize("lr", [-0.1, 0.0, math.nan, math.inf])
+def test_a_step_goes_downhill(lr):
+    with pytest.raises(InputError, match="lr must be a positive number"):
+        predict_step(nn.Linear(2, 1), torch.ones(2, 2), lambda f: f.sum(), lr)

@@ -303,7 +303,7 @@ def test_bad_calls_are_explained():
         GlobalNTK(model, x, mask=torch.ones(3, 3).bool())
     with pytest.raises(InputError, match="trial, time"):
         GlobalNTK(model, x[0], torch.zeros(3, 4))
-    with pytest.raises(InputError, match="shaped like h0"):
+    with pytest.raises(InputError, match="like h0"):
         GlobalNTK(nn.Bilinear(2, 3, 4), torch.zeros(2, 3, 2), torch.zeros(2, 3))
     with pytest.raises(InputError, match="h0 must have 2 trials"):
         GlobalNTK(Leaky(), torch.zeros(2, 3, 2), torch.zeros(3, 3))

@@ -259,3 +259,17 @@ def test_the_users_model_is_untouched():
         assert torch.equal(torch.get_rng_state(), rng)
         assert all(p.grad is None and p.requires_grad for p in model.parameters())
         assert model.training == mode
+
+
+def test_initial_states_have_torchs_shapes():
+    model, x, h0 = build("gru")
+    with pytest.raises(InputError, match="h0"):
+        GlobalNTK(model, x, h0[0][0])  # torch: batched x needs (layers, trial, unit)
+    with pytest.raises(RuntimeError, match="hx"):
+        model(x, h0[0][0])
+    batched, alone = GlobalNTK(model, x[:1], h0[0][:, :1]), GlobalNTK(model, x[0], h0[0][:, 0])
+    assert torch.equal(batched.values, alone.values)
+    with pytest.raises(InputError, match="h0"):
+        GlobalNTK(model, x[:1], h0[0][:, 0])
+    cell = nn.GRUCell(3, 4).double()
+    assert torch.equal(GlobalNTK(cell, x[:1], h0[0][0, :1]).values, GlobalNTK(cell, x[0], h0[0][0, 0]).values)

@@ -101,7 +101,7 @@ def _steps(module: nn.Module) -> list[nn.Linear | float]:
         if _is_size(node):
             continue
         if previous is None or node.all_input_nodes[:1] != [previous] or not _one_path(previous):
-            raise UnsupportedError(f"the layers must follow one another, but {node.name!r} branches off. {ADVICE}")
+            raise UnsupportedError(f"the layers must follow one another, but {_name(node)!r} branches off. {ADVICE}")
         if node.op != "output":
             steps += _step(node, modules.get(str(node.target)))
         previous = node
@@ -142,4 +142,9 @@ def _step(node: fx.Node, module: Any) -> list[nn.Linear | float]:
         if node.target in _RESHAPE:
             return []
     what = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
-    raise UnsupportedError(f"{node.name!r} is a {what}, which has no place in the chain. {ADVICE}")
+    raise UnsupportedError(f"{_name(node) or what!r} is a {what}, which has no place in the chain. {ADVICE}")
+
+
+def _name(node: fx.Node) -> str:
+    """A layer by its name in the user's module, which the tracer wrapped and spells with underscores."""
+    return str(node.target).partition(".")[2] if node.op == "call_module" else node.name

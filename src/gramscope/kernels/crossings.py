@@ -143,9 +143,11 @@ def kink_crossings(
 ) -> KinkCrossings:
     """How many kinks a gradient step crosses: signs of preactivations before and after ``θ ← θ - lr λ Jᵀ ε``.
 
-    Followed are ReLU and its kin (leaky, parametric, 6, hard tanh, sigmoid and swish, soft shrinkage), clamps, absolute
-    values, maxima of two tensors and max pools, as operations, modules or inside recurrent networks. A kink written by
-    hand (``z * (z > 0)``) is invisible. Arguments are those of ``dntk_velocity``.
+    Followed are ReLU and its kin (leaky, parametric, 6, SELU, ELU with alpha, hard tanh, sigmoid and swish, soft
+    shrinkage), clamps, absolute values, maxima and minima of two tensors, over axes (``max``, ``amax``) and in pools,
+    as operations, modules or inside recurrent networks. ``unseen`` names what is not followed: comparisons, sorting,
+    rounding, norms of order 1. A kink made of smooth operations (``sqrt(z * z)``) is invisible. Arguments are those of
+    ``dntk_velocity``.
 
     Reference: PDLT (arXiv:2106.10165) section 11.3 treats σ'' = 0; see the page on the dNTK for what that leaves out.
 

@@ -1,7 +1,8 @@
 """Piecewise-linear operations seen as ramps: which side of each kink a number is on, kept, replayed or smoothed.
 
 Every such operation is a sum of ramps ``r(z) = max(z, 0)`` and of smooth terms: leaky ReLU is ``a z + (1 - a) r(z)``,
-the absolute value ``2 r(z) - z``, a clamp ``lo + r(z - lo) - r(z - hi)``. What σ'' of a ramp means is a choice:
+the absolute value ``2 r(z) - z``, a clamp ``lo + r(z - lo) - r(z - hi)``, an ELU ``a ELU_1(z) + (1 - a) r(z)``. A
+greatest entry is a choice of place instead. What σ'' of a ramp means is a choice:
 
 - ``Sides`` computes as torch does (σ'' = 0) and notes the side of every kink;
 - ``FixedSides`` replays sides noted elsewhere: the network without crossings, polynomial in its parameters;
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.kernels.unseen import Reach, decides, is_unseen
 from gramscope.kernels.written_out import unrolled, unrolled_cell
 
 Rewrite = Callable[..., Any]
@@ -34,14 +36,8 @@ POOLS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
     torch.max_pool2d: F.max_pool2d_with_indices,
     torch.max_pool3d: F.max_pool3d_with_indices,
 }
-# Operations with kinks or jumps whose sides are not followed. They are named in results, never passed over.
-UNSEEN = {
-    F.rrelu, F.hardshrink, F.threshold, torch.amax, torch.amin, Tensor.amax, Tensor.amin, torch.sort, Tensor.sort,
-    torch.topk, Tensor.topk, torch.sign, Tensor.sign, torch.median, Tensor.median, torch.round, Tensor.round,
-    torch.floor, Tensor.floor, torch.ceil, Tensor.ceil, torch.where, Tensor.where, torch.cummax, Tensor.cummax,
-    torch.cummin, Tensor.cummin, torch.gt, torch.ge, torch.lt, torch.le, Tensor.gt, Tensor.ge, Tensor.lt, Tensor.le,
-    Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__, torch.heaviside, Tensor.heaviside,
-}  # fmt: skip
+POOLS |= {function: function for function in list(POOLS.values())}
+SELU = (1.0507009873554805, 1.6732632423543772)  # the scale and the alpha of its authors, as torch has them
 
 
 @dataclass(frozen=True)
@@ -68,31 +64,57 @@ class Ramps(TorchFunctionMode):
         super().__init__()
         self.unseen: list[str] = []
         self._operation = ""
+        self._depends = False  # whether the operation at hand depends on the parameters
+        self._reach = Reach()
 
     def ramp(self, z: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def choose(self, z: Tensor, greatest: bool) -> Tensor:
+        """The place of the greatest (or least) entry along the last axis."""
         raise NotImplementedError
 
     def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
+    def meet_unseen(self, name: str) -> None:
+        """An operation with kinks or jumps that are not followed."""
+        self.unseen.append(name)
+
     def replace(self, func: Any, rewrite: Rewrite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a known operation, written as ramps; an in-place one overwrites its argument all the same."""
+        """The result of a known operation, written as ramps; an in-place one overwrites its argument all the same.
+
+        NotImplemented where these arguments make it something that ramps do not describe.
+        """
         kwargs = dict(kwargs)
         in_place = kwargs.pop("inplace", False) or func.__name__.endswith("_")
         if not in_place:
             return rewrite(self, *args, **kwargs)
-        return args[0].copy_(rewrite(self, args[0].clone(), *args[1:], **kwargs))
+        result = rewrite(self, args[0].clone(), *args[1:], **kwargs)
+        return result if result is NotImplemented else args[0].copy_(result)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self._depends = self._reach.has((args, kwargs))
+        depends = self._depends
+        result = self._met(func, args, kwargs)
+        if depends:
+            self._reach.follow(func, args, kwargs, result)
+        return result
+
+    def _met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
-        if func in REWRITES and _is_float(args, kwargs):
-            self._operation = name.removeprefix("__").removesuffix("__").removesuffix("_")
-            return self.replace(func, REWRITES[func], *_positional(args, kwargs))
+        plain = name.removeprefix("__").removesuffix("__").strip("_")
+        described = func in REWRITES and _is_float(args, kwargs)
+        if described and kwargs.get("out") is None:
+            self._operation = plain
+            result = self.replace(func, REWRITES[func], *_positional(args, kwargs))
+            if result is not NotImplemented:
+                return result
         if func in POOLS:
-            self._operation = name if name != "fn" else POOLS[func].__name__.removesuffix("_with_indices")
+            self._operation = (name if name != "fn" else POOLS[func].__name__).removesuffix("_with_indices")
             return self._pooled(func, args, kwargs)
         if func is torch.rnn_relu:
             with self:
@@ -100,13 +122,17 @@ class Ramps(TorchFunctionMode):
         if func is torch.rnn_relu_cell:
             with self:
                 return unrolled_cell(func, *args, **kwargs)
-        if func in UNSEEN and _depends(args):
-            self.unseen.append(name)
-        return func(*args, **kwargs)
+        if self._depends and (described or is_unseen(func, args, kwargs, self._reach)):
+            self.meet_unseen(plain)
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if self._depends and decides(func, args, kwargs, result):
+            self.meet_unseen(plain)
+        return result
 
     def _pooled(self, func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = _positional(args, kwargs)
-        both = kwargs.pop("return_indices", False)
+        both = kwargs.pop("return_indices", False) or POOLS[func] is func
         values, places = self.pool(func, args[0], args[1:], kwargs)
         return (values, places) if both else values
 
@@ -127,8 +153,14 @@ class Sides(Ramps):
     def replace(self, func: Any, rewrite: Rewrite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         described = {key: value for key, value in kwargs.items() if key != "inplace"}
         in_place = kwargs.get("inplace", False) or func.__name__.endswith("_")
-        rewrite(self, args[0].clone() if in_place else args[0], *args[1:], **described)
-        return func(*args, **kwargs)
+        written = rewrite(self, args[0].clone() if in_place else args[0], *args[1:], **described)
+        return written if written is NotImplemented else func(*args, **kwargs)
+
+    def choose(self, z: Tensor, greatest: bool) -> Tensor:
+        places = _extreme_place(z, greatest)
+        self.sides.append(Side(self._operation, places))
+        self.heights.append(z.new_zeros(0))
+        return places
 
     def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
         values, places = POOLS[func](input, *args, **kwargs)
@@ -146,6 +178,9 @@ class FixedSides(Ramps):
 
     def ramp(self, z: Tensor) -> Tensor:
         return self._next(z.shape).place.to(z.dtype) * z
+
+    def choose(self, z: Tensor, greatest: bool) -> Tensor:
+        return self._next(z.shape[:-1]).place
 
     def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
         side = self._next(None)
@@ -176,11 +211,25 @@ class Smoothed(Ramps):
         h = self.bandwidth
         return z * torch.special.ndtr(z / h) + (h / math.sqrt(2 * math.pi)) * torch.exp(-0.5 * (z / h) ** 2)
 
+    def choose(self, z: Tensor, greatest: bool) -> Tensor:
+        if self._depends:
+            self.meet_unseen(self._operation)
+        return _extreme_place(z, greatest)
+
     def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise UnsupportedError(
-            f"{self._operation} has no smooth form, so kink='distributional' does not apply to it. Use kink='autograd' "
-            "and look at its crossings (gs.kernels.kink_crossings), or an average pool."
-        )
+        if self._depends:
+            self.meet_unseen(self._operation)
+        return POOLS[func](input, *args, **kwargs)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        # At the end and not at once: torch takes an error inside ``z > 0`` for a comparison it cannot make.
+        if error is None and self.unseen:
+            raise UnsupportedError(
+                f"{', '.join(dict.fromkeys(self.unseen))} has no smooth form, so kink='distributional' does not apply "
+                "to it. Use kink='autograd' and look at its crossings (gs.kernels.kink_crossings), or write it in "
+                "smooth operations, ReLUs, clamps, and maxima of two tensors; for a max pool take an average pool."
+            )
 
 
 def _is_float(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -189,14 +238,14 @@ def _is_float(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if args or "input" not in kwargs:
-        return args, dict(kwargs)
-    rest = {key: value for key, value in kwargs.items() if key != "input"}
-    return (kwargs["input"],), rest
+    """The arguments with the tensor in its place and in torch's own words, not numpy's."""
+    same = {"axis": "dim", "keepdims": "keepdim"}
+    rest = {same.get(key, key): value for key, value in kwargs.items() if key != "out"}
+    return (args, rest) if args or "input" not in rest else ((rest.pop("input"),), rest)
 
 
-def _depends(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(a, Tensor) and a.requires_grad for a in args)
+def _extreme_place(z: Tensor, greatest: bool) -> Tensor:
+    return z.detach().argmax(-1) if greatest else z.detach().argmin(-1)
 
 
 @rewrites(F.relu, torch.relu, Tensor.relu, torch.relu_, Tensor.relu_, F.relu_)
@@ -261,11 +310,76 @@ def _softshrink(ramps: Ramps, z: Tensor, lambd: float = 0.5) -> Tensor:
     return ramps.ramp(z - lambd) - ramps.ramp(-z - lambd)
 
 
-@rewrites(torch.maximum, Tensor.maximum)
+@rewrites(F.elu, F.elu_)
+def _elu(ramps: Ramps, z: Tensor, alpha: float = 1.0) -> Tensor:
+    # With alpha = 1 the slope is continuous; with any other it jumps by 1 - alpha at zero.
+    return F.elu(z) if alpha == 1 else alpha * F.elu(z) + (1 - alpha) * ramps.ramp(z)
+
+
+@rewrites(F.selu, torch.selu, F.selu_, torch.selu_)
+def _selu(ramps: Ramps, z: Tensor) -> Tensor:
+    scale, alpha = SELU
+    return scale * _elu(ramps, z, alpha)
+
+
+@rewrites(F.rrelu, torch.rrelu, F.rrelu_, torch.rrelu_)
+def _rrelu(ramps: Ramps, z: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+    return NotImplemented if training else _leaky_relu(ramps, z, (lower + upper) / 2)  # slopes drawn at random
+
+
+@rewrites(F.threshold, torch.threshold, torch.threshold_)
+def _threshold(ramps: Ramps, z: Tensor, threshold: float, value: float) -> Any:
+    return NotImplemented if threshold != value else value + ramps.ramp(z - threshold)  # else it jumps
+
+
+@rewrites(torch.maximum, Tensor.maximum, torch.fmax, Tensor.fmax)
 def _maximum(ramps: Ramps, z: Tensor, other: Tensor) -> Tensor:
     return other + ramps.ramp(z - other)
 
 
-@rewrites(torch.minimum, Tensor.minimum)
+@rewrites(torch.minimum, Tensor.minimum, torch.fmin, Tensor.fmin)
 def _minimum(ramps: Ramps, z: Tensor, other: Tensor) -> Tensor:
     return z - ramps.ramp(z - other)
+
+
+@rewrites(torch.max, Tensor.max)
+def _max(ramps: Ramps, z: Tensor, other: Any = None, keepdim: bool = False, *, dim: int | None = None) -> Any:
+    if isinstance(other, Tensor):
+        return _maximum(ramps, z, other)
+    axis = other if dim is None else dim
+    values, places = _extreme(ramps, z, axis, keepdim, greatest=True)
+    return values if axis is None else torch.return_types.max((values, places))
+
+
+@rewrites(torch.min, Tensor.min)
+def _min(ramps: Ramps, z: Tensor, other: Any = None, keepdim: bool = False, *, dim: int | None = None) -> Any:
+    if isinstance(other, Tensor):
+        return _minimum(ramps, z, other)
+    axis = other if dim is None else dim
+    values, places = _extreme(ramps, z, axis, keepdim, greatest=False)
+    return values if axis is None else torch.return_types.min((values, places))
+
+
+@rewrites(torch.amax, Tensor.amax)
+def _amax(ramps: Ramps, z: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    return _extreme(ramps, z, dim, keepdim, greatest=True)[0]
+
+
+@rewrites(torch.amin, Tensor.amin)
+def _amin(ramps: Ramps, z: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    return _extreme(ramps, z, dim, keepdim, greatest=False)[0]
+
+
+def _extreme(ramps: Ramps, z: Tensor, dim: Any, keepdim: bool, greatest: bool) -> tuple[Tensor, Tensor]:
+    """The greatest (or least) entries over some axes, all if none is named, and their places."""
+    if z.dim() == 0:
+        return z, torch.zeros_like(z, dtype=torch.int64)
+    given = (dim,) if isinstance(dim, int) else tuple(dim or range(z.dim()))
+    axes = sorted(axis % z.dim() for axis in given)
+    last = z.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes))
+    places = ramps.choose(last, greatest)
+    values = last.gather(-1, places[..., None])[..., 0]
+    if keepdim:
+        shape = [1 if axis in axes else size for axis, size in enumerate(z.shape)]
+        values, places = values.reshape(shape), places.reshape(shape)
+    return values, places

@@ -40,35 +40,41 @@ def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
     With ``Z`` the matrix of site inputs ``[h_{t-1}, x_t]`` (rows are trials and times) and ``Z = U Σ Vᵀ``, mode i is
     ``u_i`` over trials and times, the same in every unit of every site: the shape that one row of a weight can make.
     """
-    states = g.states
-    if not isinstance(states, RecurrentStates):
-        raise UnsupportedError(
-            "modes of hidden and input activity need a recurrent module (nn.RNN, nn.GRU, nn.LSTM or a cell of torch). "
-            "For other networks pass modes of your own to rayleigh."
-        )
-    n, steps, sites, width = states.shape
-    strand = states.stack.strands[0]
-    joint = torch.cat([strand.before, strand.inputs], dim=2).transpose(0, 1).flatten(0, 1)  # (trial time, v)
+    joint = _joint_activity(g)
+    n, steps, sites, width = g.axes.shape
     if not 1 <= k <= min(joint.shape):
         raise InputError(f"k must be between 1 and {min(joint.shape)}, got {k}.")
     left = torch.linalg.svd(joint, full_matrices=False).U[:, :k]
     return _spread(left, n, steps, sites, width)
 
 
+def _joint_activity(g: GlobalNTK) -> Float[Tensor, "trial_time v"]:
+    states = g.states
+    if not isinstance(states, RecurrentStates):
+        raise UnsupportedError(
+            "modes of hidden and input activity need a recurrent module (nn.RNN, nn.GRU, nn.LSTM or a cell of torch). "
+            "For other networks pass modes of your own to rayleigh."
+        )
+    strand = states.stack.strands[0]
+    return torch.cat([strand.before, strand.inputs], dim=2).transpose(0, 1).flatten(0, 1)
+
+
 def self_referential_bias(
-    g: GlobalNTK, k: int = 5, targets: Float[Tensor, "trial time d"] | None = None, seed: int = 0
+    g: GlobalNTK, k: int | None = None, targets: Float[Tensor, "trial time d"] | None = None, seed: int = 0
 ) -> SelfReferentialBias:
     """Rayleigh quotients of ``NTK_S`` on modes of activity, random modes and target modes (arXiv:2605.08746).
 
     Target modes are the leading left singular vectors of the targets (trial, time, d), spread over the units like those
     of :func:`activity_modes`. Gradient descent is biased towards its own activity where the first are far above the
-    others; components of a target with a small quotient are learnt last.
+    others; components of a target with a small quotient are learnt last. ``k`` is the number of modes, by default 5 or
+    as many as the activity has.
 
     >>> _ = torch.manual_seed(0)
     >>> g = GlobalNTK(torch.nn.RNN(2, 16, batch_first=True), torch.randn(4, 10, 2))
     >>> self_referential_bias(g, k=2).ratio > 3
     True
     """
+    k = min(5, *_joint_activity(g).shape) if k is None else k
     own = rayleigh(g.operator, activity_modes(g, k))
     # Random over trials and times and the same in every unit, like the others: only the shape in time differs.
     n, steps, sites, width = g.axes.shape

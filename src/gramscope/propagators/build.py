@@ -210,22 +210,28 @@ def cell_states(
         raise InputError(f"x must have at least one trial and one time step, got {n} and {steps}.")
     cell = private_copy(cell, dtype)
     x, h0 = cast_input(x, cell, dtype), cast_input(h0, cell, dtype)
-    shapes = [tuple(part.shape) for part in tensors_in(h0)]
+    expected = _described(h0)
+    shapes = [shape for shape, _ in expected]
     if any(not shape or shape[0] != n for shape in shapes) or not shapes:
         raise InputError(f"h0 must have {n} trials on the first axis of each of its tensors, got shapes {shapes}.")
+    starts = [part for part in tensors_in(h0) if part.is_floating_point()]
+    if not starts:
+        raise InputError("h0 must hold a floating-point tensor, since states are differentiated, but it has none.")
     parameters = _parameters(cell, x, frozen)
     valid = None if mask is None else valid_steps(mask, n, steps).to(x.device)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():
         watch = Watch(parameters, n, inside=True)
         watch.mark_data(x)
-        state = h0 = map_tensors(lambda part: part.requires_grad_(part.is_floating_point()), h0)
+        for part in starts:
+            part.requires_grad_()
+        state = h0
         for t in range(steps):
             now = x[:, t]
             watch.mark_data(now)
             watch.mark_data(state)
             with watch:
                 new = cell(now, state)
-            _check_step(new, shapes)
+            _check_step(new, expected)
             if valid is not None:
                 new = map_tensors(partial(_kept, alive=valid[t]), new)
             state = watch.cut(new, "cell")
@@ -233,40 +239,49 @@ def cell_states(
     check_finite(
         torch.cat([leaf.detach().flatten() for leaf in leaves]), "the states", "Look for overflow or NaN in x."
     )
-    layout = _cell_layout(leaves, n, steps)
+    convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in cell.modules())
+    layout = _cell_layout(leaves, n, steps, convolved)
     first = torch.stack([_alias(node.leaves[0]) for node in watch.nodes], dim=1)
     axes = Axes(trial=n, time=steps, output=first[0, 0].numel())
-    starts = list(tensors_in(h0))
     initial = Segment(watch.nodes[0].outputs, starts, [part.shape for part in starts])
     return NetworkStates(watch.nodes, layout, first, axes, parameters, initial, valid)
 
 
 def _alias(leaf: Tensor) -> Tensor:
     with torch.enable_grad():
-        return leaf.flatten(1)
+        return leaf.reshape(len(leaf), -1)
 
 
 def _kept(part: Tensor, alive: Tensor) -> Tensor:
     return torch.where(alive.reshape(-1, *([1] * (part.dim() - 1))), part, torch.zeros_like(part))
 
 
-def _check_step(new: Any, shapes: Sequence[tuple[int, ...]]) -> None:
-    got = [tuple(part.shape) for part in tensors_in(new)]
-    if got != list(shapes):
+def _described(states: Any) -> list[tuple[tuple[int, ...], str]]:
+    kinds = {True: "floating", False: "not floating"}
+    return [(tuple(part.shape), kinds[part.is_floating_point()]) for part in tensors_in(states)]
+
+
+def _check_step(new: Any, expected: list[tuple[tuple[int, ...], str]]) -> None:
+    got = _described(new)
+    if got != expected:
         raise InputError(
-            f"a cell given with h0 must return states shaped like h0, {list(shapes)}, got {got}. For a whole network "
-            "that takes an initial state, leave h0 out and pass x=(x, h0)."
+            f"a cell given with h0 must return states like h0, {expected}, got {got}. For a whole network that takes "
+            "an initial state, leave h0 out and pass x=(x, h0)."
         )
 
 
-def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int) -> Layout:
+def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) -> Layout:
+    """Time is an axis of its own: (trial, time, site, ...) where all states have one shape, else (trial, time, state).
+
+    Each trial's states lie together, step after step, in both.
+    """
     count = len(leaves) // steps
     names = [f"h{part if count > 1 else ''}[{t}]" for t in range(steps) for part in range(count)]
-    flat = len({leaf.shape for leaf in leaves}) == 1 and leaves[0].dim() == 2
-    if flat:
-        width = leaves[0].shape[1]
-        sites = tuple(StateSite(name, Axes(trial=n, unit=width)) for name in names)
-        return Layout(sites, Axes(trial=n, time=steps, site=count, unit=width), "stacked", 1)
-    return Layout.of(
-        [StateSite(name, _site_axes(leaf.shape, 0, "cell")) for name, leaf in zip(names, leaves, strict=True)]
-    )
+    rule = "cell of convolutions" if convolved else "cell"
+    axes = [Axes(trial=n, unit=1) if leaf.dim() == 1 else _site_axes(leaf.shape, 0, rule) for leaf in leaves]
+    sites = tuple(StateSite(name, own) for name, own in zip(names, axes, strict=True))
+    if len(set(axes)) == 1:
+        inner = {name: size for name, size in axes[0].items() if name != "trial"}
+        return Layout(sites, Axes(trial=n, time=steps, site=count, **inner), "stacked", 1)
+    total = sum(own.size for own in axes)
+    return Layout(sites, Axes(trial=n, time=steps, state=total // (n * steps)), "by trial")

@@ -11,8 +11,10 @@ from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.propagators.global_ntk import GlobalNTK
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
+from gramscope.propagators.segment import leaves_below
 
-Advance = Callable[[int, Tensor], Tensor]  # (t, (k, B, S, H)) -> (k, B, S, H)
+# (t, states before, push at t or None), each (k, B, S, H), -> states at t (k, B, S, H)
+Advance = Callable[[int, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class ScaledResponse:
     ``values`` has the axes of the states with (trial, time) first, ``log_scale`` one number for each trial and time.
     """
 
-    values: Float[Tensor, "trial time site unit"]
+    values: Float[Tensor, "trial time *state"]
     log_scale: Float64[Tensor, "trial time"]
 
     def log_norm(self) -> Float64[Tensor, "trial time"]:
@@ -31,7 +33,10 @@ class ScaledResponse:
 
 
 def _advance(g: GlobalNTK, purpose: str) -> tuple[Advance, tuple[int, int, int, int]]:
-    """The one-step map of a recurrent module or cell, and the sizes (trial, time, site, unit)."""
+    """The one-step map of a recurrent module or cell, and the sizes (trial, time, site, unit).
+
+    The states of a custom cell may have any shapes: they count as one site with all entries of a step as its units.
+    """
     states = g.states
     if isinstance(states, RecurrentStates):
         if states.stack.ways == 2:
@@ -40,30 +45,51 @@ def _advance(g: GlobalNTK, purpose: str) -> tuple[Advance, tuple[int, int, int, 
                 "its two directions as modules of their own."
             )
         return states.stack.advance, states.shape
-    names = g.axes.names
-    if isinstance(states, NetworkStates) and names == ("trial", "time", "site", "unit"):
-        n, steps, sites, width = g.axes.shape
-
-        def advance(t: int, before: Tensor) -> Tensor:
-            place = states.places[t]
-            if t == 0 and states.initial is not None:
-                return torch.stack(states.initial.tangent(list(before.unbind(2)), len(before)), dim=2)
-            tangents = [before[:, :, a % sites] for a in place.ancestors]
-            return torch.stack(place.flow.tangent(tangents, len(before)), dim=2)
-
-        if states.initial is not None:
-            return advance, (n, steps, sites, width)
+    if isinstance(states, NetworkStates) and states.initial is not None:
+        n, steps = g.axes["trial"], len(states.places)
+        return _cell_advance(states, n, purpose), (n, steps, 1, g.axes.size // (n * steps))
     raise UnsupportedError(
-        f"{purpose} needs a recurrent module or a cell, got states with axes {g.axes!r}. Pass the recurrent module "
-        "itself with the inputs that it sees."
+        f"{purpose} needs a recurrent module, or a cell given with its h0, got a whole network whose states have axes "
+        f"{g.axes!r}. Pass the recurrent module in it with the inputs that it sees, or its cell and an h0."
     )
+
+
+def _cell_advance(states: NetworkStates, n: int, purpose: str) -> Advance:
+    initial = states.initial
+    assert initial is not None
+    shapes = [leaf.shape[1:] for leaf in states.places[0].node.leaves]
+    sizes = [shape.numel() for shape in shapes]
+    starts = {id(start) for start in initial.inputs}
+    for t, place in enumerate(states.places):
+        first = t > 0 and any(id(leaf) in starts for leaf in leaves_below(place.node.outputs).values())
+        if first or any(ancestor // len(shapes) != t - 1 for ancestor in place.ancestors):
+            raise UnsupportedError(
+                f"{purpose} needs a cell whose state holds all that it remembers, but step {t} sees states of earlier "
+                "steps than the last. Return what it keeps as part of its state."
+            )
+
+    def advance(t: int, before: Tensor, own: Tensor | None) -> Tensor:
+        # A cell makes all its states of a step at once, from those before: none of them sees another's push.
+        parts = before[:, :, 0].split(sizes, dim=2)
+        tangents = [part.reshape(-1, n, *shape) for part, shape in zip(parts, shapes, strict=True)]
+        if t == 0:
+            moved = initial.tangent(tangents, len(before))
+        else:
+            place = states.places[t]
+            moved = place.flow.tangent([tangents[a % len(shapes)] for a in place.ancestors], len(before))
+        after = torch.cat([part.reshape(len(before), n, -1) for part in moved], dim=2)[:, :, None].to(before.dtype)
+        return after if own is None else after + own
+
+    return advance
 
 
 @torch.no_grad()
 def scaled_response(g: GlobalNTK, q: Float[Tensor, " N"]) -> ScaledResponse:
     """``P q`` for dynamics that explode: at each step of each trial the size is taken out and its logarithm kept.
 
-    ``(P q)_t = q_t + A_t (P q)_{t-1}``, carried as ``exp(ℓ_t) ŷ_t`` with ``max |ŷ_t| = 1``.
+    ``(P q)_t = E_t (q_t + D_t (P q)_{t-1})``, carried as ``exp(ℓ_t) ŷ_t`` with ``max |ŷ_t| = 1``. D_t takes each layer
+    from its own states one step earlier, ``E_t = (1 - ∂f_t/∂s_t)^-1`` a push on one layer up to those above it at the
+    same t; with a single layer E_t is the identity.
 
     >>> model = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False, batch_first=True)
     >>> _ = torch.nn.init.constant_(model.weight_hh_l0, 10.0), torch.nn.init.constant_(model.weight_ih_l0, 1.0)
@@ -81,19 +107,18 @@ def scaled_response(g: GlobalNTK, q: Float[Tensor, " N"]) -> ScaledResponse:
     values, scales = [], []
     for t in range(steps):
         size = pushes[:, t].double().abs().amax((1, 2)).log()
-        moved = advance(t, now[None])[0] if t else torch.zeros_like(now)
         reference = torch.maximum(scale, size)
         reference = torch.where(torch.isfinite(reference), reference, 0.0)
         kept = (scale - reference).exp().to(q.dtype)[:, None, None]
         fresh = (pushes[:, t].double() * (-reference).exp()[:, None, None]).to(q.dtype)
-        total = moved * kept + fresh
+        total = advance(t, (now * kept)[None], fresh[None])[0]
         largest = total.double().abs().amax((1, 2))
         safe = torch.where(largest > 0, largest, 1.0)
         now = (total.double() / safe[:, None, None]).to(q.dtype)
         scale = torch.where(largest > 0, reference + safe.log(), -torch.inf)
         values.append(now)
         scales.append(scale)
-    return ScaledResponse(torch.stack(values, dim=1), torch.stack(scales, dim=1))
+    return ScaledResponse(torch.stack(values, dim=1).reshape(g.axes.shape), torch.stack(scales, dim=1))
 
 
 @torch.no_grad()
@@ -115,7 +140,7 @@ def finite_time_exponent(g: GlobalNTK) -> Float64[Tensor, " trial"]:
     basis, runs = _identity(g, n, sites, width), _valid(g, steps, n)
     log_size = torch.zeros(n, dtype=torch.float64, device=g.values.device)
     for t in range(steps):
-        basis = torch.where(runs[t][:, None, None], advance(t, basis), basis)
+        basis = torch.where(runs[t][:, None, None], advance(t, basis, None), basis)
         size = basis.abs().amax((0, 2, 3)).double()
         log_size += size.log()  # -inf for good where everything was erased
         basis = basis / torch.where(size > 0, size, 1.0).to(basis.dtype)[:, None, None]
@@ -128,8 +153,11 @@ def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor,
     """The ``count`` greatest finite-time Lyapunov exponents of each trial, greatest first, by repeated QR.
 
     ``Q_t R_t = A_t Q_{t-1}``; exponent i is the mean of ``log |R_t|_ii`` over the run (Benettin et al., Meccanica 15,
-    1980). Over a short run they approach the logarithms of the singular values only in the long-time limit. A direction
-    that a step erases altogether gives -inf.
+    1980). Q_0 is the identity: a short run depends on it, and in the long-time limit they are the logarithms of the
+    singular values. A direction that a step erases altogether gives -inf.
+
+    Which directions grow fastest is known only at the end, so all S H of them are followed whatever ``count`` is: T
+    steps of (S H)³ operations, and (S H)² numbers, for each trial.
 
     >>> model = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False, batch_first=True).double()
     >>> with torch.no_grad():
@@ -143,15 +171,15 @@ def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor,
     count = whole if count is None else count
     if not 1 <= count <= whole:
         raise InputError(f"count must be between 1 and {whole}, the number of states of one step, got {count}.")
-    basis, runs = _identity(g, n, sites, width)[:count], _valid(g, steps, n)
-    sums = torch.zeros(n, count, dtype=torch.float64, device=g.values.device)
+    basis, runs = _identity(g, n, sites, width), _valid(g, steps, n)
+    sums = torch.zeros(n, whole, dtype=torch.float64, device=g.values.device)
     for t in range(steps):
-        q, r = torch.linalg.qr(advance(t, basis).flatten(2).permute(1, 2, 0))
+        q, r = torch.linalg.qr(advance(t, basis, None).flatten(2).permute(1, 2, 0))
         growth = r.diagonal(dim1=1, dim2=2).abs().double().log()
         sums += torch.where(runs[t][:, None], growth, 0.0)
-        turned = q.permute(2, 0, 1).reshape(count, n, sites, width)
+        turned = q.permute(2, 0, 1).reshape(whole, n, sites, width)
         basis = torch.where(runs[t][:, None, None], turned, basis)
-    return (sums / runs.sum(0)[:, None]).sort(dim=1, descending=True).values
+    return (sums / runs.sum(0)[:, None]).sort(dim=1, descending=True).values[:, :count]
 
 
 def _valid(g: GlobalNTK, steps: int, n: int) -> Bool[Tensor, "time trial"]:

@@ -27,7 +27,8 @@ class Layout:
     """The order of the states in a flat vector.
 
     *stacked*: all sites have one shape and lie along ``stack`` of it, so that every axis has a name.
-    *by trial*: the states of one trial lie together, site after site; axes (trial, state).
+    *by trial*: the states of one trial lie together, site after site; axes (trial, state), for a cell (trial, time,
+    state).
     *plain*: site after site; axes (state,).
     """
 
@@ -75,7 +76,7 @@ class Layout:
             parts = q.split([site.axes.size for site in self.sites], dim=1)
             return [part.reshape(k, *site.axes.shape) for part, site in zip(parts, self.sites, strict=True)]
         n = self.axes["trial"]
-        parts = q.reshape(k, n, self.axes["state"]).split([site.axes.size // n for site in self.sites], dim=2)
+        parts = q.reshape(k, n, self.axes.size // n).split([site.axes.size // n for site in self.sites], dim=2)
         return [
             part.reshape(k, n, *_without(site)).movedim(1, 1 + (site.trial or 0))
             for part, site in zip(parts, self.sites, strict=True)

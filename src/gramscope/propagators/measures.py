@@ -1,6 +1,9 @@
 """Numbers and small matrices read off operators on states."""
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -19,8 +22,9 @@ EXACT = 4096
 def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int = 0) -> TraceEstimate:
     """``tr(A)² / tr(A²)`` of a symmetric positive operator: how many directions it acts on, counted by weight.
 
-    Between 1 and the rank. Exact (error 0) from all columns unless ``products`` random signs are asked for: then
-    ``tr A = E zᵀAz`` and ``tr A² = E ‖Az‖²`` on the same probes, with a jackknife standard error.
+    Between 1 and the rank; NaN, with a warning, for an operator that is zero. Exact (error 0) from all columns unless
+    ``products`` random signs are asked for: then ``tr A = E zᵀAz`` and ``tr A² = E ‖Az‖²`` on the same probes, with a
+    jackknife standard error.
 
     >>> print(effective_rank(Dense(torch.diag(torch.tensor([1.0, 1.0, 0.0])), symmetric=True)))
     2 ± 0 (exact, 3 products)
@@ -31,7 +35,7 @@ def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int
         _require_small(n, "effective_rank")
         matrix = op.dense().double()
         square = float((matrix * matrix.mT).sum())
-        exact = float(matrix.trace()) ** 2 / square if square else 0.0
+        exact = float(matrix.trace()) ** 2 / square if square else _undefined("an effective rank")
         return TraceEstimate(exact, 0.0, n, seed, "exact", "none", op.dtype, op.device)
     if products < 3:
         raise InputError(f"products must be at least 3 for an estimate with an error, got {products}.")
@@ -39,10 +43,19 @@ def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int
     z = rademacher(n, products, rng=rng, dtype=op.dtype, device=op.device)
     image = (op @ z).double()
     first, second = (z.double() * image).sum(0), (image**2).sum(0)
+    if not bool(second.any()):
+        nothing = _undefined("an effective rank")
+        return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
     value = _rank_of(first.mean(), second.mean())
     others = _rank_of((first.sum() - first) / (products - 1), (second.sum() - second) / (products - 1))
     error = float(((products - 1) / products * ((others - others.mean()) ** 2).sum()).sqrt())
     return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
+
+
+def _undefined(what: str) -> float:
+    """NaN, with a warning at the line that called a function of this file (under its ``no_grad``)."""
+    warnings.warn(f"{what} is not defined: the operator is zero. NaN is returned.", stacklevel=4)
+    return math.nan
 
 
 def _rank_of(trace: Tensor, square: Tensor) -> Tensor:
@@ -73,7 +86,8 @@ def effective_dimension(matrix: Float[Tensor, "n m"], share: float = 0.95) -> fl
 def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = None, seed: int = 0) -> TraceEstimate:
     """``tr(A Bᵀ) / (|A| |B|)``, the cosine of two operators; kernel alignment is that of NTK_0 and NTK_t.
 
-    Exact from all columns unless ``products`` random signs are asked for, on which ``E ⟨A z, B z⟩ = tr(A Bᵀ)``.
+    Exact from all columns unless ``products`` random signs are asked for, on which ``E ⟨A z, B z⟩ = tr(A Bᵀ)``. NaN,
+    with a warning, where one of them is zero.
 
     >>> one, half = Dense(torch.eye(2)), Dense(torch.diag(torch.tensor([1.0, 0.0])))
     >>> round(alignment(one, half).value, 6)
@@ -85,18 +99,24 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
     if products is None:
         _require_small(n, "alignment")
         left, right = a.dense().double(), b.dense().double()
-        value, error = _cosine((left * right).sum(), (left**2).sum(), (right**2).sum()), 0.0
-        return TraceEstimate(float(value), error, n, seed, "exact", "none", a.dtype, a.device)
+        if not bool(left.any()) or not bool(right.any()):
+            value = _undefined("an alignment")
+        else:
+            value = float(_cosine((left * right).sum(), (left**2).sum(), (right**2).sum()))
+        return TraceEstimate(value, 0.0, n, seed, "exact", "none", a.dtype, a.device)
     if products < 3:
         raise InputError(f"products must be at least 3 for an estimate with an error, got {products}.")
     rng = generator(child_seed(seed, "alignment"))
     z = rademacher(n, products, rng=rng, dtype=a.dtype, device=a.device)
     left, right = (a @ z).double(), (b @ z).double()
+    if not bool(left.any()) or not bool(right.any()):
+        nothing = _undefined("an alignment")
+        return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
     parts = torch.stack([(left * right).sum(0), (left**2).sum(0), (right**2).sum(0)])
-    value = _cosine(*parts.mean(1))
+    estimate = _cosine(*parts.mean(1))
     others = _cosine(*((parts.sum(1, keepdim=True) - parts) / (products - 1)))
     error = float(((products - 1) / products * ((others - others.mean()) ** 2).sum()).sqrt())
-    return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
+    return TraceEstimate(float(estimate), error, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
 
 
 def _cosine(cross: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -204,12 +224,13 @@ def rayleigh(op: LinearOperator, modes: Float[Tensor, "N k"]) -> Float64[Tensor,
 
 
 def interference(
-    op: LinearOperator, groups: Mapping[str, Sequence[int] | Tensor], axis: str = "trial"
+    op: LinearOperator, groups: Mapping[str, Sequence[int] | Tensor] | Any, axis: str = "trial"
 ) -> tuple[tuple[str, ...], Float64[Tensor, "g g"]]:
     """How far learning in one group of trials moves another: cosines of the blocks of an operator, by group.
 
-    ``I_ab = |A_ab| / √(|A_aa| |A_bb|)`` in Frobenius norms, A_ab the block from group b to group a. One on the
-    diagonal; zero where two groups (tasks) do not touch. For a positive A it is at most one.
+    ``groups`` gives each name its places along ``axis``, as whole numbers or as a mask. ``I_ab = |A_ab| / √(|A_aa|
+    |A_bb|)`` in Frobenius norms, A_ab the block from group b to group a. One on the diagonal; zero where two groups
+    (tasks) do not touch. For a positive A it is at most one.
 
     >>> A = Dense(torch.diag(torch.tensor([1.0, 2.0])), Axes(trial=2), Axes(trial=2), symmetric=True)
     >>> interference(A, {"a": [0], "b": [1]})[1].round(decimals=12).tolist()
@@ -218,19 +239,16 @@ def interference(
     _require_square(op, "interference between groups")
     if axis not in op.rows:
         raise InputError(f"axis must be one of {op.rows.names}, got {axis!r}.")
+    if not isinstance(groups, Mapping) or not groups:
+        raise InputError(
+            f"groups must give places along {axis!r} by name, as {{'a': [0, 1], 'b': [2]}}, got "
+            f"{'none' if isinstance(groups, Mapping) else type(groups).__name__}. From labels: {{'a': labels == 0}}."
+        )
     _require_small(op.cols.size, "interference")
     names = tuple(groups)
     place = op.rows.names.index(axis)
     tensor = op.dense().double().reshape(*op.rows.shape, *op.rows.shape)
-    chosen = {}
-    for name in names:
-        index = torch.as_tensor(groups[name], device=op.device)
-        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
-        if index.numel() == 0 or int(index.min()) < 0 or int(index.max()) >= op.rows[axis]:
-            raise InputError(
-                f"group {name!r} must hold places between 0 and {op.rows[axis] - 1} of {axis!r}, not none."
-            )
-        chosen[name] = index
+    chosen = {name: _places(name, groups[name], op, axis) for name in names}
     norms = torch.zeros(len(names), len(names), dtype=torch.float64)
     for i, a in enumerate(names):
         rows = tensor.index_select(place, chosen[a])
@@ -238,6 +256,23 @@ def interference(
             norms[i, j] = rows.index_select(place + len(op.rows), chosen[b]).norm()
     scale = norms.diagonal().sqrt()
     return names, norms / (scale[:, None] * scale).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _places(name: Any, given: Any, op: LinearOperator, axis: str) -> Tensor:
+    size = op.rows[axis]
+    try:
+        index = torch.as_tensor(given, device=op.device)
+    except (TypeError, ValueError, RuntimeError):
+        index = torch.empty(0)
+    if index.dtype == torch.bool and tuple(index.shape) == (size,):
+        index = index.nonzero()[:, 0]
+    whole = index.dim() == 1 and index.numel() > 0 and not index.is_floating_point() and index.dtype != torch.bool
+    if not whole or int(index.min()) < 0 or int(index.max()) >= size:
+        raise InputError(
+            f"group {name!r} must hold places between 0 and {size - 1} of {axis!r}, not none, as whole numbers or as a "
+            f"mask of length {size}, got {given!r}."
+        )
+    return index.long()
 
 
 # Of the whole network ------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None
     >>> step.relative_error < 1e-4
     True
     """
+    if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < float("inf"):
+        raise InputError(f"lr must be a positive number, the size of the step, got {lr!r}.")
     g = GlobalNTK(model, x, h0, **options)
     value, gradient = _loss_gradient(g, loss)
     at_states = g.C.T @ gradient

@@ -44,7 +44,8 @@ class RecurrentStates(States):
         _check_width(weights[0], inputs)
         check_finite(inputs, "x", "Look for NaN in the data.")
         inputs = inputs.to(self.dtype)
-        initial = _initial(h0, kind, len(weights), inputs.shape[1], weights[0].w_hh.shape[1], inputs)
+        shapes = _initial_shapes(model, x, len(weights), inputs.shape[1], weights[0].w_hh.shape[1])
+        initial = _initial(h0, kind, shapes, inputs)
         self.stack: Stack = run_stack(kind, weights, inputs, initial, ways, valid)
         values = self.stack.values()
         _check_states(model, values)
@@ -208,9 +209,17 @@ def valid_steps(mask: Tensor, trials: int, steps: int) -> Bool[Tensor, "T B"]:
     return mask.mT
 
 
-def _initial(h0: Any, kind: str, strands: int, trials: int, width: int, like: Tensor) -> Float[Tensor, "B S H"]:
-    """The initial states; torch's shape (layers · directions, trial, unit), or (trial, unit) for a single one."""
+def _initial_shapes(model: nn.Module, x: Any, strands: int, trials: int, width: int) -> list[tuple[int, ...]]:
+    """The shapes that h0 may have, the full one first: besides that, torch's own for this module and this x."""
+    alone = isinstance(x, Tensor) and x.dim() == 2
+    if type(model) in CELLS:
+        return [(strands, trials, width), (trials, width), *([(width,)] if alone else [])]
+    return [(strands, trials, width), *([(strands, width)] if alone else [])]
+
+
+def _initial(h0: Any, kind: str, shapes: list[tuple[int, ...]], like: Tensor) -> Float[Tensor, "B S H"]:
     components = COMPONENTS[kind]
+    strands, trials, width = shapes[0]
     if h0 is None:
         return like.new_zeros(trials, strands * len(components), width)
     given = tuple(h0) if isinstance(h0, tuple | list) else (h0,)
@@ -218,8 +227,6 @@ def _initial(h0: Any, kind: str, strands: int, trials: int, width: int, like: Te
         raise InputError(f"h0 must hold {' and '.join(components)} for this module, got {len(given)} tensors.")
     parts = []
     for name, part in zip(components, given, strict=True):
-        shapes = [(strands, trials, width)] + ([(trials, width)] if strands == 1 else [])
-        shapes += [(strands, width)] if trials == 1 else []
         if not isinstance(part, Tensor) or tuple(part.shape) not in shapes:
             got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
             raise InputError(f"h0 ({name}) must have shape {' or '.join(map(str, shapes))}, got {got}.")

@@ -140,12 +140,19 @@ class Stack:
         starts = [strand.initial_adjoint(part) for strand, part in zip(self.strands, parts, strict=True)]
         return result, sum(drives[1 : self.ways], drives[0]), torch.cat(starts, dim=2)
 
-    def advance(self, t: int, before: Float[Tensor, "k B S H"]) -> Float[Tensor, "k B S H"]:
-        """One step of all layers in time: the change of the states at t that a change of those before makes."""
+    def advance(
+        self, t: int, before: Float[Tensor, "k B S H"], own: Float[Tensor, "k B S H"] | None = None
+    ) -> Float[Tensor, "k B S H"]:
+        """One step of all layers in time: the change of the states at t that a change of those before makes.
+
+        ``own`` is a push on the states at t themselves; layers above see it at the same t.
+        """
         below: Tensor | None = None
         result = []
         for place, strand in enumerate(self.strands):
             after = strand.step(t, self._initial(before, place))
+            if own is not None:
+                after += self._initial(own, place)
             if below is not None:
                 gates = below @ strand.weights.w_ih.mT
                 _add_from_gates(after, gates, strand.into[t])
