@@ -274,3 +274,69 @@ def test_undefined_and_refused():
         ansatz_correlation(torch.eye(3), torch.eye(2))
     with pytest.raises(InputError, match="positive"):
         neural_feature_ansatz(nn.Linear(2, 2), torch.ones(1, 2), power=0.0)
+
+
+def test_a_first_layer_in_place():
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    plain, in_place = (nn.Sequential(nn.ReLU(inplace=flag), nn.Linear(4, 2)) for flag in (False, True))
+    in_place.load_state_dict(plain.state_dict())
+    kept = x.clone()
+    assert torch.equal(agop(in_place, x), agop(plain, x))
+    assert torch.equal(agop_operator(in_place, x).dense(), agop_operator(plain, x).dense())
+    assert torch.equal(x, kept)
+    assert not x.requires_grad
+
+
+def test_what_is_not_finite_is_said():
+    model, x = nn.Linear(4, 2), torch.randn(6, 4)
+    with pytest.raises(InputError, match="output must be finite"):
+        agop(model, x * math.nan)
+
+    class Root(nn.Module):
+        def forward(self, x):
+            return x.sqrt()
+
+    with pytest.raises(InputError, match="gradient outer product must be finite"):
+        agop(Root(), torch.zeros(3, 2))
+
+
+def test_frozen_weights_have_an_agop():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(6, 4)
+    before, correlations = layer_agop(model, x), neural_feature_ansatz(model, x)
+    model.requires_grad_(False)
+    after = layer_agop(model, x)
+    assert list(after) == list(before) == ["0.weight", "2.weight"]
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert dict(neural_feature_ansatz(model, x)) == dict(correlations)
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("factor", [1e-170, 1e160, 1e300])
+def test_the_ansatz_knows_no_size(factor):
+    w = torch.randn(9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gram = w.mT @ w
+    outer = gram @ gram
+    for one, two in ((gram * factor, outer), (gram, outer * factor)):
+        assert ansatz_correlation(one, two) == pytest.approx(1, abs=1e-12)
+        assert ansatz_correlation(one, two) <= 1
+        assert ansatz_exponent(one, two) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_the_ansatz_explains_what_it_cannot_take():
+    gram = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    with pytest.warns(UndefinedMeasureWarning) as said:
+        assert math.isnan(ansatz_exponent(torch.ones(2, 2), gram))
+    assert len(said) == 1
+    for message, call in {
+        "agop must be finite": lambda: ansatz_exponent(gram, gram * math.nan),
+        "gram must be finite": lambda: ansatz_correlation(gram * math.nan, gram),
+        "one shape": lambda: ansatz_exponent(gram, torch.eye(3)),
+        "must be square": lambda: ansatz_correlation(torch.ones(2, 3), torch.ones(2, 3)),
+        "must be symmetric": lambda: ansatz_correlation(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), gram),
+        "bounds must be": lambda: ansatz_exponent(gram, gram, (0.0, 1.0)),
+        "power must be positive": lambda: ansatz_correlation(gram, gram, math.inf),
+    }.items():
+        with pytest.raises(InputError, match=message):
+            call()

@@ -130,11 +130,74 @@ def test_every_class_counts_alike():
 def test_labels_may_be_any_whole_numbers_or_one_hot():
     features, labels = clusters(40, 5, 3, 2)
     whole = gs.measures.neural_collapse(features, labels)
-    renamed = torch.tensor([-7, 100, 3])[labels]
+    renamed = torch.tensor([7, 100, 3])[labels]
     for same in (renamed, labels.to(torch.uint8), labels[:, None], labels.float(), torch.eye(3)[labels]):
         found = gs.measures.neural_collapse(features, same)
         assert found.nc1 == pytest.approx(whole.nc1, rel=1e-12)
-    assert gs.measures.neural_collapse(features, renamed).counts.keys() == {-7, 3, 100}
+    assert gs.measures.neural_collapse(features, renamed).counts.keys() == {3, 7, 100}
+
+
+def test_negative_labels_are_no_classes_unless_said():
+    """-100 is torch's label of an example that has none."""
+    features, labels = clusters(40, 5, 3, 2)
+    for low in (-100, -1):
+        with pytest.raises(InputError, match=f"numbered from 0, got {low}. Drop ignored examples"):
+            gs.measures.neural_collapse(features, torch.where(labels == 2, low, labels))
+        with pytest.raises(InputError, match=f"numbered from 0, got {low}"):
+            gs.measures.richness_curves(features, features, torch.where(labels == 2, low, labels))
+    signed = torch.where(labels == 0, -1, 1)
+    found = gs.measures.neural_collapse(features, signed, classes=(-1, 1))
+    assert found.nc1 == gs.measures.neural_collapse(features, (labels > 0).long()).nc1
+    assert set(found.counts) == {-1, 1}
+    with pytest.raises(InputError, match="among the given classes"):
+        gs.measures.neural_collapse(features, torch.where(labels == 2, -100, labels), classes=3)
+    with pytest.raises(InputError, match="whole numbers"):
+        gs.measures.neural_collapse(features, torch.full((40,), torch.inf))
+
+
+@pytest.mark.parametrize("n", [40, 400])  # rows and moments
+@pytest.mark.parametrize("factor", [2.0**600, 2.0**-600, 1e160, 1e-170])
+def test_features_of_any_size(factor, n):
+    features, labels = clusters(n, 4, 3, 2)
+    weight, bias = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bias = bias[:, 0]
+    plain = gs.measures.neural_collapse(features, labels, weight=weight, bias=bias)
+    big = features * factor
+    scaled = gs.measures.neural_collapse(big, labels, weight=weight / factor, bias=bias)
+    measure = gs.measures.Collapse()
+    empty = measure.update(features[:3] * 0, labels[:3])
+    in_parts = measure.over([(big[:7], labels[:7]), (big[7:], labels[7:])])
+    for name in ("nc1", "nc2", "nc2_equinorm", "nc2_equiangular", "nc2_maximal_angle", "cdnv"):
+        assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
+        assert getattr(in_parts, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
+    assert (scaled.nc4, scaled.nc3) == (plain.nc4, pytest.approx(plain.nc3, rel=1e-9))
+    assert scaled.within == (np.inf if factor > 1 else 0.0)  # 1e320 and 1e-340 are no numbers of float64
+    assert "leave float64" in scaled.notes[-1]
+    joined = measure.compute(measure.merge(empty, measure.update(big, labels)))
+    zeros = torch.cat([features[:3] * 0, features]), torch.cat([labels[:3], labels])
+    assert joined.nc1 == pytest.approx(gs.measures.neural_collapse(*zeros).nc1, rel=1e-9)
+    assert gs.measures.neural_collapse(big, labels, ridge=1e-4).nc1 == (np.inf if factor > 1 else 0.0)
+
+
+def test_batches_of_unlike_sizes_merge():
+    features, labels = clusters(300, 4, 3, 2)
+    size = torch.tensor([1e-90, 1e90], dtype=torch.float64).repeat_interleave(150)[:, None]
+    whole = gs.measures.neural_collapse(features * size * 1e-70, labels)
+    measure = gs.measures.Collapse()
+    parts = [measure.update(features[a : a + 150] * size[a : a + 150], labels[a : a + 150]) for a in (0, 150)]
+    for pair in (parts, parts[::-1]):
+        assert measure.compute(measure.merge(*pair)).nc1 == pytest.approx(whole.nc1, rel=1e-10)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_classifier_must_be_finite():
+    features, labels = clusters(40, 5, 3, 2)
+    with pytest.raises(InputError, match="weight must be finite"):
+        gs.measures.neural_collapse(features, labels, weight=torch.full((3, 5), torch.nan))
+    with pytest.raises(InputError, match="each of the weight's 3 rows, got 4"):
+        gs.measures.neural_collapse(features, labels, weight=torch.ones(3, 5), bias=torch.ones(4))
+    with pytest.raises(InputError, match="ridge must be"):
+        gs.measures.neural_collapse(features, labels, ridge=float("nan"))
 
 
 def test_corners_are_handled_and_said():

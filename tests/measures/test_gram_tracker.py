@@ -228,3 +228,13 @@ def test_copies_of_states_are_independent():
         kept = first.virtual.clone()
         train(model, optimizer, 1)
     assert torch.equal(first.virtual, kept)
+
+
+@pytest.mark.parametrize("factor", [1e-170, 1e160, 1e300])
+def test_stationarity_of_any_size(factor):
+    w = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gram = w.mT @ w * factor
+    assert stationarity_residual(gram, -0.3 * gram, 0.3) == pytest.approx(0, abs=1e-14)
+    assert stationarity_residual(gram, 0.3 * gram, 0.3) == pytest.approx(2, rel=1e-14)
+    with pytest.raises(InputError, match="cross must be finite"):
+        stationarity_residual(gram, gram * math.nan, 0.3)

@@ -184,6 +184,32 @@ def test_float32_outputs_that_sum_to_zero_have_one_rank_less():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_outputs_count_in_low_precision(dtype):
+    """Rounding is relative to each entry: a column a hundred times smaller keeps as many digits."""
+    phi = one_hot(torch.arange(1000) % 10)
+    f = (phi * torch.logspace(0, -2, 10, dtype=torch.float64)).to(dtype)
+    for part in (slice(None), slice(0, 9), slice(0, 40)):  # moments, fewer examples than outputs, rows
+        exact = gs.measures.richness(phi[part], f[part].double(), "projection")
+        assert gs.measures.richness(phi[part], f[part], "projection") == pytest.approx(exact, abs=1e-14)
+    assert exact == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [500, 20, 5])
+def test_outputs_that_are_rounding_are_said(n):
+    """bfloat16 probabilities sum to 1 up to rounding, which the numbers themselves do not tell from an output."""
+    rng = torch.Generator().manual_seed(0)
+    phi = torch.randn(n, 20, generator=rng, dtype=torch.float64)
+    f = (phi @ torch.randn(20, 6, generator=rng, dtype=torch.float64)).softmax(1)
+    if n > 6:
+        with pytest.warns(UserWarning, match="1 of the 6 directions of the outputs are no larger than the rounding"):
+            found = gs.measures.richness(phi, f.bfloat16(), "projection")
+        assert found == gs.measures.richness(phi, f.bfloat16().double(), "projection")
+    assert gs.measures.richness(phi, f.float(), "projection") == pytest.approx(
+        gs.measures.richness(phi, f, "projection"), abs=1e-5
+    )
+
+
 def test_more_outputs_than_examples():
     rng = torch.Generator().manual_seed(1)
     phi, f = torch.randn(6, 4, generator=rng).double(), torch.randn(6, 50, generator=rng).double()
@@ -288,6 +314,28 @@ class TestCurves:
             float(gs.measures.richness_curves(*map(torch.tensor, (train, evaluation, targets))).quality[-1]), abs=1e-9
         )
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_low_precision_has_the_rank_of_its_numbers(self, dtype):
+        train, evaluation, targets = self.data(200, 12, 2)
+        scales = torch.logspace(0, -3, 12, dtype=torch.float64)
+        train, evaluation = (torch.tensor(x) * scales for x in (train, evaluation))
+        low = gs.measures.richness_curves(train.to(dtype), evaluation.to(dtype), torch.tensor(targets))
+        same = gs.measures.richness_curves(
+            train.to(dtype).double(), evaluation.to(dtype).double(), torch.tensor(targets)
+        )
+        assert low.rank == same.rank == 12
+        assert torch.equal(low.quality, same.quality)
+        assert low.notes == ()
+
+    def test_eigenvalues_that_are_rounding_are_said(self):
+        """A bottleneck of six directions has thirty in bfloat16."""
+        rng = torch.Generator().manual_seed(0)
+        x = torch.randn(100, 6, generator=rng) @ torch.randn(6, 30, generator=rng)
+        with pytest.warns(UserWarning, match="24 of the 30 eigenvalues are no larger than the rounding"):
+            found = gs.measures.richness_curves(x.bfloat16(), x, x[:, :2])
+        assert found.rank == 30
+        assert gs.measures.richness_curves(x, x.bfloat16(), x[:, :2]).rank == 6
+
     def test_dependent_columns_are_no_directions(self):
         """Features that vary on the training set but not on the evaluation set must not pick up targets by chance."""
         rng = torch.Generator().manual_seed(0)
@@ -348,3 +396,25 @@ def test_richness_knows_no_size(factor, target):
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
     exact = gs.measures.richness(x, x[:, :2] ** 2, target)
     assert gs.measures.richness(factor * x, x[:, :2] ** 2 / factor, target) == pytest.approx(exact, rel=1e-12)
+
+
+def test_curves_and_norms_at_the_ends_of_float64():
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 3, generator=rng, dtype=torch.float64), torch.randn(40, 1, generator=rng).double()
+    plain = gs.measures.richness_curves(x, x, y)
+    for factor in (2.0**-480, 2.0**470):
+        scaled = gs.measures.richness_curves(x * factor, x * factor, y)
+        assert torch.allclose(scaled.intensity, plain.intensity, rtol=1e-12)
+        assert torch.allclose(scaled.quality, plain.quality, rtol=1e-10)
+    with pytest.raises(InputError, match="squares within float64"):
+        gs.measures.richness_curves(x * 1e160, x, y)
+    for part in (slice(None), slice(0, 2)):  # moments and rows
+        with pytest.warns(Undefined, match="so small that squares vanish"):
+            gs.measures.richness_curves(x[part] * 1e-170, x, y)
+    assert gs.measures.effective_dimension(torch.full((3,), 1e308, dtype=torch.float64)) == pytest.approx(3)
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(InputError, match="eigenvalues must be finite"):
+            gs.measures.effective_dimension(torch.tensor([1.0, bad, 2.0]))
+    layer = nn.Linear(3, 4, bias=False).double()
+    layer.weight.data.fill_(1e200)
+    assert gs.measures.parameter_norm(layer) == pytest.approx(12**0.5 * 1e200, rel=1e-14)

@@ -7,6 +7,7 @@ from functools import reduce
 from itertools import pairwise
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -413,6 +414,29 @@ def test_kernel_target_alignment():
         gs.measures.TargetAlignment(classes=2)(features, labels)
     with pytest.raises(InputError, match="numbered from 0"):
         gs.measures.kernel_target_alignment(kernel, labels - 1)
+    with pytest.raises(InputError, match="without large gaps"):
+        gs.measures.kernel_target_alignment(kernel, labels * 10**9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9])
+def test_bandwidth_is_the_median_of_an_even_number_of_pairs_too(n):
+    """Beside numpy's median; 4 examples have 6 pairs, 3 have 3."""
+    rng = np.random.default_rng(n)
+    a, b = rng.standard_normal((n, 4)), rng.standard_normal((n, 2))
+
+    def gaussian(x):
+        squares = ((x[:, None] - x[None]) ** 2).sum(-1)
+        k = np.exp(-squares / (2 * np.median(np.sqrt(squares[np.triu_indices(n, 1)])) ** 2))
+        return k - k.mean(0) - k.mean(1)[:, None] + k.mean()
+
+    k, m = gaussian(a), gaussian(b)
+    expected = (k * m).sum() / np.linalg.norm(k) / np.linalg.norm(m)
+    assert gs.measures.kernel_cka(torch.tensor(a), torch.tensor(b)) == pytest.approx(expected, rel=1e-12)
+    measure = gs.measures.KernelCKA()
+    state = measure.merge(
+        measure.update(*map(torch.tensor, (a[:1], b[:1]))), measure.update(*map(torch.tensor, (a[1:], b[1:])))
+    )
+    assert measure.compute(state) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("debiased", [False, True])
@@ -453,3 +477,28 @@ def test_kernel_cka_of_any_size(factor):
     assert gs.measures.kernel_cka(factor * x, factor * y, bandwidth=3 * factor) == pytest.approx(narrow, rel=1e-10)
     with pytest.warns(Undefined, match="constant"):  # all within a width that is out of range
         gs.measures.kernel_cka(1e-200 * x, y, bandwidth=1e200)
+
+
+@pytest.mark.parametrize("factor", [1e-170, 1e160, 1e300])
+def test_kernels_whose_squares_leave_float64(factor):
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(8, 3, generator=rng, dtype=torch.float64) for _ in range(2))
+    a, b, labels = a @ a.mT + 1, b @ b.mT, torch.arange(8) % 2
+    for centred in (False, True):
+        exact = gs.measures.alignment(a, b, centred=centred)
+        for one, two in ((a * factor, b), (a, b * factor), (a * factor, b * factor)):
+            assert gs.measures.alignment(one, two, centred=centred, block=3) == pytest.approx(exact, rel=1e-12)
+        with_targets = gs.measures.kernel_target_alignment(a, labels, centred=centred)
+        assert gs.measures.kernel_target_alignment(a * factor, labels, centred=centred) == pytest.approx(with_targets)
+        y = torch.randn(8, 1, generator=rng, dtype=torch.float64)
+        assert gs.measures.kernel_target_alignment(a, y * factor, centred=centred) == pytest.approx(
+            gs.measures.kernel_target_alignment(a, y, centred=centred), rel=1e-12
+        )
+    measure = gs.measures.Alignment()
+    mixed = torch.cat([a[:4] * factor, a[4:]])  # tiles of unlike sizes, in either order, and one of zeros
+    state = [measure.update(mixed[i : i + 4], mixed[i : i + 4]) for i in (0, 4)]
+    zeros = measure.update(mixed[:2] * 0, mixed[:2] * 0)
+    for order in ((*state, zeros), (zeros, *state[::-1])):
+        assert measure.compute(reduce(measure.merge, order)) == pytest.approx(1.0, abs=1e-14)
+    with pytest.warns(Undefined, match="the first kernel is constant"):
+        gs.measures.alignment(torch.full((8, 8), factor, dtype=torch.float64), b, centred=True)

@@ -250,3 +250,20 @@ def test_more_features_than_examples(rank, center):
     missed = (truth - (h_test - mean) @ coefficients).square().sum() / truth.square().sum()
     held_out = held_out_target_linearity(h, y, h_test, y_test, center=center)
     assert held_out == pytest.approx(1 - float(missed), rel=1e-10)
+
+
+def test_labels_with_gaps_are_the_classes_that_occur():
+    """Hash values as labels: one column for each number up to the largest would be terabytes."""
+    rng = torch.Generator().manual_seed(0)
+    h, labels = torch.randn(60, 5, generator=rng), torch.arange(60) % 10
+    whole = target_linearity(h, labels)
+    assert float(target_linearity(h, labels * 10**9)) == pytest.approx(float(whole), rel=1e-12)
+    assert float(target_linearity(h, labels.to(torch.uint16))) == float(whole)
+    held_out = held_out_target_linearity(h[:40], labels[:40], h[40:], labels[40:])
+    assert held_out_target_linearity(
+        h[:40], labels[:40] * 10**9, h[40:], labels[40:] * 10**9
+    ) == pytest.approx(held_out, rel=1e-12)  # fmt: skip
+    with pytest.raises(InputError, match="without large gaps, but these need one-hot targets of 60 x 9000000001"):
+        TargetLinearity().update(h, labels * 10**9)
+    with pytest.raises(InputError, match="label -100"):
+        target_linearity(h, labels - 100)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.linalg import Dense, Diagonal, LowRank
+from gramscope.spectra import analyze, esd, fit_tail, log_alpha_norm, ranks, shuffled_null, spectrum, stable_rank
 from gramscope.spectra import eigenvalues as module
-from gramscope.spectra import esd, fit_tail, log_alpha_norm, ranks, shuffled_null, spectrum, stable_rank
 from references.spectra import entropy, squared_singular_values
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -177,3 +177,17 @@ def test_traps_are_huge_entries():
     weight = 0.1 * torch.randn(80, 80, generator=torch.Generator().manual_seed(6))
     weight[3, 4] = 30.0
     assert shuffled_null(weight, shuffles=3).traps.min() >= 1
+
+
+def test_squares_that_vanish_are_named():
+    """λ of 1e-200 is 1e-400: not zero, and not a number of float64."""
+    w = torch.randn(60, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for factor in (1e-200, 1e-160):
+        with pytest.raises(InputError, match="whose squares vanish in float64"):
+            esd(factor * w)
+    row = analyze({"w": w * 1e-200}).iloc[0]
+    assert "vanish in float64" in row["reason"]
+    assert "zero" not in row["reason"]
+    assert "all eigenvalues are zero" in analyze({"w": w * 0}).iloc[0]["reason"]
+    assert ranks(esd(w * 2.0**-480)).stable_rank == pytest.approx(ranks(esd(w)).stable_rank, rel=1e-12)
+    assert esd(w[:0]).tolist() == []

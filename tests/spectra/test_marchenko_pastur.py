@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from gramscope.base.errors import InputError
 from gramscope.spectra import fit_marchenko_pastur, marchenko_pastur_density
@@ -105,3 +106,16 @@ def test_rounding_is_no_bulk(rank):
     assert found.spikes == 0
     assert math.isnan(found.sigma)
     assert fit_marchenko_pastur(values, weight.shape, "weightwatcher").reason is None
+
+
+def test_exactly_half_zero_is_no_bulk():
+    with pytest.warns(UserWarning, match="half of the eigenvalues or more are zero"):
+        assert math.isnan(fit_marchenko_pastur([0.0] * 10 + [1.0] * 10, (30, 20)).sigma)
+
+
+def test_density_takes_tensors_and_needs_a_width():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert marchenko_pastur_density(x, (4, 3)).tolist() == marchenko_pastur_density([1.0, 2.0], (4, 3)).tolist()
+    for sigma in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="sigma must be positive"):
+            marchenko_pastur_density(x, (4, 3), sigma)

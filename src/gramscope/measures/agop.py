@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.progress import progress
 from gramscope.capture import capture
@@ -141,6 +142,7 @@ class AGOP(Measure[GradientSum, Tensor]):
                 if gradients is not None:
                     rows = gradients.detach().double().reshape(-1, d)
                     total += rows.mT @ rows
+            check_finite(total, "the gradient outer product", "Look for an infinite slope (√ at 0), or for overflow.")
         return GradientSum(n, total)
 
     def compute(self, state: GradientSum) -> Float[Tensor, "d d"]:
@@ -217,7 +219,8 @@ class LayerAGOP(Measure[SignalSums, LayerAGOPs]):
         self.model, self.globs, self.outputs, self.precision = model, weights, outputs, precision
 
     def update(self, x: Any) -> SignalSums:
-        snapshot = capture(self.model, x, outputs=self.outputs, precision=self.precision)
+        # A frozen weight passes gradients on like any other.
+        snapshot = capture(self.model, x, outputs=self.outputs, frozen=True, precision=self.precision)
         forms = weight_forms(snapshot).chosen(self.globs)
         parameters = named_parameters(unwrap(self.model))
         totals = {name: _signal_sum(use) for name, use in forms.items()}
@@ -305,9 +308,10 @@ class _outputs_of_leaf:
             context.__enter__()
         try:
             leaf.requires_grad_()
-            f = evaluate(
-                self.model, map_tensors(lambda t: t.view_as(t) if t is leaf else t, self.x), self.n, self.outputs
-            )
+            # A copy, not a view: a first layer may work in place, which no leaf allows.
+            x = map_tensors(lambda t: t.clone() if t is leaf else t, self.x)
+            f = evaluate(self.model, x, self.n, self.outputs)
+            check_finite(f.detach(), "the model's output", "Look for NaN in x or the parameters, or for overflow.")
             if not f.requires_grad:
                 raise InputError("the model's output must depend on x, but it carries no gradient. Is it detached?")
             return f, leaf

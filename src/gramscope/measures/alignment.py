@@ -14,24 +14,36 @@ from gramscope.base.moments import as_rows
 from gramscope.kernels.kernel import Kernel
 from gramscope.linalg.operator import LinearOperator
 from gramscope.measures.cka import CKA, PairState
-from gramscope.measures.class_moments import class_labels
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.measure import Facts, Measure, undefined
+from gramscope.measures.rows import NOTHING, frobenius, of_ordinary_size, size_exponent, times_power
 
 KernelLike = Tensor | Kernel | LinearOperator
 
 
 @dataclass(frozen=True)
 class AlignmentState:
-    """Sums over entries: ⟨A, B⟩, |A|², |B|²."""
+    """Sums over entries: ⟨A, B⟩, |A|², |B|², of A and B divided by 2^``exponents``, 1 for most."""
 
     inner: float = 0.0
     square_a: float = 0.0
     square_b: float = 0.0
+    exponents: tuple[int, int] = (NOTHING, NOTHING)
 
     def merged(self, other: "AlignmentState") -> "AlignmentState":
-        return AlignmentState(
-            self.inner + other.inner, self.square_a + other.square_a, self.square_b + other.square_b
-        )  # fmt: skip
+        exponents = (max(self.exponents[0], other.exponents[0]), max(self.exponents[1], other.exponents[1]))
+        x, y = self._at(exponents), other._at(exponents)
+        return AlignmentState(x.inner + y.inner, x.square_a + y.square_a, x.square_b + y.square_b, exponents)
+
+    def _at(self, exponents: tuple[int, int]) -> "AlignmentState":
+        """The same divided by other powers of two, none of them less."""
+        a, b = (2.0 ** (old - new) for old, new in zip(self.exponents, exponents, strict=True))
+        return AlignmentState(self.inner * a * b, self.square_a * a * a, self.square_b * b * b, exponents)
+
+    def norms(self) -> tuple[float, float]:
+        """|A| and |B|."""
+        a, b = (0 if e == NOTHING else e for e in self.exponents)
+        return times_power(math.sqrt(self.square_a), a), times_power(math.sqrt(self.square_b), b)
 
 
 class Alignment(Measure[AlignmentState, float]):
@@ -58,10 +70,11 @@ class Alignment(Measure[AlignmentState, float]):
         rows_a, rows_b = as_rows(a, "a"), as_rows(b, "b")
         if a.shape != b.shape:
             raise InputError(f"two tiles must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
-        rows_b = rows_b.to(rows_a.device)
+        exponents = (size_exponent(rows_a), size_exponent(rows_b))
+        rows_a, rows_b = of_ordinary_size(rows_a)[0], of_ordinary_size(rows_b)[0].to(rows_a.device)
         return AlignmentState(
-            float((rows_a * rows_b).sum()), float(rows_a.square().sum()), float(rows_b.square().sum())
-        )  # fmt: skip
+            float((rows_a * rows_b).sum()), float(rows_a.square().sum()), float(rows_b.square().sum()), exponents
+        )
 
     def compute(self, state: AlignmentState) -> float:
         for name, square in (("first", state.square_a), ("second", state.square_b)):
@@ -130,10 +143,11 @@ def alignment(a: KernelLike, b: KernelLike, *, centred: bool = False, block: int
     scale_a = scale_b = 0.0
     for (raw_a, cols_a), (raw_b, cols_b) in pairs:
         state = measure.merge(state, measure.update(cols_a, cols_b))
-        scale_a, scale_b = scale_a + raw_a, scale_b + raw_b
-    rounding = (1e3 * torch.finfo(torch.float64).eps) ** 2
-    if centred and (state.square_a <= rounding * scale_a or state.square_b <= rounding * scale_b):
-        which = "first" if state.square_a <= rounding * scale_a else "second"
+        scale_a, scale_b = math.hypot(scale_a, raw_a), math.hypot(scale_b, raw_b)
+    rounding = 1e3 * torch.finfo(torch.float64).eps
+    left_a, left_b = state.norms()
+    if centred and (left_a <= rounding * scale_a or left_b <= rounding * scale_b):
+        which = "first" if left_a <= rounding * scale_a else "second"
         return undefined("the alignment", f"the {which} kernel is constant, so nothing is left once centred")
     return measure.compute(state)
 
@@ -158,7 +172,7 @@ def kernel_target_alignment(
         >>> round(gs.measures.kernel_target_alignment(y @ y.T, y), 12)
         1.0
     """
-    y = as_rows(_targets(targets, classes), "targets")
+    y, _ = of_ordinary_size(as_rows(_targets(targets, classes), "targets"))  # the alignment knows no scale
     size = _Columns(kernel).shape[0]
     if size == len(y):
         ideal = y @ y.mT
@@ -196,11 +210,11 @@ class _Columns:
         self.shape = (self.matrix.shape[0], self.matrix.shape[1])
 
     def blocks(self, size: int, centred: bool) -> Iterator[tuple[float, Tensor]]:
-        """For each block the sum of squares before centring, and the columns as (cols, rows), centred if asked."""
+        """For each block its norm before centring, and the columns as (cols, rows), centred if asked."""
         middle = self._mean_columns(size) if centred else None
         for start in range(0, self.shape[1], size):
             columns = self._take(start, min(start + size, self.shape[1]))
-            raw = float(columns.square().sum())
+            raw = frobenius(columns) if centred else 0.0
             if middle is not None:
                 places = torch.arange(start, start + columns.shape[1], device=columns.device) % self.outputs[1]
                 columns = columns - middle[:, places]
@@ -241,8 +255,6 @@ def _targets(targets: Tensor, classes: int | None) -> Tensor:
     if targets.is_floating_point() or (targets.dim() == 2 and targets.shape[1] > 1):
         return targets
     labels = class_labels(targets)
-    if len(labels) and int(labels.min()) < 0:
-        raise InputError(f"labels must be numbered from 0, got {int(labels.min())}. Pass one-hot targets instead.")
     if classes is not None and len(labels) and int(labels.max()) >= classes:
         raise InputError(f"labels must lie below classes={classes}, got {int(labels.max())}.")
-    return torch.nn.functional.one_hot(labels, classes if classes is not None else -1).double()
+    return one_hot(labels, classes)

@@ -9,10 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.capture.network import Outputs
 from gramscope.measures.agop import Precision, layer_agop
 from gramscope.measures.measure import undefined
+from gramscope.measures.rows import of_ordinary_size
 
 __all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]
 
@@ -23,9 +25,9 @@ def matrix_power(matrix: Tensor, power: float) -> Float[Tensor, "*g d d"]:
     >>> matrix_power(torch.diag(torch.tensor([4.0, 9.0])), 0.5).tolist()
     [[2.0, 0.0], [0.0, 3.0]]
     """
-    if not power > 0:
+    if not 0 < power < math.inf:
         raise InputError(f"power must be positive, got {power}.")
-    values, vectors = torch.linalg.eigh(matrix.detach().double())
+    values, vectors = torch.linalg.eigh(_symmetric(matrix, "matrix"))
     return (vectors * values.clamp_min(0).pow(power)[..., None, :]) @ vectors.mT
 
 
@@ -41,10 +43,9 @@ def ansatz_correlation(gram: Tensor, agop: Tensor, power: float = 0.5) -> float:
         >>> round(ansatz_correlation(gram, gram @ gram, power=0.5), 12)
         1.0
     """
-    gram = gram.detach().double()
-    if gram.shape != agop.shape or gram.dim() < 2:
-        raise InputError(f"gram and agop must have one shape (d, d), got {tuple(gram.shape)} and {tuple(agop.shape)}.")
-    return _pearson(gram, matrix_power(agop, power), "the ansatz correlation")
+    gram, agop = _both(gram, agop)
+    value, why = _pearson(gram, matrix_power(agop, power))
+    return undefined("the ansatz correlation", why) if why else value
 
 
 def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0.02, 3.0)) -> float:
@@ -60,21 +61,27 @@ def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0
     """
     from scipy.optimize import minimize_scalar
 
-    gram = gram.detach().double()
-    values, vectors = torch.linalg.eigh(agop.detach().double())
+    if not 0 < bounds[0] < bounds[1] < math.inf:
+        raise InputError(f"bounds must be two powers, 0 < low < high, got {bounds}.")
+    gram, agop = _both(gram, agop)
+    values, vectors = torch.linalg.eigh(agop)
+
+    def correlated(power: float) -> tuple[float, str]:
+        return _pearson(gram, (vectors * values.clamp_min(0).pow(power)[..., None, :]) @ vectors.mT)
 
     def loss(power: float) -> float:
-        raised = (vectors * values.clamp_min(0).pow(power)[..., None, :]) @ vectors.mT
-        return -_pearson(gram, raised, "the ansatz exponent")
+        return -correlated(power)[0]
 
     grid = torch.logspace(math.log10(bounds[0]), math.log10(bounds[1]), 60, dtype=torch.float64).tolist()
-    losses = [loss(power) for power in grid]
-    if any(value != value for value in losses):
-        return float("nan")
+    found = [correlated(power) for power in grid]
+    why = next((reason for _, reason in found if reason), "")
+    if why:
+        return undefined("the ansatz exponent", why)
+    losses = [-value for value, _ in found]
     best = min(range(len(grid)), key=losses.__getitem__)
     low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-    found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-10})
-    return float(found.x)
+    refined = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-10})
+    return float(refined.x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,11 +143,30 @@ def _proportional_to_identity(covariance: Float[Tensor, "g o o"]) -> bool:
     return bool((covariance - scale * identity).abs().max() <= 1e-6 * scale.abs()) and bool(scale > 0)
 
 
-def _pearson(a: Tensor, b: Tensor, what: str) -> float:
+def _both(gram: Tensor, agop: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64 at a size that powers and squares can bear; a correlation knows no scale."""
+    if gram.shape != agop.shape:
+        raise InputError(f"gram and agop must have one shape (d, d), got {tuple(gram.shape)} and {tuple(agop.shape)}.")
+    return of_ordinary_size(_symmetric(gram, "gram"))[0], of_ordinary_size(_symmetric(agop, "agop"))[0]
+
+
+def _symmetric(matrix: Tensor, what: str) -> Float[Tensor, "*g d d"]:
+    if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.numel() == 0:
+        raise InputError(f"{what} must be square, (d, d) or (..., d, d), got {tuple(matrix.shape)}.")
+    matrix = matrix.detach().double()
+    check_finite(matrix, what, "The run has diverged: load an earlier checkpoint.")
+    if float((matrix - matrix.mT).abs().max()) > 1e-2 * float(matrix.abs().max()):  # far above bfloat16's rounding
+        raise InputError(f"{what} must be symmetric, but it is not. Of a weight W pass its Gram matrix W.T @ W.")
+    return matrix
+
+
+def _pearson(a: Tensor, b: Tensor) -> tuple[float, str]:
+    """The correlation over entries; or NaN, and why."""
+    b, _ = of_ordinary_size(b)
     x, y = a.reshape(-1) - a.mean(), b.reshape(-1) - b.mean()
     # Beside the entries themselves, what centring leaves of a constant is rounding.
     constant = [float(c.norm()) <= 1e-12 * float(full.norm()) for c, full in ((x, a), (y, b))]
     if any(constant):
         which = " and ".join(n for n, flat in zip(("WᵀW", "AGOP^α"), constant, strict=True) if flat)
-        return undefined(what, f"{which} is the same in all entries")
-    return float((x @ y) / (x.norm() * y.norm()))
+        return math.nan, f"{which} {'are' if all(constant) else 'is'} the same in all entries"
+    return min(max(float((x @ y) / (x.norm() * y.norm())), -1.0), 1.0), ""

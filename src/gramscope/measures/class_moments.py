@@ -1,6 +1,6 @@
 """Means and scatter of labelled rows, class by class, mergeable; rows are kept while that takes less memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -8,11 +8,16 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre, check_paired
-from gramscope.measures.rows import Rows
+from gramscope.measures.rows import NOTHING, Rows
+
+LARGEST = 2**32  # numbers in one-hot targets: 32 GiB of them
 
 
-def class_labels(labels: Tensor) -> Int[Tensor, " n"]:
-    """Labels (n,) as int64; one-hot rows (n, C) count as the labels they stand for."""
+def class_labels(labels: Tensor, *, negative: bool = False) -> Int[Tensor, " n"]:
+    """Labels (n,) as int64; one-hot rows (n, C) count as the labels they stand for.
+
+    Negative ones are refused unless ``negative``: as a rule they mark examples without a class (torch's -100).
+    """
     if not isinstance(labels, Tensor):
         raise InputError(f"labels must be a torch.Tensor, got {type(labels).__name__}. Use torch.as_tensor(labels).")
     labels = labels.detach()
@@ -25,9 +30,26 @@ def class_labels(labels: Tensor) -> Int[Tensor, " n"]:
         return hot.long().argmax(1)
     if labels.dim() != 1 or labels.is_complex():
         raise InputError(f"labels must have shape (n,) or be one-hot (n, C), got {tuple(labels.shape)}.")
-    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+    if labels.is_floating_point() and not bool((labels.isfinite() & (labels == labels.round())).all()):
         raise InputError("labels must be whole numbers, got fractions. Pass classes, not regression targets.")
-    return labels.long()
+    labels = labels.long()
+    if not negative and len(labels) and int(labels.min()) < 0:
+        raise InputError(
+            f"class labels must be numbered from 0, got {int(labels.min())}. Drop ignored examples (label -100) first; "
+            "where negative labels are classes, renumber them: labels.unique(return_inverse=True)[1]."
+        )
+    return labels
+
+
+def one_hot(labels: Int[Tensor, " n"], classes: int | None = None) -> Float[Tensor, "n C"]:
+    """Labels from 0 as float64 rows; as many columns as ``classes``, or as the largest label needs."""
+    width = classes or (int(labels.max()) + 1 if len(labels) else 1)
+    if len(labels) * width > LARGEST:
+        raise InputError(
+            f"class labels must be numbered from 0 without large gaps, but these need one-hot targets of "
+            f"{len(labels)} x {width}. Renumber all of them together: labels.unique(return_inverse=True)[1]."
+        )
+    return torch.nn.functional.one_hot(labels, width).double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +139,12 @@ class ClassMoments:
 
         return spread(self.counts), Centre(spread(self.centres.mean), spread(self.centres.rest)), spread(self.scatters)
 
+    def scaled(self, power: int) -> "ClassMoments":
+        """The moments of rows that are ``2^power`` times as large."""
+        factor = 2.0**power
+        centres = Centre(self.centres.mean * factor, self.centres.rest * factor)
+        return ClassMoments(self.labels, self.counts, centres, self.scatters * factor * factor)
+
     def statistics(self) -> ClassStatistics:
         variances = self.scatters.diagonal(dim1=1, dim2=2).sum(1) / self.counts
         within = torch.einsum("cpq,c->pq", self.scatters, 1 / self.counts)
@@ -125,7 +153,10 @@ class ClassMoments:
 
 @dataclass(frozen=True, eq=False)
 class ClassState:
-    """Labelled rows (and, for NC4, the outputs of the network), or their class moments once these are smaller."""
+    """Labelled rows (and, for NC4, the outputs of the network), or their class moments once these are smaller.
+
+    Rows and moments are divided by 2^``exponent``, which is 1 unless fourth powers would leave the range of float64.
+    """
 
     width: int
     labels: tuple[Tensor, ...] = field(repr=False)
@@ -133,6 +164,7 @@ class ClassState:
     outputs: Rows | None
     moments: ClassMoments | None
     keep_rows: bool
+    exponent: int = NOTHING
 
     @classmethod
     def of(
@@ -145,7 +177,9 @@ class ClassState:
         if kept is not None and outputs is not None:
             check_paired(features, outputs, "features", "outputs")
         own = (labels.to(rows.device).clone(),) if len(labels) else ()
-        return cls(rows.width, own, rows, kept, None, keep_rows)._compact()
+        exponent = rows.exponent
+        rows = rows.scaled(0 if exponent == NOTHING else -exponent)
+        return cls(rows.width, own, rows, kept, None, keep_rows, exponent)._compact()
 
     @property
     def n(self) -> int:
@@ -158,12 +192,23 @@ class ClassState:
             raise InputError("outputs must be given for every batch or for none.")
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
-        if self.rows is not None and other.rows is not None:
-            outputs = self.outputs.merged(other.outputs) if self.outputs and other.outputs else None
-            labels = self.labels + tuple(chunk.to(self.rows.device) for chunk in other.labels)
-            rows = self.rows.merged(other.rows)
-            return ClassState(self.width, labels, rows, outputs, None, self.keep_rows)._compact()
-        return ClassState(self.width, (), None, None, self._as_moments().merged(other._as_moments()), False)
+        exponent = max(self.exponent, other.exponent)
+        a, b = self._at(exponent), other._at(exponent)
+        if a.rows is not None and b.rows is not None:
+            outputs = a.outputs.merged(b.outputs) if a.outputs and b.outputs else None
+            labels = a.labels + tuple(chunk.to(a.rows.device) for chunk in b.labels)
+            rows = a.rows.merged(b.rows)
+            return ClassState(self.width, labels, rows, outputs, None, self.keep_rows, exponent)._compact()
+        return ClassState(self.width, (), None, None, a._as_moments().merged(b._as_moments()), False, exponent)
+
+    def _at(self, exponent: int) -> "ClassState":
+        """The same divided by another power of two, not less."""
+        if exponent == self.exponent:
+            return self
+        power = self.exponent - exponent
+        rows = None if self.rows is None else self.rows.scaled(power)
+        moments = None if self.moments is None else self.moments.scaled(power)
+        return replace(self, rows=rows, moments=moments, exponent=exponent)
 
     def statistics(self) -> ClassStatistics:
         if self.moments is not None:
@@ -202,4 +247,4 @@ class ClassState:
         classes = len(torch.cat(self.labels).unique())
         if self.rows.nbytes <= 8 * classes * self.width * (self.width + 1):
             return self
-        return ClassState(self.width, (), None, None, self._as_moments(), False)
+        return ClassState(self.width, (), None, None, self._as_moments(), False, self.exponent)

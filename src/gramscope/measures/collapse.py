@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
 from gramscope.measures.measure import Facts, Measure, undefined, warn
+from gramscope.measures.rows import NOTHING, of_ordinary_size, times_power
 
 _PAPYAN = "Papyan, Han & Donoho 2020 (arXiv:2008.08186)"
 
@@ -91,19 +93,24 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
         bias: Float[Tensor, " K"] | None = None,
         ridge: float = 0.0,
     ) -> None:
-        if ridge < 0:
+        if not 0 <= ridge < math.inf:
             raise InputError(f"ridge must be 0 (pseudo-inverse) or positive, got {ridge}.")
         if bias is not None and weight is None:
             raise InputError("bias belongs to a classifier: pass its weight (K, p) too.")
+        if bias is not None and weight is not None and len(bias) != len(weight):
+            raise InputError(f"bias must have one entry for each of the weight's {len(weight)} rows, got {len(bias)}.")
         self.classes = (
             tuple(range(classes)) if isinstance(classes, int) else None if classes is None else tuple(classes)
         )
         self.weight = None if weight is None else weight.detach().double()
         self.bias = None if bias is None else bias.detach().double()
+        for name, given in (("weight", self.weight), ("bias", self.bias)):
+            if given is not None:
+                check_finite(given, name, "Look for a run that has diverged.")
         self.ridge = ridge
 
     def update(self, features: Tensor, labels: Tensor, outputs: Tensor | None = None) -> ClassState:
-        labels = class_labels(labels)
+        labels = class_labels(labels, negative=self.classes is not None)
         if self.classes is not None:
             unknown = sorted(set(labels.tolist()) - set(self.classes))
             if unknown:
@@ -121,6 +128,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             raise InputError("neural collapse needs examples, got none.")
         found = state.statistics()
         missing = tuple(c for c in self.classes or () if c not in found.labels)
+        exponent = 0 if state.exponent == NOTHING else state.exponent  # found is of features divided by 2^this
         notes = _notes(found, missing, state.width)
         count = len(found.labels)
         if count < 2:
@@ -130,10 +138,15 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc1 = nc2 = cdnv = nan
             parts = (nan, nan, nan)
         else:
-            nc1 = _nc1(found, self.ridge)
+            nc1 = _nc1(found, self.ridge, exponent)
             nc2, parts = _nc2(found)
             cdnv = _cdnv(found)
         centred = found.centred
+        within, between = (
+            times_power(float(total), 2 * exponent) for total in (found.variances.sum(), centred.square().sum())
+        )
+        if exponent and (within in (0.0, math.inf) or between in (0.0, math.inf)):
+            notes += ("within and between of features of this size leave float64; the other numbers know no size",)
         return NeuralCollapse(
             nc1=nc1,
             nc2=nc2,
@@ -141,10 +154,10 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc2_equiangular=parts[1],
             nc2_maximal_angle=parts[2],
             nc3=None if self.weight is None else _nc3(found, self.weight),
-            nc4=_nc4(state, found, self.weight, self.bias),
+            nc4=_nc4(state, found, self.weight, self.bias, exponent),
             cdnv=cdnv,
-            within=float(found.variances.sum()),
-            between=float(centred.square().sum()),
+            within=within,
+            between=between,
             examples=state.n,
             counts=dict(zip(found.labels, found.counts.long().tolist(), strict=True)),
             missing=missing,
@@ -168,7 +181,7 @@ def neural_collapse(
 
     Args:
         features: Φ (n, ...), as a rule the inputs of the last linear layer.
-        labels: classes (n,) of any integer dtype, or one-hot rows (n, C).
+        labels: classes (n,) of any integer dtype, or one-hot rows (n, C); negative ones only if among ``classes``.
         outputs: outputs (n, K) of the network, for NC4; column k is class k.
         weight: weight (K, p) of the classifier, for NC3 (and NC4 where no outputs are given, with ``bias``).
         bias: bias (K,) of the classifier.
@@ -203,7 +216,7 @@ def _notes(found: ClassStatistics, missing: tuple[int, ...], width: int) -> tupl
     return tuple(notes)
 
 
-def _nc1(found: ClassStatistics, ridge: float) -> float:
+def _nc1(found: ClassStatistics, ridge: float, exponent: int) -> float:
     _, s, v = torch.linalg.svd(found.centred, full_matrices=False)
     eps = torch.finfo(torch.float64).eps
     if float(s[0]) <= 1e3 * eps * found.scale:
@@ -214,8 +227,10 @@ def _nc1(found: ClassStatistics, ridge: float) -> float:
     squares = s[kept].square()
     if ridge == 0:
         return float((along / squares).sum())
+    ridge = times_power(ridge, -2 * exponent)
     rest = max(float(found.variances.sum() - along.sum()), 0.0)
-    return float((along / (squares + ridge)).sum()) + rest / ridge
+    outside = rest / ridge if ridge else math.inf if rest else 0.0
+    return float((along / (squares + ridge)).sum()) + outside
 
 
 def _nc2(found: ClassStatistics) -> tuple[float, tuple[float, float, float]]:
@@ -241,15 +256,20 @@ def _nc2(found: ClassStatistics) -> tuple[float, tuple[float, float, float]]:
 
 def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
     places = _columns(found.labels, len(weight), "the classifier's weight")
-    w, m = weight.to(found.centred.device)[places], found.centred
+    w, m = of_ordinary_size(weight)[0].to(found.centred.device)[places], found.centred
     if float(w.norm()) == 0 or float(m.norm()) <= 1e3 * torch.finfo(torch.float64).eps * found.scale:
         return undefined("NC3", "the classifier's weight or the scatter of the class means is zero")
     return float((w / w.norm() - m / m.norm()).square().sum())
 
 
-def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None) -> float | None:
+def _nc4(
+    state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None, exponent: int
+) -> float | None:
     if state.outputs is None and weight is None:
         return None
+    if weight is not None:
+        weight, own = of_ordinary_size(weight)  # the largest score stays the largest if all are divided by one number
+        bias = None if bias is None else bias * 2.0 ** min(-exponent - own, 800)
     assert state.rows is not None
     width = state.outputs.width if state.outputs is not None else len(weight if weight is not None else ())
     places = _columns(found.labels, width, "outputs" if state.outputs is not None else "the classifier's weight")

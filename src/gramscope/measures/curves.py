@@ -9,21 +9,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
 from gramscope.measures.class_moments import class_labels
 from gramscope.measures.measure import Facts, Measure, undefined, warn
-from gramscope.measures.rows import Rows
+from gramscope.measures.rows import Rows, above_rounding, within_entry_rounding
 
 Part = Literal["evaluation", "train"]
+
+LARGEST_EXPONENT = 480  # of features whose squares, and sums of them, are within float64
+LEAST = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  # ρ_1 below this has lost digits
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
     """Quality Π*(k), utilisation Π̂(k) and intensity ρ_k/ρ_1 of the first k eigenfunctions, k from 1.
 
-    ``quality`` and ``utilisation`` have one entry for each of the ``rank`` eigenfunctions above rounding; None where no
-    targets or outputs were given. ``intensity`` and ``eigenvalues`` have one for each feature.
+    ``quality`` and ``utilisation`` have one entry for each of the ``rank`` eigenfunctions above float64 rounding; None
+    where no targets or outputs were given. ``intensity`` and ``eigenvalues`` have one for each feature.
     """
 
     quality: Float[Tensor, " rank"] | None = field(repr=False)
@@ -40,7 +44,10 @@ class Curves:
 
 @dataclass(frozen=True, eq=False)
 class CurvesState:
-    """Training features as rows or second moments, whichever is smaller; evaluation features, targets and outputs."""
+    """Training features as rows or second moments, whichever is smaller; evaluation features, targets and outputs.
+
+    ``resolution`` is the rounding of the dtype that the training features came in.
+    """
 
     train: Rows | Moments | None
     evaluation: Mapping[str, Rows]
@@ -88,6 +95,11 @@ class RichnessCurves(Measure[CurvesState, Curves]):
         part: Part = "evaluation",
     ) -> CurvesState:
         rows = Rows.of(features, "features")
+        if rows.exponent > LARGEST_EXPONENT:
+            raise InputError(
+                f"features must have squares within float64, got numbers of about 2^{rows.exponent}. Divide them by a "
+                "number: the curves do not depend on it."
+            )
         if part == "train":
             if targets is not None or outputs is not None:
                 raise InputError("training features take no targets or outputs: these belong to the evaluation set.")
@@ -105,7 +117,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             # Which classes there are is known only in the end, so labels stay labels until then.
             kept["labels"] = Rows.of(class_labels(targets))
             del kept["targets"]
-        return CurvesState(None, kept, rows.resolution)
+        return CurvesState(None, kept, 0.0)
 
     def compute(self, state: CurvesState) -> Curves:
         if state.train is None or not state.evaluation:
@@ -120,12 +132,16 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             raise InputError(
                 f"training and evaluation features must be of one width, got {len(rho)} and {phi.shape[1]}."
             )
-        if float(rho[0]) <= 0:
-            nan = undefined("the eigenfunctions", "all training features are zero")
+        if float(rho[0]) < LEAST:
+            size = "zero" if float(rho[0]) == 0 and not any(_sizes(state.train)) else "so small that squares vanish"
+            nan = undefined("the eigenfunctions", f"all training features are {size}")
             empty = phi.new_zeros(0)
             return Curves(empty, empty, rho * nan, rho, 0, 0, 0, nan, len(phi))
-        rank = int((rho > rho[0] * max(8 * len(rho) * torch.finfo(torch.float64).eps, 4 * state.resolution**2)).sum())
-        notes = _notes(rank, len(phi), phi.shape[1], state.train.n)
+        rank = int(above_rounding(rho).sum())
+        # Σ is XᵀX/n, so its diagonal holds the mean squares of the columns.
+        squares = u.square() @ rho[: u.shape[1]]
+        doubtful = within_entry_rounding(rho[:rank], u[:, :rank], squares, state.resolution)
+        notes = _notes(rank, doubtful, len(phi), phi.shape[1], state.train.n)
         q = orthonormalised((phi @ u[:, :rank]) / rho[:rank].sqrt())
         targets = _targets(state.evaluation)
         quality, target_rank = _cumulative(q, targets, "targets")
@@ -178,10 +194,13 @@ def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
     rho = eigenvalues.detach().double().sort(descending=True).values.clamp(min=0)
     if rho.dim() != 1 or len(rho) == 0:
         raise InputError(f"eigenvalues must have shape (p,) with p > 0, got {tuple(eigenvalues.shape)}.")
+    check_finite(rho, "eigenvalues", "Look for overflow in what they are of.")
     rest = rho[1:][rho[1:] > 0]
     if len(rest) == 0:
         return 1.0
+    rest = rest / rest[0]  # the sum of the largest numbers of float64 is none
     p = rest / rest.sum()
+    p = p[p > 0]
     return 1.0 + math.exp(float(-(p * p.log()).sum()))
 
 
@@ -217,6 +236,11 @@ def _spectrum(train: Rows | Moments) -> tuple[Float[Tensor, " p"], Float[Tensor,
     return rho, v.mT
 
 
+def _sizes(train: Rows | Moments) -> list[bool]:
+    """Whether there is anything but zeros; moments no longer know, but for the mean."""
+    return [bool(x.any()) for x in (train.chunks if isinstance(train, Rows) else (train.mean,))]
+
+
 def _cumulative(q: Float[Tensor, "n k"], y: Tensor | None, what: str) -> tuple[Float[Tensor, " k"] | None, int]:
     if y is None:
         return None, 0
@@ -236,7 +260,7 @@ def _targets(evaluation: Mapping[str, Rows]) -> Tensor | None:
     return evaluation["targets"].all() if "targets" in evaluation else None
 
 
-def _notes(rank: int, examples: int, width: int, trained: int) -> tuple[str, ...]:
+def _notes(rank: int, doubtful: int, examples: int, width: int, trained: int) -> tuple[str, ...]:
     notes = []
     if rank >= examples:
         notes.append(
@@ -245,6 +269,11 @@ def _notes(rank: int, examples: int, width: int, trained: int) -> tuple[str, ...
         )
     if trained <= width:
         notes.append(f"{trained} training examples do not determine all {width} eigenfunctions")
+    if doubtful:
+        notes.append(
+            f"{doubtful} of the {rank} eigenvalues are no larger than the rounding of the features' dtype, and count "
+            "like the others; pass the features of a float32 network to tell them apart"
+        )
     if notes:
         warn(f"richness curves: {'; '.join(notes)}.")
     return tuple(notes)

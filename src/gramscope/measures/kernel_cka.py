@@ -82,7 +82,7 @@ class KernelCKA(Measure[RowsPair, float]):
         squares = squared_distances(x * factor)
         sigma = None if self.bandwidth is None else self.bandwidth * factor
         if sigma is None:
-            sigma = self.scale * float(_median_distance(squares))
+            sigma = self.scale * _median_distance(squares)
         # Half the examples (or all) at one point: a Gaussian of width 0 tells only equal from unequal.
         if sigma == 0:
             return (squares == 0).double()
@@ -142,10 +142,13 @@ def squared_distances(x: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
     return distances.fill_diagonal_(0.0)
 
 
-def _median_distance(squares: Float[Tensor, "n n"]) -> Tensor:
+def _median_distance(squares: Float[Tensor, "n n"]) -> float:
+    """The middle distance over pairs, or the mean of the two in the middle; torch's median takes the lower of them."""
     n = len(squares)
     above = torch.triu_indices(n, n, 1, device=squares.device)
-    return squares[above[0], above[1]].median().sqrt()
+    pairs = squares[above[0], above[1]].sqrt()
+    middle = (pairs.kthvalue((len(pairs) + 1) // 2).values + pairs.kthvalue(len(pairs) // 2 + 1).values) / 2
+    return float(middle)
 
 
 def _centred(k: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -12,8 +12,8 @@ from gramscope.base.errors import InputError
 from gramscope.measures.cka import cka
 from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_layer import last_layer_batches
-from gramscope.measures.measure import Facts, Measure, undefined
-from gramscope.measures.rows import Rows
+from gramscope.measures.measure import Facts, Measure, undefined, warn
+from gramscope.measures.rows import Rows, above_rounding, frobenius, within_entry_rounding
 
 Target = Literal["raw", "projection"]
 
@@ -143,39 +143,43 @@ def parameter_norm(model: nn.Module) -> float:
         >>> parameter_norm(layer)
         3.0
     """
-    squares = [float(p.detach().double().square().sum()) for p in model.parameters() if p.is_floating_point()]
-    if not squares:
+    norms = [frobenius(p.detach().double()) for p in model.parameters() if p.is_floating_point()]
+    if not norms:
         raise InputError("the model must have parameters to have a norm, but it has none.")
-    return math.sqrt(math.fsum(squares))
+    return math.hypot(*norms)  # scales by itself, so that squares stay within float64
 
 
 def _in_span_of_outputs(state: LayerState) -> tuple[float, int]:
     """|ΦᵀQ|² and rank for an orthonormal basis Q of the centred outputs."""
     if state.moments is not None:
         moments = state.all_moments()
-        basis = _whitening(moments.block(1, 1), state.resolutions[1])
-        return float((moments.block(0, 1) @ basis).square().sum()), basis.shape[1]
+        gram = moments.block(1, 1)
+        squares = gram.diagonal() + moments.n * moments.centre.mean[-len(gram) :].square()
+        values, vectors = _spectrum(gram, squares, state.resolutions[1])
+        return float((moments.block(0, 1) @ (vectors / values.sqrt())).square().sum()), len(values)
     phi, outputs = state.rows
     f = outputs.all()
-    f = f - f.mean(0)
+    squares, f = f.square(), f - f.mean(0)
     if f.shape[1] > f.shape[0]:  # fewer examples than outputs: the same basis from the smaller Gram matrix
-        gram = f @ f.mT
-        values, vectors = torch.linalg.eigh(gram)
-        q = vectors[:, values > _cut(values, state.resolutions[1])]
+        _, q = _spectrum(f @ f.mT, squares.sum(1), state.resolutions[1])
     else:
-        q = f @ _whitening(f.mT @ f, state.resolutions[1])
+        values, vectors = _spectrum(f.mT @ f, squares.sum(0), state.resolutions[1])
+        q = f @ (vectors / values.sqrt())
     products = tiled_products((phi, Rows.of(q)))
     return float(products.inner[0, 1]), q.shape[1]
 
 
-def _whitening(gram: Float[Tensor, "C C"], resolution: float) -> Float[Tensor, "C r"]:
-    """V Λ^-½ over the eigenvalues of FᵀF that are above rounding."""
+def _spectrum(
+    gram: Float[Tensor, "k k"], squares: Float[Tensor, " k"], resolution: float
+) -> tuple[Float[Tensor, " r"], Float[Tensor, "k r"]]:
+    """Eigenvalues of a Gram matrix of the outputs that are above rounding, and their vectors."""
     values, vectors = torch.linalg.eigh(gram)
-    kept = values > _cut(values, resolution)
-    return vectors[:, kept] / values[kept].sqrt()
-
-
-def _cut(values: Tensor, resolution: float) -> float:
-    """Eigenvalues below this are rounding: of float64 products, or of the dtype the numbers came in."""
-    eps = torch.finfo(torch.float64).eps
-    return float(values.max()) * max(8 * len(values) * eps, 4 * resolution**2)
+    kept = above_rounding(values)
+    values, vectors = values[kept], vectors[:, kept]
+    doubtful = within_entry_rounding(values, vectors, squares, resolution)
+    if doubtful:
+        warn(
+            f"D_LR: {doubtful} of the {len(values)} directions of the outputs are no larger than the rounding of their "
+            "dtype, and count like the others. Pass the outputs of a float32 network to tell them apart."
+        )
+    return values, vectors

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
@@ -27,6 +27,45 @@ def size_exponent(x: Tensor) -> int:
     if abs(exponent) <= ORDINARY:
         return 0 if largest else NOTHING
     return max(exponent, -1000)  # 2^1000 is a number, 2^1074 is not
+
+
+def of_ordinary_size(x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], int]:
+    """``x / 2^e``, which costs no digits, and e; most often x itself and 0."""
+    exponent = size_exponent(x)
+    return (x, 0) if exponent in (0, NOTHING) else (x * 2.0**-exponent, exponent)
+
+
+def frobenius(x: Float[Tensor, "..."]) -> float:
+    """``|x|``, also where the squares of x leave float64; infinite where the norm itself does."""
+    ordinary, exponent = of_ordinary_size(x)
+    return times_power(float(ordinary.square().sum().sqrt()), exponent)
+
+
+def times_power(value: float, power: int) -> float:
+    """``value · 2^power``, infinite where float64 ends."""
+    try:
+        return math.ldexp(value, power)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def above_rounding(values: Float[Tensor, " k"]) -> Bool[Tensor, " k"]:
+    """Which eigenvalues of a Gram matrix are more than rounding of its float64 products.
+
+    The dtype that the rows came in has no part in this: they are the numbers to be measured, and a low dtype rounds
+    each entry relative to itself, so that a column of small numbers keeps as many digits as a column of large ones.
+    """
+    return values > values.max() * (8 * len(values) * torch.finfo(torch.float64).eps)
+
+
+def within_entry_rounding(
+    values: Float[Tensor, " k"], vectors: Float[Tensor, "p k"], squares: Float[Tensor, " p"], resolution: float
+) -> int:
+    """How many eigenvalues ``|Xv|²`` are no more than rounding each entry of X to its dtype may have put there.
+
+    ``squares`` are the sums of squares of the columns of X. A rounding is at most ``resolution/2`` of its entry.
+    """
+    return int((values <= (resolution / 2) ** 2 * (vectors.square().mT @ squares)).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +117,7 @@ class Rows:
 
     @property
     def resolution(self) -> float:
-        """Rounding of the coarsest dtype among the chunks: nothing finer than this can be told from zero."""
+        """Rounding, relative to each entry, of the coarsest dtype among the chunks."""
         return max((torch.finfo(chunk.dtype).eps for chunk in self.chunks), default=torch.finfo(torch.float64).eps)
 
     def merged(self, other: "Rows") -> "Rows":

@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.measures.feature_learning import Loss, feature_learning
 from gramscope.measures.measure import undefined
+from gramscope.measures.rows import frobenius
 
 __all__ = ["Stationarity", "stationarity", "stationarity_residual"]
 
@@ -30,12 +32,14 @@ def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> f
             f"weight_decay must be positive, got {weight_decay}: without decay a stationary point says nothing of WᵀW."
         )
     gram, cross = gram.detach().double(), cross.detach().double()
+    for matrix, name in ((gram, "gram"), (cross, "cross")):
+        check_finite(matrix, name, "The run has diverged: load an earlier checkpoint.")
     if gram.shape != cross.shape:
         raise InputError(f"gram and cross must have one shape, got {tuple(gram.shape)} and {tuple(cross.shape)}.")
-    size = float(gram.norm())
+    size = frobenius(gram)
     if size == 0:
         return undefined("the stationarity residual", "the weight is zero")
-    return float((gram + cross / weight_decay).norm()) / size
+    return frobenius(gram + cross / weight_decay) / size
 
 
 @dataclass(frozen=True, eq=False)

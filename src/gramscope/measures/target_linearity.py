@@ -12,6 +12,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.rng import child_seed, generator
 from gramscope.capture.activations import At, Layers, Mode
+from gramscope.measures.class_moments import one_hot
 from gramscope.measures.features import Reduce, features
 from gramscope.measures.measure import Facts, Measure, undefined
 
@@ -106,7 +107,7 @@ def target_linearity(
         (0.981818, 2, 0.5)
     """
     measure = TargetLinearity(center=center, tolerance=tolerance)
-    h, y = _rows(features, targets)
+    h, y = _rows(features, *_numbered(targets))
     span, centred = measure._span(measure._state(h, y, compress=False))
     value = _value(span, centred, len(h))
     if permutations <= 0 or math.isnan(value):
@@ -141,7 +142,10 @@ def held_out_target_linearity(
     """
     if (test_features is None) != (test_targets is None):
         raise InputError("test_features and test_targets must be given together, got one of them.")
-    classes = _classes(targets, test_targets)
+    if test_targets is None:
+        targets, classes = _numbered(targets)
+    else:
+        targets, test_targets, classes = _numbered(targets, test_targets)
     h, y = _rows(features, targets, classes)
     if test_features is None or test_targets is None:
         (h, y), (h_test, y_test) = _split(h, y, test_share, seed)
@@ -329,8 +333,7 @@ def _rows(features: Tensor, targets: Tensor, classes: int | None = None) -> tupl
         raise InputError(
             f"targets must be a torch.Tensor, got {type(targets).__name__}. Convert: torch.as_tensor(...)."
         )
-    labels = targets.dim() == 1 and not targets.is_floating_point() and not targets.is_complex()
-    y = _one_hot(targets, classes) if labels else as_rows(targets, "targets")
+    y = _one_hot(targets, classes) if _are_labels(targets) else as_rows(targets, "targets")
     check_paired(h, y, "features", "targets")
     if len(h) == 0 or h.shape[1] == 0 or y.shape[1] == 0:
         raise InputError(
@@ -347,13 +350,25 @@ def _one_hot(labels: Tensor, classes: int | None) -> Tensor:
             f"class labels must be between 0 and {'C - 1' if classes is None else classes - 1}, got "
             f"{int(labels.min())} to {found - 1}. Drop ignored examples (label -100) first, or pass float targets."
         )
-    return torch.nn.functional.one_hot(labels, classes or found).double()
+    return one_hot(labels, classes)
 
 
-def _classes(*targets: Tensor | None) -> int | None:
-    """The number of classes that two sets of labels need together; None for real targets."""
-    present = [t for t in targets if isinstance(t, Tensor) and t.dim() == 1 and not t.is_floating_point() and len(t)]
-    return max((int(t.max()) + 1 for t in present), default=None)
+def _are_labels(targets: Tensor) -> bool:
+    return targets.dim() == 1 and not targets.is_floating_point() and not targets.is_complex()
+
+
+def _numbered(*targets: Tensor) -> tuple[Any, ...]:
+    """Labels of all sets numbered alike, without gaps, and how many there are; other targets as they are, and None.
+
+    Classes without examples would only add columns of zeros, which change no sum.
+    """
+    if not all(isinstance(t, Tensor) and _are_labels(t) and len(t) for t in targets):
+        return *targets, None
+    labels = [t.detach().long().cpu() for t in targets]
+    present = torch.cat(labels).unique()
+    if int(present[0]) < 0:  # refused where they are used
+        return *targets, None
+    return *(torch.searchsorted(present, own) for own in labels), len(present)
 
 
 def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

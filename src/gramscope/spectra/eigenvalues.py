@@ -20,6 +20,8 @@ Array: TypeAlias = Float64[np.ndarray, " _"]
 _BLOCK_ENTRIES = 1 << 22
 # Up to this size LAPACK on one core takes tens of milliseconds, which a GPU's many small steps do not beat.
 _SMALL_ON_CPU = 1024
+# If the greatest square is below this, rounding beside it is below the least number that has all its digits.
+_LEAST = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 
 
 @torch.no_grad()
@@ -98,7 +100,11 @@ def pooled_squared_singular_values(stack: Float[Tensor, "k rows cols"], name: st
             raise InputError(_say_not_finite(stack, name))
         values = torch.linalg.eigvalsh(gram).cpu().numpy() if isinstance(gram, Tensor) else np.linalg.eigvalsh(gram)
         pooled.append(values.reshape(-1))
-    return np.maximum(np.sort(np.concatenate(pooled)), 0.0)
+    values = np.maximum(np.sort(np.concatenate(pooled)), 0.0)
+    # By the entries and not by λ, so that a shuffled weight is refused exactly where the weight itself is.
+    if values[-1] < _LEAST * stack.numel() and 0 < float(stack.abs().max()) < math.sqrt(_LEAST):
+        raise InputError(_say_out_of_range(stack, name, "vanish in"))
+    return values
 
 
 def as_eigenvalues(eigenvalues: Eigenvalues, purpose: str) -> Array:
@@ -195,7 +201,11 @@ def _say_not_finite(matrix: Tensor, name: str) -> str:
             f"{name} must be finite, but {bad} of {matrix.numel()} entries are NaN or infinite. "
             "Find the step that made them so."
         )
+    return _say_out_of_range(matrix, name, "overflow")
+
+
+def _say_out_of_range(matrix: Tensor, name: str, how: str) -> str:
     return (
-        f"{name} has entries up to {float(matrix.abs().max()):.3g}, whose squares overflow float64. "
+        f"{name} has entries up to {float(matrix.abs().max()):.3g}, whose squares {how} float64. "
         "Rescale it; α and the ranks do not depend on the scale."
     )

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float64
+from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
@@ -78,7 +79,9 @@ def marchenko_pastur_density(x: Eigenvalues, shape: tuple[int, int], sigma: floa
     1.0
     """
     long, short = _sides(shape)
-    points = np.asarray(x, dtype=np.float64)
+    if not 0 < sigma < math.inf:
+        raise InputError(f"sigma must be positive, got {sigma}. It is the standard deviation of the entries.")
+    points = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
     low, high = (
         sigma**2 * (math.sqrt(long) - math.sqrt(short)) ** 2,
         sigma**2 * (math.sqrt(long) + math.sqrt(short)) ** 2,
@@ -186,7 +189,7 @@ def _why_undefined(ascending: Array, short: int, zero: float) -> str | None:
         return "a matrix with one row or column has a single eigenvalue, of which no law speaks"
     if ascending.size < _MIN_EIGENVALUES:
         return f"{ascending.size} eigenvalues, a bulk needs {_MIN_EIGENVALUES}"
-    if np.median(ascending) <= zero:
+    if 2 * np.count_nonzero(ascending <= zero) >= ascending.size:
         return "half of the eigenvalues or more are zero, so there is no bulk"
     return None
 
