@@ -11,11 +11,12 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows
+from gramscope.base.warned import undefined
 from gramscope.kernels.kernel import Kernel
 from gramscope.linalg.operator import LinearOperator
 from gramscope.measures.cka import CKA, PairState
 from gramscope.measures.class_moments import class_labels, one_hot
-from gramscope.measures.measure import Facts, Measure, undefined
+from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import NOTHING, frobenius, of_ordinary_size, size_exponent, times_power
 
 KernelLike = Tensor | Kernel | LinearOperator

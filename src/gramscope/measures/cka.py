@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
 from gramscope.measures.features import Reduce, feature_batches
 from gramscope.measures.hsic import GramProducts, LayerState
-from gramscope.measures.measure import Facts, Measure, UndefinedMeasureWarning, undefined, warn
+from gramscope.measures.measure import Facts, Measure
 
 if TYPE_CHECKING:
     from pandas import DataFrame

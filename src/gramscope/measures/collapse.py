@@ -11,8 +11,9 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.warned import undefined, warn
 from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
-from gramscope.measures.measure import Facts, Measure, undefined, warn
+from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import NOTHING, of_ordinary_size, times_power
 
 _PAPYAN = "Papyan, Han & Donoho 2020 (arXiv:2008.08186)"

@@ -12,8 +12,9 @@ from torch import Tensor
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
+from gramscope.base.warned import undefined, warn
 from gramscope.measures.class_moments import class_labels
-from gramscope.measures.measure import Facts, Measure, undefined, warn
+from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import Rows, above_rounding, within_entry_rounding
 
 Part = Literal["evaluation", "train"]

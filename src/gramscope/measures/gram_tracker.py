@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import undefined, warn
 from gramscope.capture.network import named_parameters, unwrap
-from gramscope.measures.measure import undefined, warn
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 
 __all__ = ["GramChange", "GramChanges", "GramTracker"]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import check_paired
-from gramscope.measures.measure import Facts, Measure, undefined
+from gramscope.base.warned import undefined
+from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import NOTHING, Rows, size_exponent
 
 KernelFunction = Callable[[Float[Tensor, "n p"]], Float[Tensor, "n n"]]

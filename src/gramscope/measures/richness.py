@@ -9,10 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import undefined, warn
 from gramscope.measures.cka import cka
 from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_layer import last_layer_batches
-from gramscope.measures.measure import Facts, Measure, undefined, warn
+from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import Rows, above_rounding, frobenius, within_entry_rounding
 
 Target = Literal["raw", "projection"]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.warned import undefined
 from gramscope.measures.feature_learning import Loss, feature_learning
-from gramscope.measures.measure import undefined
 from gramscope.measures.rows import frobenius
 
 __all__ = ["Stationarity", "stationarity", "stationarity_residual"]

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.rng import child_seed, generator
+from gramscope.base.warned import undefined
 from gramscope.capture.activations import At, Layers, Mode
 from gramscope.measures.class_moments import one_hot
 from gramscope.measures.features import Reduce, features
-from gramscope.measures.measure import Facts, Measure, undefined
+from gramscope.measures.measure import Facts, Measure
 
 __all__ = [
     "TargetLinearity",

@@ -1,7 +1,5 @@
 """Numbers and small matrices read off operators on states."""
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
+from gramscope.base.warned import undefined
 from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
 
 # Operators up to this size are met exactly, by all their columns.
@@ -35,7 +34,9 @@ def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int
         _require_small(n, "effective_rank")
         matrix = op.dense().double()
         square = float((matrix * matrix.mT).sum())
-        exact = float(matrix.trace()) ** 2 / square if square else _undefined("an effective rank")
+        exact = (
+            float(matrix.trace()) ** 2 / square if square else undefined("an effective rank", "the operator is zero")
+        )
         return TraceEstimate(exact, 0.0, n, seed, "exact", "none", op.dtype, op.device)
     if products < 3:
         raise InputError(f"products must be at least 3 for an estimate with an error, got {products}.")
@@ -44,18 +45,12 @@ def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int
     image = (op @ z).double()
     first, second = (z.double() * image).sum(0), (image**2).sum(0)
     if not bool(second.any()):
-        nothing = _undefined("an effective rank")
+        nothing = undefined("an effective rank", "the operator is zero")
         return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
     value = _rank_of(first.mean(), second.mean())
     others = _rank_of((first.sum() - first) / (products - 1), (second.sum() - second) / (products - 1))
     error = float(((products - 1) / products * ((others - others.mean()) ** 2).sum()).sqrt())
     return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
-
-
-def _undefined(what: str) -> float:
-    """NaN, with a warning at the line that called a function of this file (under its ``no_grad``)."""
-    warnings.warn(f"{what} is not defined: the operator is zero. NaN is returned.", stacklevel=4)
-    return math.nan
 
 
 def _rank_of(trace: Tensor, square: Tensor) -> Tensor:
@@ -100,7 +95,7 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
         _require_small(n, "alignment")
         left, right = a.dense().double(), b.dense().double()
         if not bool(left.any()) or not bool(right.any()):
-            value = _undefined("an alignment")
+            value = undefined("an alignment", "the operator is zero")
         else:
             value = float(_cosine((left * right).sum(), (left**2).sum(), (right**2).sum()))
         return TraceEstimate(value, 0.0, n, seed, "exact", "none", a.dtype, a.device)
@@ -110,7 +105,7 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
     z = rademacher(n, products, rng=rng, dtype=a.dtype, device=a.device)
     left, right = (a @ z).double(), (b @ z).double()
     if not bool(left.any()) or not bool(right.any()):
-        nothing = _undefined("an alignment")
+        nothing = undefined("an alignment", "the operator is zero")
         return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
     parts = torch.stack([(left * right).sum(0), (left**2).sum(0), (right**2).sum(0)])
     estimate = _cosine(*parts.mean(1))
