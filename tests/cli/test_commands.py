@@ -94,6 +94,30 @@ def test_run_with_a_wrong_config(config, tmp_path, change, words):
     assert not (tmp_path / "run").exists(), "nothing half-made is left behind"
 
 
+def strictly(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.filterwarnings("ignore::gramscope.record.WatchWarning")
+def test_a_run_that_diverges_gives_json_all_the_same(config):
+    changes = ["optimiser.name=sgd", "optimiser.lr=1e30", "train.loss=mse", "watch.measures=loss"]
+    done = call("run", config, "--json", *(part for change in changes for part in ("--set", change)))
+    assert done.exit_code == 0, done.output
+    assert strictly(done.stdout)["scalars"]["loss"] is None
+
+
+def test_a_folder_with_a_run_is_not_written_again(config, tmp_path):
+    assert call("run", config, "--json").exit_code == 0
+    done = call("run", config)
+    assert done.exit_code == 2
+    assert f"{tmp_path / 'run'} holds one. Choose another, e.g. --set watch.out={tmp_path / 'run-2'}" in done.output
+    assert "resume" not in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
 def test_a_folder_is_no_config(tmp_path):
     done = call("run", tmp_path)
     assert done.exit_code == 2
@@ -123,6 +147,33 @@ def test_analyze(tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "alpha" in shown.output
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 3
+
+
+def test_analyze_says_what_it_has_no_numbers_for(tmp_path):
+    torch.save({"bias": torch.ones(3), "scale": torch.ones(4)}, tmp_path / "vec.pt")
+    done = call("analyze", tmp_path / "vec.pt")
+    assert done.exit_code == 0, done.output
+    assert "No spectra: vec.pt holds no weight matrix" in " ".join(done.output.split())
+    assert "bias (" in done.output
+    assert "┃" not in done.output, "no empty table"
+    torch.save({"[a].weight": torch.full((5, 5), float("nan")), "b.weight": torch.randn(30, 40)}, tmp_path / "nan.pt")
+    done = call("analyze", tmp_path / "nan.pt")
+    frame = gs.spectra.analyze(torch.load(tmp_path / "nan.pt"))
+    reason = frame.set_index("name").loc["[a].weight", "reason"]
+    assert reason
+    assert f"[a].weight: {reason}" in " ".join(done.output.split())
+
+
+def test_analyze_makes_the_folder_of_its_table(tmp_path):
+    torch.save({"weight": torch.randn(6, 8)}, tmp_path / "m.pt")
+    done = call("analyze", tmp_path / "m.pt", "--out", tmp_path / "x" / "y.csv")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x" / "y.csv").read_text().count("\n") == 2
+    for wrong, words in ((tmp_path / "x", "is a folder"), (tmp_path / "m.pt" / "y.csv", "writing the table")):
+        done = call("analyze", tmp_path / "m.pt", "--out", wrong)
+        assert done.exit_code == 2
+        assert words in done.output
+        assert len(done.output.strip().splitlines()) == 1
 
 
 def test_analyze_runs_no_code_from_a_file(tmp_path):
@@ -189,6 +240,33 @@ def test_verify_with_a_wrong_target(target, words):
     done = call("verify", target)
     assert done.exit_code == 2
     assert words in done.output
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def f():\n    raise ValueError('inside')", "but it raised ValueError: inside (mine.py, line 2)."),
+        ("def f(width):\n    return width", "but it needs some: missing a required argument: 'width'"),
+        ("1 / 0", "but it raised ZeroDivisionError: division by zero (mine.py, line 1)."),
+        ("def f(:", "but it raised SyntaxError"),
+    ],
+)
+def test_verify_tells_what_the_users_code_raised(tmp_path, code, words):
+    (tmp_path / "mine.py").write_text(code)
+    done = call("verify", f"{tmp_path / 'mine.py'}:f")
+    assert done.exit_code == 2
+    assert words in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def test_verify_takes_some_of_very_many_outputs():
+    from gramscope.cli import verify
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 500))
+    findings = verify.verify(model, torch.randn(3, 5), examples=2)
+    assert all(f.passed and f.error is not None for f in findings)
+    assert {f.note for f in findings} == {"Checked on 32 of the 500 outputs, evenly from the first to the last."}
 
 
 def test_report_of_a_run(config, tmp_path):

@@ -1,5 +1,7 @@
 """The callbacks with the real packages: steps are optimiser steps, whatever accumulates."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -190,6 +192,10 @@ def test_hugging_face_losses_stand_at_their_steps(tmp_path, when):
     said = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     assert said
     assert scalars["loss"].dropna().to_dict() == said
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.evaluate(trainer.train_dataset)  # logs too, after the watch was closed
+    assert not [w for w in warned if issubclass(w.category, gs.record.WatchWarning)]
 
 
 def test_hugging_face_language_model_again_and_interrupted(tmp_path):

@@ -264,3 +264,88 @@ def test_no_warning_reaches_the_user():
         scope = gs.watch(model, (X, Y), every=1, lr=0.1, overhead=None)
         train(model, scope, 1)
     assert [record["step"] for record in scope.records] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"loss": "mse"}, "loss must be a function"),
+        ({"lr": -1}, "lr must be a positive number"),
+        ({"lr": "a"}, "lr must be a positive number"),
+        ({"lr": math.nan}, "lr must be a positive number"),
+        ({"forward": 3}, "forward must be a function"),
+        ({"start": 2.5}, "start must be a whole number"),
+        ({"start": -1}, "start must be a whole number"),
+        ({"probe": (X[:5, :4], Y[:5])}, r"got \(5, 4\). The model said: mat1"),
+        ({"probe": (X[:5] * math.nan, Y[:5])}, "x has NaN in it"),
+    ],
+)
+def test_what_is_wrong_is_said_before_training(tmp_path, options, words):
+    with pytest.raises(InputError, match=words):
+        gs.watch(network(), **{"probe": (X, Y), "out": tmp_path / "a", **options})
+    assert not (tmp_path / "a").exists()
+
+
+def test_weights_can_be_watched_without_a_forward_pass():
+    class Headless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+    scope = gs.watch(Headless(), X, measures=["norm", "spectra"], on_error="raise", overhead=None)
+    assert "norm/parameters" in scope.records[0]["scalars"]
+    with pytest.raises(InputError, match=r"failed with NotImplementedError.*got \(40, 5\) of torch"):
+        gs.watch(Headless(), X)
+
+
+def test_a_name_that_cannot_be_stored_is_refused_when_it_is_logged(tmp_path):
+    with gs.watch(network(), (X, Y), tmp_path / "a", every=1, measures="norm", overhead=None) as scope:
+        for name in ("", "\ud800"):
+            with pytest.raises(InputError, match="the name of a number that is logged"):
+                scope.log(**{name: 1.0})
+            with pytest.raises(InputError, match="the name of a number that is logged"):
+                scope.step(**{name: 1.0})
+        scope.step()
+    assert gs.open_run(tmp_path / "a").steps == [0, 3]
+
+
+@pytest.mark.parametrize("reading", [Reading({"": 1.0}), Reading(arrays={"a": [1j]}), Reading(arrays={"a": ["text"]})])
+def test_a_reader_whose_numbers_cannot_be_stored_never_stops_training(tmp_path, monkeypatch, reading):
+    monkeypatch.setitem(READERS, "odd", Reader("odd", lambda moment: reading, False, ""))
+    options = {"out": tmp_path / "a", "every": 1, "measures": "odd", "overhead": None}
+    with pytest.warns(WatchWarning, match="was not written") as said, gs.watch(network(), (X, Y), **options) as scope:
+        scope.step()
+    assert len(said) == 2
+    assert scope.count == 1
+
+
+def test_warnings_point_at_the_users_line(tmp_path, monkeypatch):
+    def broken(moment):
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(READERS, "broken", Reader("broken", broken, False, ""))
+    model = network()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scope = gs.watch(model, (X, Y), every=1, measures=["broken"], overhead=None)
+        scope.step()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scope.attach(optimizer)
+        optimizer.step()
+    assert len(said) == 3
+    assert {warning.filename for warning in said} == {__file__}
+
+
+def test_after_close_nothing_is_measured(tmp_path):
+    with gs.watch(network(), (X, Y), tmp_path / "a", every=1, measures="norm", overhead=None) as scope:
+        scope.step()
+        assert repr(scope) == f"Scope(Sequential, step 1, 2 records in {str(tmp_path / 'a')!r}, open)"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scope.step(loss=1.0)
+        scope.log(lr=0.1)
+        scope.step()
+    assert [str(w.message).partition(",")[0] for w in said] == ["this watch was closed at step 1"]
+    assert scope.count == 1
+    assert repr(scope).endswith("closed)")
+    assert gs.open_run(tmp_path / "a").steps == [0, 1]

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -279,6 +280,62 @@ def test_short_runs_and_constants_have_sensible_axes(watched, tmp_path):
     tab.locator("#log-steps").check()
     seen.until("document.querySelector('[data-panel=training] .plot').layout.xaxis.type === 'log'")
     assert tab.evaluate(TICKS, "training") == ["0", "1", "2"]
+    assert seen.wrong == []
+
+
+LABELS = """([key, place, axis]) => [...document.querySelectorAll(`[data-panel=${key}] .plot`)[place]
+  .querySelectorAll(`.${axis}tick text`)].map(t => [t.textContent, t.getBoundingClientRect().toJSON()])"""
+
+
+def labels(tab, key, axis, place=0):
+    """The labels of an axis; none stands on another."""
+    found = tab.evaluate(LABELS, [key, place, axis])
+    start, end = ("left", "right") if axis == "x" else ("top", "bottom")
+    boxes = sorted((box for _, box in found), key=lambda box: box[start])
+    assert all(a[end] <= b[start] + 1 for a, b in pairwise(boxes)), [name for name, _ in found]
+    return [name for name, _ in found]
+
+
+@pytest.mark.parametrize(
+    ("low", "wanted"), [(0.03, {"1", "0.5", "0.1", "0.05"}), (0.002, {"1", "0.1", "0.01"}), (1e-9, {"1", "0.01"})]
+)
+def test_labels_of_a_logarithmic_axis_stand_apart(watched, tmp_path, low, wanted):
+    write_meta(tmp_path / "a", "a")
+    for step in range(0, 101, 10):
+        append(tmp_path / "a", step, {"loss": 1.6 * (low / 1.6) ** (step / 100)})
+    seen = watched()
+    assert wanted <= set(labels(seen.open(report(tmp_path / "a", tmp_path / "r.html")), "training", "y"))
+    assert seen.wrong == []
+
+
+def test_a_run_of_one_weight_with_one_eigenvalue(watched, tmp_path):
+    """Its rank is a point, and no tail can be fitted."""
+    write_meta(tmp_path / "a", "a", layers=["weight"])
+    for step in range(0, 31, 10):
+        scalars = {"alpha/weight": float("nan"), "alpha_null/weight": float("nan"), "alpha/other": 2.0}
+        append(tmp_path / "a", step, scalars, {"spectrum/weight": np.array([0.3 + step / 100])})
+    seen = watched()
+    tab = seen.open(report(tmp_path / "a", tmp_path / "r.html", svg_dir=tmp_path / "svg"))
+    assert labels(tab, "spectra", "x") == ["1"]
+    assert tab.locator("[data-panel=spectra] .plot").first.locator(".point").count() == 4
+    assert tab.locator("[data-panel=spectra] .none").inner_text() == "α is not defined here; see below."
+    assert "α of weight is not defined at any step" in tab.locator("[data-panel=spectra]").inner_text()
+    assert "α is not defined here" in (tmp_path / "svg" / "spectra-2.svg").read_text()
+    assert seen.wrong == []
+
+
+def test_numbers_that_cannot_be_drawn_are_said(watched, tmp_path):
+    write_meta(tmp_path / "a", "a")
+    for step in range(0, 31, 10):
+        scalars = {"norm/parameters": 1e308, "kernel/drift": 1e300 * step, "mine": float("nan")}
+        append(tmp_path / "a", step, scalars, {"kernel": np.full((3, 3), 1e200) + np.eye(3) * 1e200})
+    seen = watched()
+    tab = seen.open(report(tmp_path / "a", tmp_path / "r.html"))
+    assert "beyond 1e300" in tab.locator("[data-panel=upkeep] .none").inner_text()
+    assert "beyond 1e300" in tab.locator("[data-panel=kernel-moves] .lacks, [data-panel] .lacks").first.inner_text()
+    assert tab.locator("[data-panel=others] .none").inner_text() == "No finite number to draw."
+    assert labels(tab, "others", "y") == []
+    assert tab.evaluate("document.querySelector('[data-panel=kernel] .plot').data[0].z[0]") == [2e200, 1e200, 1e200]
     assert seen.wrong == []
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gramscope.report.opening import open_all, views_of
-from gramscope.report.panels import kernels
+from gramscope.report.panels import kernels, layers
 from gramscope.report.summary import compared, in_words, regime
 from report.synthetic import append, write_meta
 
@@ -146,6 +146,25 @@ def test_a_batch_without_a_loss_is_no_divergence(tmp_path):
     finite = {"norm_of_parameters": [1.0, 1.0, 1.1], "kernel_of_drift": [0.0, 0.1, 0.3]}
     assert regime(view(tmp_path, loss=[1.0, 0.9, NAN], **finite)) == "lazy"
     assert regime(view(tmp_path, "b", loss=[1.0, NAN, 0.9], kernel_of_drift=[0.0, 0.1, 0.3])) == "lazy"
+
+
+@pytest.mark.parametrize("state", [{}, {"loss_of_probe": [1.0, 0.9, 0.8, 0.8]}, {"norm_of_parameters": [1.0] * 4}])
+def test_a_loss_that_stays_not_finite_is_a_divergence(tmp_path, state):
+    """Whatever else is finite: no scaler skips for ever, and "rich" would be no honest heading."""
+    run = view(tmp_path, loss=[1.0, 0.9, NAN, NAN], kernel_of_drift=[0.0, 1.0, 2.0, 3.0], **state)
+    assert in_words(run).verdict == "The run diverged at step 20: from there on its loss is not finite."
+
+
+def test_a_last_loss_that_nothing_vouches_for_is_a_divergence(tmp_path):
+    """The weights were last read before it."""
+    run = view(tmp_path, loss=[1.0, 0.9, 0.8, NAN], norm_of_parameters=[1.0, 1.0], kernel_of_drift=[0.0, 1.0, 2.0])
+    assert regime(run) == "diverged"
+
+
+def test_what_stands_still_is_not_said_to_have_changed_most(tmp_path):
+    run = view(tmp_path, target_linearity_of_0=[0.943] * 3, target_linearity_of_2=[0.5, 0.5, 0.50001])
+    assert "Target linearity changed visibly in no layer." in said(run)
+    assert layers.linearity([run]).words == ["a: no layer changed visibly."]
 
 
 def test_measures_that_fail_for_one_nan_are_one_line(tmp_path):

@@ -9,11 +9,14 @@ from typing import Any
 import pandas as pd
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from gramscope import spectra
 from gramscope.base.errors import InputError
+from gramscope.cli.printed import strict_json
+from gramscope.store.errors import disk_trouble
 
 SHOWN = 30  # rows of the table that a terminal gets; --out and --json have all
 
@@ -68,20 +71,44 @@ def analyze_checkpoint(path: Path, convention: str, out: Path | None, as_json: b
     frame = spectra.analyze(read_checkpoint(path), convention=convention)  # type: ignore[arg-type]
     left_out = spectra.skipped(frame)
     if out is not None:
-        temporary = out.with_name(out.name + ".part")
-        frame.to_csv(temporary, index=False)
-        temporary.replace(out)
+        _write(frame, out)
     if as_json:
         rows = json.loads(frame.to_json(orient="records"))
-        print(json.dumps({"weights": rows, "skipped": json.loads(left_out.to_json(orient="records"))}))
+        print(strict_json({"weights": rows, "skipped": json.loads(left_out.to_json(orient="records"))}))
         return
     console = Console()
-    console.print(_table(frame, path))
+    if len(frame):
+        console.print(_table(frame, path))
+        _print_reasons(frame, console)
+    else:
+        console.print(f"No spectra: {path.name} holds no weight matrix, only what is left out below.", markup=False)
     if len(left_out):
         listed = ", ".join(f"{n} ({r})" for n, r in zip(left_out["name"], left_out["reason"], strict=True))
-        console.print(f"Left out: {listed}", style="dim")
+        console.print(f"Left out: {listed}", style="dim", markup=False)
     if out is not None:
-        console.print(f"Table: [bold]{out}[/bold]", soft_wrap=True)
+        console.print(f"Table: [bold]{escape(str(out))}[/bold]", soft_wrap=True)
+
+
+def _write(frame: pd.DataFrame, out: Path) -> None:
+    temporary = out.with_name(out.name + ".part")
+    with disk_trouble(f"writing the table {out}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            raise InputError(f"--out must be a file, but {out} is a folder. Pass e.g. {out / 'spectra.csv'}.")
+        frame.to_csv(temporary, index=False)
+        temporary.replace(out)
+
+
+def _print_reasons(frame: pd.DataFrame, console: Console) -> None:
+    """Why a row has no numbers, once for all rows with the same reason."""
+    reasons: dict[str, list[str]] = {}
+    if "reason" in frame:
+        shown = frame.head(SHOWN)
+        for name, reason in zip(shown["name"], shown["reason"], strict=True):
+            if isinstance(reason, str) and reason:
+                reasons.setdefault(reason, []).append(str(name))
+    for reason, names in reasons.items():
+        console.print(f"{', '.join(names)}: {reason}", style="dim", markup=False)
 
 
 def _table(frame: pd.DataFrame, path: Path) -> Table:
@@ -90,7 +117,7 @@ def _table(frame: pd.DataFrame, path: Path) -> Table:
     for column in wanted:
         table.add_column(column, justify="left" if column in ("name", "verdict") else "right")
     for _, row in frame.head(SHOWN).iterrows():
-        table.add_row(*(f"{v:.3g}" if isinstance(v := row[c], float) else str(v) for c in wanted))
+        table.add_row(*(escape(f"{v:.3g}" if isinstance(v := row[c], float) else str(v)) for c in wanted))
     if len(frame) > SHOWN:
         table.caption = f"{len(frame) - SHOWN} more rows: --out spectra.csv has them all"
     return table

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gramscope import tasks
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.cli.training import train
+from gramscope.store.records import SCALARS_FILE
 from gramscope.tasks import Task
 
 DATA: dict[str, Callable[..., Task]] = {
@@ -54,7 +55,7 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str,
     model = _model(config["model"], task, int(config["train"]["seed"]))
     optimizer = _optimiser(config["optimiser"], model)
     options = config["watch"]
-    out = Path(options["out"])
+    out = _free(Path(options["out"]))
     scope = train(
         model, task, optimizer, loss, steps=int(config["train"]["steps"]), batch=int(config["train"]["batch"]),
         seed=int(config["train"]["seed"]), out=out, every=options["every"], probe=task.balanced(int(options["probe"])),
@@ -67,6 +68,17 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str,
     )
     console.print(f"Now: gramscope report {shlex.quote(str(out))}", style="dim", markup=False, soft_wrap=True)
     return {"run": str(out), "steps": scope.count, "scalars": last}
+
+
+def _free(out: Path) -> Path:
+    """The folder, if a new run can be made there: this command starts runs and does not go on with them."""
+    lines = out / SCALARS_FILE
+    if lines.is_file() and lines.stat().st_size:
+        raise InputError(
+            f"watch.out must be a folder without a run, but {out} holds one. Choose another, e.g. --set "
+            f"watch.out={shlex.quote(str(out.with_name(out.name + '-2')))}, or move it away."
+        )
+    return out
 
 
 def read_config(path: Path, changes: list[str]) -> dict[str, dict[str, Any]]:

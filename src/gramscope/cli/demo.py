@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gramscope as gs
 from gramscope.base.errors import InputError
+from gramscope.cli.printed import strict_json
 from gramscope.cli.training import train
 from gramscope.record import Scope
 from gramscope.store import StoreError, open_run
@@ -48,10 +49,8 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
     console.print(_verdict(scopes))
     page = gs.report(list(folders.values()), out=out / "report.html")
     if as_json:
-        import json
-
         last = {name: scope.records[-1]["scalars"] for name, scope in scopes.items()}
-        print(json.dumps({"report": str(page), "runs": last}))
+        print(strict_json({"report": str(page), "runs": last}))
     console.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     return page
 

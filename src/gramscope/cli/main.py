@@ -1,6 +1,5 @@
 """``gramscope``: the commands. Heavy imports happen inside them, so that ``--help`` answers at once."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ import typer
 
 import gramscope
 from gramscope.base.errors import GramscopeError
+from gramscope.cli.printed import strict_json
 
 app = typer.Typer(
     name="gramscope",
@@ -77,7 +77,7 @@ def run(
 
         found = run_config(config, changes or [], quiet=as_json)
         if as_json:
-            typer.echo(json.dumps(found, default=str))
+            typer.echo(strict_json(found))
 
 
 @app.command()
@@ -119,7 +119,7 @@ def verify(
         model, x = load(target) if target else default_target()
         findings = check(model, x, examples)
         if as_json:
-            typer.echo(json.dumps([{**vars(f), "passed": f.passed} for f in findings]))
+            typer.echo(strict_json([{**vars(f), "passed": f.passed} for f in findings]))
         else:
             _print_findings(findings)
         if not all(finding.passed for finding in findings):
@@ -141,7 +141,7 @@ def report(
         from gramscope.report import report as write_report
 
         page = write_report(runs, out=out, svg_dir=svg)
-        typer.echo(json.dumps({"report": str(page)}) if as_json else f"Report: {page}")
+        typer.echo(strict_json({"report": str(page)}) if as_json else f"Report: {page}")
 
 
 @app.command()
@@ -158,7 +158,7 @@ def serve(
         from gramscope.report import serve as serve_run
 
         with serve_run(folder, port=port) as server:
-            typer.echo(json.dumps({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
+            typer.echo(strict_json({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
             server.wait()
 
 
@@ -181,7 +181,7 @@ class _explained:
         # A reader that went away (| head) is nobody's mistake; typer ends quietly on it.
         if isinstance(error, GramscopeError | OSError) and not isinstance(error, BrokenPipeError):
             message = str(error)
-            typer.echo(json.dumps({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
+            typer.echo(strict_json({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
             raise typer.Exit(2) from error
 
 
@@ -203,9 +203,8 @@ def _print_findings(findings: list[Any]) -> None:
         table.add_row(f.name, "" if f.error is None else f"{f.error:.1e}", f"{f.allowed:.0e}", verdict)
     console = Console()
     console.print(table)
-    for f in findings:
-        if f.note:
-            console.print(f"{f.name}: {f.note}", style="dim")
+    for note in dict.fromkeys(f"{f.name}: {f.note}" if f.error is None else f.note for f in findings if f.note):
+        console.print(note, style="dim", markup=False)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +17,12 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.progress import progress
 from gramscope.capture.network import count_examples, evaluate, in_dtype, prepare_input, slice_examples, unwrap
 from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.kernels.gradients import gradient_gram
+
+MOST_OUTPUTS = 32  # of each example: kernels over all outputs of a language model would not fit any machine
 
 
 @dataclass(frozen=True)
@@ -56,20 +63,47 @@ def load(target: str) -> tuple[nn.Module, Any]:
         if spec is None or spec.loader is None or not Path(place).exists():
             raise InputError(f"{place} must be a Python file, but it cannot be read.")
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with _told(f"{place} must be a Python file that can be run"):
+            spec.loader.exec_module(module)
     else:
         sys.path.insert(0, "")
-        try:
+        with _told(f"{place} must be importable from here"):
             module = importlib.import_module(place)
-        except ImportError as error:
-            raise InputError(f"{place} must be importable from here: {error}.") from error
     made = getattr(module, name, None)
     if not callable(made):
         raise InputError(f"{place} must have a callable {name!r} that returns (model, x).")
-    found = made()
+    _check_no_arguments(made, target)
+    with _told(f"{target} must return (model, x)"):
+        found = made()
     if not isinstance(found, tuple) or len(found) < 2 or not isinstance(found[0], nn.Module):
         raise InputError(f"{target} must return (model, x) or (model, x, y), got {type(found).__name__}.")
     return found[0], found[1]
+
+
+@contextmanager
+def _told(must: str) -> Iterator[None]:
+    """What the user's own code raises, as one line that says where."""
+    try:
+        yield
+    except GramscopeError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = (str(error).splitlines() or [""])[0]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        raise InputError(f"{must}, but it raised {type(error).__name__}: {text} ({where}).") from error
+
+
+def _check_no_arguments(made: Callable[..., Any], target: str) -> None:
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        raise InputError(
+            f"{target} must be callable without arguments and return (model, x), but it needs some: {error}. "
+            "Write a function around it."
+        ) from error
+    except ValueError:  # some callables of C have no signature
+        return
 
 
 def default_target() -> tuple[nn.Module, Tensor]:
@@ -95,31 +129,54 @@ def default_target() -> tuple[nn.Module, Tensor]:
 
 def verify(model: nn.Module, x: Any, examples: int = 4) -> list[Finding]:
     """Try all identities; nothing of the model is changed."""
-    witness = _witness(model, x, examples)
+    witness, note = _witness(model, x, examples)
     findings = []
-    for name, (check, allowed) in CHECKS.items():
-        try:
-            error = check(witness)
-            findings.append(Finding(name, error, allowed))
-        except GramscopeError as refused:
-            findings.append(Finding(name, None, allowed, f"not defined here: {refused}"))
+    with progress("identities", len(CHECKS)) as done:
+        for name, (check, allowed) in CHECKS.items():
+            try:
+                error = check(witness)
+                findings.append(Finding(name, error, allowed, note))
+            except GramscopeError as refused:
+                findings.append(Finding(name, None, allowed, f"not defined here: {refused}"))
+            done()
     return findings
 
 
-def _witness(model: nn.Module, x: Any, examples: int) -> Witness:
+class Some(nn.Module):
+    """Some of the outputs of a model, which is what it is checked on where it has very many."""
+
+    def __init__(self, model: nn.Module, count: int, width: int) -> None:
+        super().__init__()
+        self.model, self.count = model, count
+        self.chosen = torch.linspace(0, width - 1, MOST_OUTPUTS).round().long().tolist()
+
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        x = named or (arguments if len(arguments) > 1 else arguments[0])
+        return evaluate(self.model, x, self.count, None)[:, self.chosen]
+
+
+def _witness(model: nn.Module, x: Any, examples: int) -> tuple[Witness, str]:
+    """The witness, and what it does not see: the Jacobian has a row for each output, found by a pass of its own."""
     model = in_dtype(unwrap(model), torch.float64).eval()
     n = count_examples(x)
     few = prepare_input(slice_examples(x, n, slice(0, min(n, examples))), torch.float64)
-    count = min(n, examples)
+    count, note = min(n, examples), ""
+    with untouched(model), plain_execution(), torch.no_grad():
+        width = evaluate(model, few, count, None).shape[1]
+    if width > MOST_OUTPUTS:
+        model = Some(model, count, width).eval()
+        note = f"Checked on {MOST_OUTPUTS} of the {width:,} outputs, evenly from the first to the last."
     parameters = [p for p in model.parameters() if p.requires_grad]
     with untouched(model), plain_execution():
         f = evaluate(model, few, count, None)
         rows = []
-        for value in f.flatten():
-            found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-            rows.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten()
-                                   for g, p in zip(found, parameters, strict=True)]))  # fmt: skip
-    return Witness(model, few, torch.stack(rows).reshape(*f.shape, -1), f.detach())
+        with progress("gradients by plain autograd", f.numel()) as done:
+            for value in f.flatten():
+                found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+                rows.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten()
+                                       for g, p in zip(found, parameters, strict=True)]))  # fmt: skip
+                done()
+    return Witness(model, few, torch.stack(rows).reshape(*f.shape, -1), f.detach()), note
 
 
 def _relative(got: Tensor, wanted: Tensor) -> float:
@@ -193,7 +250,9 @@ def _watching(w: Witness) -> float:
     before = {name: value.clone() for name, value in w.model.state_dict().items()}
     stream = torch.get_rng_state()
     y = w.f - _residual(w)
-    gs.watch(w.model, probe=(w.x, y), lr=1e-3).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gs.record.WatchWarning)  # what it can measure here is not the question
+        gs.watch(w.model, probe=(w.x, y), lr=1e-3).close()
     after = w.model.state_dict()
     same = all(torch.equal(value, after[name]) for name, value in before.items())
     return 0.0 if same and torch.equal(stream, torch.get_rng_state()) else 1.0

@@ -54,7 +54,7 @@ class WatchCallback(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        if self.scope is not None and logs:
+        if self.scope is not None and logs and not self.scope.closed:  # an evaluation after training logs too
             self.scope.log(**{name: value for name, value in logs.items() if isinstance(value, int | float)})
         self._step()
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -39,11 +41,14 @@ class Memory:
     """What later moments are compared with: the kernel and the features of the first.
 
     ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
+    ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
     """
 
     kernel: Tensor | None = None
     features: Tensor | None = None
     resumed: bool = False
+    other: str = ""
+    fingerprint: NDArray[np.uint8] | None = None
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,9 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gramscope.base.errors import InputError
+from gramscope.base.errors import GramscopeError, InputError
 from gramscope.capture.kept import CopyOnWrite
-from gramscope.capture.network import Outputs, count_examples, evaluate, output_tensor, prepare_input
+from gramscope.capture.network import (
+    Outputs,
+    count_examples,
+    evaluate,
+    named_parameters,
+    output_tensor,
+    prepare_input,
+)
+from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import untouched
 from gramscope.record.judge import Judge, Loss, judge_of, plain_labels, unseen
 from gramscope.record.moment import Subject, evaluating, layer_of
@@ -45,16 +53,43 @@ def split(probe: Any, model: nn.Module) -> tuple[Any, Tensor | None]:
     return prepare_input(x, dtype), None if y is None else plain_labels(y.detach().clone())
 
 
-def judge(model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: Loss | None) -> Judge:
-    """How the outputs are judged, from one forward pass; a model that fails in it is left to the measures to report."""
+def judge(
+    model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: Loss | None, weights_only: bool = False
+) -> Judge:
+    """How the outputs are judged, from one forward pass.
+
+    A probe that the model refuses, or that gives NaN for a NaN of its own, is refused here, unless the model will not
+    be called (``weights_only``). Outputs that only the measures cannot use are left to them to report.
+    """
     n = count_examples(x)
     try:
         with surroundings(model) as written, written, evaluating(model), torch.no_grad():
             whole = callable(outputs) or outputs is None or isinstance(outputs, str)
             found = output_tensor(model, x, n, outputs) if whole else evaluate(model, x, n, outputs)
-    except Exception:
-        return unseen(y, loss)
+    except Exception as error:
+        if weights_only or _ours(error, model):
+            return unseen(y, loss)
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"the probe must go through the model, but the forward pass failed with {type(error).__name__}: {error}. "
+            f"Pass x as the model is called with it, got {_shapes(x)}."
+        ) from error
+    if not weights_only and bool(found.isnan().any()) and any(bool(t.isnan().any()) for t in tensors_in(x)):
+        raise InputError(
+            "the probe must hold numbers, but x has NaN in it, and so have the outputs. Leave out such examples."
+        )
     return judge_of(y, tuple(found.shape[1:]) or (1,), loss)
+
+
+def _ours(error: Exception, model: nn.Module) -> bool:
+    """Whether the model itself may be sound: its outputs are what we cannot use, or it needs the user's autocast."""
+    mixed = len({p.dtype for p in model.parameters() if p.is_floating_point()}) > 1
+    return mixed or (isinstance(error, GramscopeError) and error.__cause__ is None)
+
+
+def _shapes(x: Any) -> str:
+    return ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in tensors_in(x))
 
 
 @contextmanager
@@ -77,6 +112,21 @@ def facts(subject: Subject) -> dict[str, Any]:
     if subject.y is not None and not subject.y.is_floating_point():
         found["classes"] = int(subject.y.max()) + 1
     return found
+
+
+def meta(subject: Subject, readers: Sequence[str], name: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What ``meta.json`` says of a run."""
+    parameters = named_parameters(subject.model)
+    return {
+        "name": name,
+        "model": type(subject.model).__name__,
+        "parameters": {n: list(p.shape) for n, p in parameters.items()},
+        "layers": list(dict.fromkeys(layer_of(n) for n in parameters)),
+        "measures": list(readers),
+        "facts": {n: {"how_to_read": READERS[n].how_to_read} for n in readers},
+        "probe": facts(subject),
+        "config": dict(config or {}),
+    }
 
 
 def chosen(measures: str | Sequence[str], y: Tensor | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

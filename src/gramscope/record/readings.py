@@ -16,6 +16,7 @@ from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.propagators.prediction import predict_step
+from gramscope.record.fingerprint import NAME as FINGERPRINT
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
 
 _NO_START = (
@@ -43,7 +44,8 @@ class Reader:
 
     ``needs_targets``: only for a probe with y. ``by_default``: also read where measures are chosen by a glob. ``guess``
     foretells the seconds of a dear reading that was never taken, from the subject and the seconds of one capture; None
-    for a cheap one, which is tried without asking. ``ready``: can it be read off this subject yet?
+    for a cheap one, which is tried without asking. ``ready``: can it be read off this subject yet? ``weights_only``:
+    the model is not called for it.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Reader:
     by_default: bool = True
     guess: Callable[[Subject, float], float] | None = None
     ready: Callable[[Subject], bool] = lambda subject: True
+    weights_only: bool = False
 
 
 READERS: dict[str, Reader] = {}
@@ -65,9 +68,10 @@ def reader(
     by_default: bool = True,
     guess: Callable[[Subject, float], float] | None = None,
     ready: Callable[[Subject], bool] = lambda subject: True,
+    weights_only: bool = False,
 ) -> Callable[[Callable[[Moment], Reading]], Callable[[Moment], Reading]]:
     def register(read: Callable[[Moment], Reading]) -> Callable[[Moment], Reading]:
-        READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default, guess, ready)
+        READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default, guess, ready, weights_only)
         return read
 
     return register
@@ -130,10 +134,10 @@ def read_kernel(moment: Moment) -> Reading:
     kernel = moment.kernel.double()
     if moment.memory.kernel is None and not moment.memory.resumed:
         moment.memory.kernel = _kept(moment.kernel)
-        reading.arrays["start/kernel"] = _numpy(moment.memory.kernel)
+        reading.arrays |= _first_moment(moment, "kernel", moment.memory.kernel)
     start = _comparable(moment.memory.kernel, kernel)
     if start is None:
-        reading.missing["kernel/drift"] = _NO_START
+        reading.missing["kernel/drift"] = _no_start(moment)
     else:
         reading.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
     order, y = torch.arange(len(kernel)), moment.subject.y
@@ -146,6 +150,18 @@ def read_kernel(moment: Moment) -> Reading:
     reading.scalars["kernel/effective_rank"] = trace**2 / square if square else math.nan
     reading.arrays["kernel"] = kernel.cpu()[order][:, order].float().numpy()
     return reading
+
+
+def _first_moment(moment: Moment, name: str, values: Tensor) -> dict[str, Any]:
+    """What a resumed run compares with, and by which it tells whether it may."""
+    known = {} if moment.memory.fingerprint is None else {FINGERPRINT: moment.memory.fingerprint}
+    return {f"start/{name}": _numpy(values), **known}
+
+
+def _no_start(moment: Moment) -> str:
+    if not moment.memory.other:
+        return _NO_START
+    return f"not defined: the run began {moment.memory.other}. Resume with the same, or start a new run."
 
 
 def _kept(values: Tensor) -> Tensor:
@@ -171,9 +187,9 @@ def read_richness(moment: Moment) -> Reading:
     reading = Reading({"richness": measures.richness(features, moment.f)})
     if moment.memory.features is None and not moment.memory.resumed:
         moment.memory.features = _kept(features)
-        reading.arrays["start/features"] = _numpy(moment.memory.features)
+        reading.arrays |= _first_moment(moment, "features", moment.memory.features)
     elif moment.memory.features is None or len(moment.memory.features) != len(features):
-        reading.missing["richness/initial_similarity"] = _NO_START
+        reading.missing["richness/initial_similarity"] = _no_start(moment)
     else:
         start = moment.memory.features.to(features.device)
         reading.scalars["richness/initial_similarity"] = measures.initial_similarity(start, features.to(start.dtype))
@@ -211,6 +227,7 @@ def _several_captures(subject: Subject, capture: float) -> float:
     "Tail exponent of each weight, with that of the same weight shuffled.",
     needs_targets=False,
     guess=_spectra_seconds,
+    weights_only=True,
 )
 def read_spectra(moment: Moment) -> Reading:
     reading = Reading()
@@ -323,7 +340,7 @@ def _rate(moment: Moment) -> float:
     return float(moment.subject.optimizer.param_groups[0]["lr"])
 
 
-@reader("norm", "Norm of all parameters.", needs_targets=False)
+@reader("norm", "Norm of all parameters.", needs_targets=False, weights_only=True)
 def read_norm(moment: Moment) -> Reading:
     return Reading({"norm/parameters": measures.parameter_norm(moment.subject.model)})
 

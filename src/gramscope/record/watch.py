@@ -6,27 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
-from gramscope.capture.network import Outputs, named_parameters, unwrap
+from gramscope.base.warned import warn
+from gramscope.capture.network import Outputs, unwrap
 from gramscope.record import probe as probe_module
+from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
 from gramscope.record.budget import Budget
-from gramscope.record.judge import Loss, unseen
-from gramscope.record.moment import Memory, Moment, Subject, layer_of
+from gramscope.record.fingerprint import NAME as FINGERPRINT
+from gramscope.record.fingerprint import difference, fingerprint
+from gramscope.record.judge import unseen
+from gramscope.record.moment import Memory, Moment, Subject
 from gramscope.record.readings import READERS, Reading
 from gramscope.record.schedule import due_at
 from gramscope.record.turns import LINE, Turns
 from gramscope.store import RunWriter, StoreError
+from gramscope.store.errors import RunExists
+from gramscope.store.names import check_name
 from gramscope.store.records import META_FILE
-
-OnError = Literal["warn", "raise"]
-Forward = Callable[[dict[str, float], int], None]
 
 
 class WatchWarning(UserWarning):
@@ -41,14 +43,14 @@ def watch(
     *,
     measures: str | Sequence[str] = "*",
     layers: str | Sequence[str] = "*",
-    loss: Loss | None = None,
+    loss: Any = None,
     outputs: Outputs = None,
-    lr: float | None = None,
+    lr: Any = None,
     overhead: Any = 0.05,
     on_error: str = "warn",
-    forward: Forward | None = None,
-    resume: int | bool = False,
-    start: int = 0,
+    forward: Any = None,
+    resume: Any = False,
+    start: Any = 0,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> "Scope":
@@ -83,7 +85,7 @@ def watch(
             does.
         forward: called as forward(scalars, step) after every record, for TensorBoard, wandb, MLflow.
         resume: True goes on after the last committed step of ``out``, or starts a new run where there is none; a number
-            goes on from that step.
+            goes on from that step, which may lie after the last record: not every step has one.
         start: optimiser steps taken before, from which a new run is numbered.
         name, config: kept in the run's meta.json.
     """
@@ -98,14 +100,12 @@ class Scope:
 
     def __init__(
         self, model: nn.Module, probe: Any, out: str | Path | None, due: Callable[[int], bool], *,
-        measures: str | Sequence[str], layers: str | Sequence[str], loss: Loss | None, outputs: Outputs,
-        lr: float | None, overhead: Any, on_error: str, forward: Forward | None, resume: int | bool,
-        start: int, name: str | None, config: Mapping[str, Any] | None,
+        measures: str | Sequence[str], layers: str | Sequence[str], loss: Any, outputs: Outputs,
+        lr: Any, overhead: Any, on_error: str, forward: Any, resume: Any,
+        start: Any, name: str | None, config: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
-        if on_error not in ("warn", "raise"):
-            raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}.')
-        if out is not None and not str(out):
-            raise InputError('out must name a directory, got "". Pass out=None to keep the records in memory only.')
+        check_options(on_error, out, loss, lr, forward)
+        resume, start = resume_step(resume), whole_step(start, "start")
         self.budget = Budget(overhead)
         self.model = unwrap(model)
         self._due, self._on_error, self._forward = due, on_error, forward
@@ -114,7 +114,8 @@ class Scope:
         x, y = probe_module.split(probe, self.model)
         layer = probe_module.matcher(layers, self.model)
         self.readers, lacking = probe_module.chosen(measures, y)
-        judge = probe_module.judge(self.model, x, y, outputs, loss) if self._writes else unseen(y, loss)
+        weights_only = all(READERS[name].weights_only for name in self.readers)
+        judge = probe_module.judge(self.model, x, y, outputs, loss, weights_only) if self._writes else unseen(y, loss)
         self.subject = Subject(self.model, x, y, judge, outputs, layer, lr=lr)
         if lacking:
             self._warn(f"{', '.join(lacking)} cannot be measured without targets: pass probe=(x, y).")
@@ -134,11 +135,17 @@ class Scope:
 
     def _remembered(self, resume: int | bool) -> Memory:
         """Where a resumed run goes on, and what it is compared with: what the first attempt stored."""
-        if self._writer is None or resume is False or self._writer.last_step is None:
+        if self._writer is None:
             return Memory()
-        self.count = self._writer.last_step if resume is True else int(resume)
-        if not self.count:
-            return Memory()  # step 0 is measured again
+        now = fingerprint(self.model, self.subject.x, self.subject.outputs)
+        last = self._writer.last_step
+        if resume is not False and not (resume is True and last is None):
+            self.count = resume if resume is not True else last or 0
+        if resume is False or last is None or not self.count:
+            return Memory(fingerprint=now)  # nothing to go on from, or step 0, which is measured again
+        other = difference(self._writer.first_array(FINGERPRINT), now)
+        if other:
+            return Memory(resumed=True, other=other)
         arrays = {name: self._writer.first_array(f"start/{name}") for name in ("kernel", "features")}
         tensors = {name: None if array is None else torch.tensor(array) for name, array in arrays.items()}
         return Memory(tensors["kernel"], tensors["features"], resumed=True)
@@ -148,6 +155,8 @@ class Scope:
     def step(self, loss: Any = None, **scalars: Any) -> None:
         """Say that an optimiser step was taken. Measures if this step is due; numbers given are kept with it."""
         begun = self.budget.clock()
+        if self._ended("step"):
+            return
         self.count += 1
         if loss is not None:
             self._keep("loss", loss)
@@ -164,10 +173,22 @@ class Scope:
 
     def log(self, **scalars: Any) -> None:
         """Numbers to keep with the next record."""
-        for name, value in scalars.items():
-            self._keep(name, value)
+        if not self._ended("log"):
+            for name, value in scalars.items():
+                self._keep(name, value)
+
+    def _ended(self, call: str) -> bool:
+        """Whether the watch is closed; said once, since a loop calls at every step."""
+        if self._closed and "closed" not in self._said:
+            self._said.add("closed")
+            self._warn(
+                f"this watch was closed at step {self.count}, and {call}() after that measures and keeps nothing. "
+                "Call it before close(), or inside the with block."
+            )
+        return self._closed
 
     def _keep(self, name: str, value: Any) -> None:
+        check_name(name, "a number that is logged")
         if name in self._measured:
             raise InputError(f"{name} is measured by the watch and cannot be logged. Log it under another name.")
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -180,7 +201,7 @@ class Scope:
 
     def attach(self, optimizer: Any) -> "Scope":
         """Count the steps of ``optimizer`` from now on; call no ``step`` then. Its memory enters the rehearsed step."""
-        _check_optimizer(optimizer)
+        check_optimizer(optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held for p in self.model.parameters()):
             raise InputError("optimizer must hold parameters of the watched model, but it holds none of them.")
@@ -192,7 +213,7 @@ class Scope:
 
     def use(self, optimizer: Any) -> "Scope":
         """Rehearse steps with this optimiser, without counting its steps."""
-        _check_optimizer(optimizer)
+        check_optimizer(optimizer)
         self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer})
         return self
 
@@ -233,6 +254,11 @@ class Scope:
                 raise
             self._warn(f"the last numbers of step {self.count} were not written: {error}")
 
+    def __repr__(self) -> str:
+        where = "memory" if self._writer is None else repr(str(self._writer.path))
+        state = "closed" if self._closed else "open"
+        return f"Scope({type(self.model).__name__}, step {self.count}, {len(self.records)} records in {where}, {state})"
+
     def __enter__(self) -> "Scope":
         return self
 
@@ -240,6 +266,10 @@ class Scope:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def overhead(self) -> float:
@@ -349,7 +379,7 @@ class Scope:
         if self._writer is not None:
             try:
                 self._writer.append(self.count, scalars, arrays, failures=failures)
-            except StoreError as error:
+            except Exception as error:  # the disk's, or a reader's own names and arrays that cannot be stored
                 if self._on_error == "raise":
                     raise
                 self._warn(f"step {self.count} was not written: {error}")
@@ -366,36 +396,25 @@ class Scope:
         self, out: str | Path, resume: int | bool, name: str | None, config: Mapping[str, Any] | None
     ) -> RunWriter | None:
         if resume is not False and not (resume is True and not (Path(out) / META_FILE).exists()):
-            return RunWriter.resume(out, None if resume is True else int(resume))
+            return RunWriter.resume(out, None if resume is True else resume)
         try:
-            return RunWriter.create(out, self._meta(out, name, config))
+            return RunWriter.create(out, probe_module.meta(self.subject, self.readers, name or Path(out).name, config))
         except StoreError as error:
-            if not isinstance(error.__cause__, OSError):  # a run that is there already is the user's to decide on
-                raise StoreError(f"{error} resume=True goes on with it.", error.errno) from error
+            if isinstance(error, RunExists):
+                raise RunExists(
+                    f"out must be a directory without a run, but {out} holds one. Pass resume=True to go on with it, "
+                    "choose another directory, or remove it.",
+                    error.errno,
+                ) from error
+            if not isinstance(error.__cause__, OSError):  # another writer, or a file: the user's to decide on
+                raise
             if self._on_error == "raise":
                 raise
             self._warn(f"nothing will be written: {error}")
             return None
 
-    def _meta(self, out: str | Path, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {
-            "name": name or Path(out).name,
-            "model": type(self.model).__name__,
-            "parameters": {n: list(p.shape) for n, p in named_parameters(self.model).items()},
-            "layers": list(dict.fromkeys(layer_of(n) for n in named_parameters(self.model))),
-            "measures": list(self.readers),
-            "facts": {n: {"how_to_read": READERS[n].how_to_read} for n in self.readers},
-            "probe": probe_module.facts(self.subject),
-            "config": dict(config or {}),
-        }
-
     def _warn(self, message: str) -> None:
-        warnings.warn(message, WatchWarning, stacklevel=4)
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+        warn(message, WatchWarning)
 
 
 def rank() -> int:

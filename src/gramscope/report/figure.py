@@ -102,9 +102,10 @@ class Axis:
     log: bool = False
     range: tuple[float, float] | None = None
     steps: bool = False  # training steps: the page can draw these on a logarithmic axis
+    whole: bool = False  # whole numbers: nothing lies between two of them
 
     def json(self) -> dict[str, Any]:
-        return {"title": self.title, "log": self.log, "range": self.range, "steps": self.steps}
+        return {"title": self.title, "log": self.log, "range": self.range, "steps": self.steps, "whole": self.whole}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +124,7 @@ class Plot:
     run: int | None = None
     square: bool = False
     height: int = 320
+    empty: str = "Not recorded here."
 
     def frame(self, position: int) -> Sequence[Mark] | None:
         """What is drawn at a position of the control; None where nothing was recorded."""
@@ -144,6 +146,7 @@ class Plot:
             "run": self.run,
             "square": self.square,
             "height": self.height,
+            "empty": self.empty,
         }
 
 
@@ -208,10 +211,13 @@ def _rounded(value: float) -> int | float:
 
 
 def packed(values: Numbers) -> dict[str, Any]:
-    """A matrix as base64 of little-endian float32: a third of its size as text, and NaN survives."""
-    with np.errstate(over="ignore"):
-        small = np.ascontiguousarray(values, dtype="<f4")
-    return {"shape": list(small.shape), "base64": base64.b64encode(small.tobytes()).decode("ascii")}
+    """A matrix as base64 of little-endian float32: a third of its size as text, and NaN survives.
+
+    In float64 where a number is too large for that, which would else pass for one that is not finite.
+    """
+    wide = bool((np.abs(values[np.isfinite(values)]) > np.finfo(np.float32).max).any())
+    small = np.ascontiguousarray(values, dtype="<f8" if wide else "<f4")
+    return {"shape": list(small.shape), "wide": wide, "base64": base64.b64encode(small.tobytes()).decode("ascii")}
 
 
 def _plain(value: str | float) -> str | float:

@@ -304,7 +304,10 @@ def _features(view: RunView) -> list[str]:
         return []
     most = max(growth, key=lambda name: abs(growth[name]))
     series = view.series[f"target_linearity/{most}"]
-    return [f"Target linearity changed most in layer {most}: {number(series.first)} → {number(series.last)}."]
+    first, last = number(series.first), number(series.last)
+    if first == last:
+        return ["Target linearity changed visibly in no layer."]
+    return [f"Target linearity changed most in layer {most}: {first} → {last}."]
 
 
 def _prediction(view: RunView) -> list[str]:

@@ -66,14 +66,19 @@ def drawn(plot: Plot, marks: Sequence[Mark], where: str = "") -> str:
         f'<g transform="translate(14 {middle_y:.1f}) rotate(-90)">',
         f"{_text(0, 0, plot.y.title, anchor='middle', colour=DIM)}</g>",
     ]
-    if not marks:
-        body.append(_text(middle_x, middle_y, "Not recorded here.", anchor="middle", colour=DIM))
+    told = plot.empty if not marks else "" if any(map(_finite, marks)) else "No finite number to draw."
+    if told:
+        body.append(_text(middle_x, middle_y, told, anchor="middle", colour=DIM))
     label = escape(_clean(plot.caption + where), quote=True)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH + beside}" height="{height}" '
         f'viewBox="0 0 {WIDTH + beside} {height}" font-family="sans-serif" role="img" aria-label="{label}">'
         f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(body)}</svg>\n'
     )
+
+
+def _finite(mark: Mark) -> bool:
+    return bool(np.isfinite(mark.z if isinstance(mark, Heat) else mark.y).any())
 
 
 Box = tuple[int, int, int, int]
@@ -93,7 +98,7 @@ def _lines(plot: Plot, lines: Sequence[Line], box: Box) -> list[str]:
     ys = Scale.of([y for _, _, y in shown], plot.y, box[3], box[1])
     clip = f"c{zlib.crc32(plot.caption.encode('utf-8', 'replace')):08x}"
     body = [f'<clipPath id="{clip}"><rect {_inside(box)}/></clipPath>']
-    body += _axes(xs, ys, box, whole=plot.x.steps) + [f'<g clip-path="url(#{clip})">']
+    body += _axes(xs, ys, box, whole=plot.x.steps or plot.x.whole) + [f'<g clip-path="url(#{clip})">']
     for (mark, x, y), floor in zip(shown, floors, strict=True):
         body.append(_line(mark, xs.place(x), ys.place(y), None if floor is None else ys.place(floor)))
     return [*body, "</g>"]

@@ -15,6 +15,7 @@ _REMEDIES = {
     errno.EACCES: "This user may not do that there: change the permissions, or choose another directory for the run.",
     errno.EPERM: "This user may not do that there: change the permissions, or choose another directory for the run.",
     errno.ENOENT: "It does not exist: check the path, and whether somebody removed the run while it was open.",
+    errno.EEXIST: "A file stands where a directory must be: choose another path.",
     errno.ENOTDIR: "A part of the path is a file where a directory must be: choose another path.",
     errno.ELOOP: "It is a symbolic link, and links inside a run directory are not followed: copy the real file there.",
     errno.EMFILE: "Too many files are open in this process: close some, or raise ulimit -n.",
@@ -39,6 +40,10 @@ class StoreError(GramscopeError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class RunExists(StoreError):
+    """A new run was to be made where one is already."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gramscope.base.errors import InputError
 from gramscope.store.arrays import encode_arrays, read_arrays
-from gramscope.store.errors import StoreError, disk_trouble
+from gramscope.store.errors import RunExists, StoreError, disk_trouble
 from gramscope.store.files import Disk, read_inside
 from gramscope.store.lock import WriterLock
 from gramscope.store.meta import check_changes, fresh_meta, read_meta, write_meta
@@ -91,12 +91,14 @@ class RunWriter:
         """
         path, disk = Path(path).absolute(), disk or Disk(fsync=fsync)
         content = fresh_meta(path, meta or {})
+        if path.exists() and not path.is_dir():
+            raise StoreError(f"a run needs a directory, but {path} is a file. Choose another path.", errno.ENOTDIR)
         with disk_trouble(f"creating the run {path}"):
             disk.make_directory(path)
             writer = cls._open(path, content, disk, os.O_CREAT)
             with writer._closed_on_error():
                 if b"\n" in read_inside(path, SCALARS_FILE):
-                    raise StoreError(
+                    raise RunExists(
                         f"a new run needs a directory without one, but {path} holds committed steps. Continue it "
                         "(RunWriter.resume), choose another directory, or remove it."
                     )

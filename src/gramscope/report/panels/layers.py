@@ -113,8 +113,9 @@ def linearity(views: Sequence[RunView]) -> Panel | None:
         growth = {name: s.last - s.first for name, s in family.items() if len(s.finite.values)}
         if growth:
             most = max(growth, key=lambda name: abs(growth[name]))
-            series = family[most]
-            words.append(f"{view.name}: layer {most} changed most, {number(series.first)} → {number(series.last)}.")
+            first, last = number(family[most].first), number(family[most].last)
+            moved = f"layer {most} changed most, {first} → {last}" if first != last else "no layer changed visibly"
+            words.append(f"{view.name}: {moved}.")
     return Panel(
         "linearity",
         LINEARITY,

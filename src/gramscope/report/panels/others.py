@@ -21,6 +21,7 @@ from gramscope.report.view import RunView, Series
 
 SCALARS = "Other measurements"
 ARRAYS = "Other arrays"
+FINGERPRINT = "start/fingerprint"  # by which a resumed run knows its probe: a digest, nothing to look at
 HOW = "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part."
 
 
@@ -75,7 +76,7 @@ def _many(views: Sequence[RunView], found: Sequence[dict[str, Series]]) -> list[
 
 def arrays(views: Sequence[RunView]) -> Panel | None:
     chosen: dict[int, list[int]] = {}
-    held = [(view, name) for view in views for name in view.untaken_arrays]
+    held = [(view, name) for view in views for name in view.untaken_arrays if name != FINGERPRINT]
     frames: list[tuple[RunView, str, list[int], list[list[Mark]]]] = []
     notes: list[str] = []
     for view, name in held:

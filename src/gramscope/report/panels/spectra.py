@@ -1,6 +1,7 @@
 """Spectra of the weights over time, and the exponent of their tails beside what chance gives."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def panel(views: Sequence[RunView]) -> Panel | None:
             plots.append(
                 Plot(
                     caption(views, view, "eigenvalues of WᵀW, early (dim) to late (strong)"),
-                    Axis("rank", log=True),
+                    Axis("rank", log=True, whole=True),
                     Axis("eigenvalue", log=True),
                     [held[weight] for weight in order],
                     [order.index(weight) if weight in held else None for weight in weights],
@@ -32,7 +33,9 @@ def panel(views: Sequence[RunView]) -> Panel | None:
                     height=360,
                 )
             )
-    shown = [weight for weight in weights if any(exponents[weight])]
+    shown = [
+        weight for weight in weights if any(_known(series) for run in exponents[weight] for series in run.values())
+    ]
     if shown:
         plots.append(
             Plot(
@@ -42,6 +45,7 @@ def panel(views: Sequence[RunView]) -> Panel | None:
                 [by_run(views, exponents[weight]) for weight in shown],
                 [shown.index(weight) if weight in shown else None for weight in weights],
                 height=360,
+                empty="α is not defined here; see below.",
             )
         )
     if not plots:
@@ -54,7 +58,27 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         _words(views, weights, exponents),
         plots,
         Control("select", "Weight", weights, 0),
+        _undefined(views, weights, exponents),
     )
+
+
+def _known(series: Series) -> bool:
+    return len(series.finite.values) > 0
+
+
+def _undefined(
+    views: Sequence[RunView], weights: Sequence[str], exponents: dict[str, list[dict[str, Series]]]
+) -> list[str]:
+    """Weights whose exponent was asked for and is a number nowhere, with the reason if the run has kept one."""
+    said = []
+    for place, view in enumerate(views):
+        names = [w for w in weights if "α" in exponents[w][place] and not _known(exponents[w][place]["α"])]
+        if not names:
+            continue
+        told = [message for _, measure, message in view.failures if measure == "spectra"]
+        why = told[0] if told else "a tail takes more eigenvalues than there are, or finite ones"
+        said.append(f"{view.name}: α of {', '.join(names)} is not defined at any step: {why.rstrip('.')}.")
+    return said
 
 
 def _weights(views: Sequence[RunView]) -> list[str]:
@@ -79,7 +103,9 @@ def _spectra(view: RunView, weight: str) -> list[Mark]:
             continue
         ranks, kept = _ranked(values.ravel())
         depth = place / max(1, len(steps) - 1)
-        marks.append(Line(f"step {step}", ranks, kept, view.index, Colour(depth=depth)))
+        drawn = Line(f"step {step}", ranks, kept, view.index, Colour(depth=depth))
+        points = int(np.isfinite(kept).sum())  # of one there is no line
+        marks.append(drawn if points > 1 else replace(drawn, mode="markers"))
     return marks
 
 

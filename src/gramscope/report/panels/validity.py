@@ -45,13 +45,14 @@ def divergence(view: RunView) -> Divergence | None:
 
 def _not_finite(view: RunView) -> Divergence | None:
     held = [view.series[name] for name in STATE if name in view.series]
-    # A loss of one batch may be infinite where a gradient scaler then leaves the weights alone.
-    held = held or [view.series["loss"]] if "loss" in view.series else held
     first: dict[int, list[str]] = {}
     for series in held:
         step = _tail(series.steps, ~np.isfinite(series.values))
         if step is not None:
             first.setdefault(step, []).append("weights" if series.name == "norm/parameters" else "loss")
+    batch = _ruined_loss(view, held)
+    if batch is not None and "loss" not in first.setdefault(batch, []):
+        first[batch].append("loss")
     ruined = _tail(
         np.array(view.steps, dtype=np.float64),
         np.isin(view.steps, [step for step, _, message in view.failures if speaks_of_finite(message)]),
@@ -63,6 +64,20 @@ def _not_finite(view: RunView) -> Divergence | None:
     step = min(first)
     what = " and ".join(dict.fromkeys(first[step]))
     return Divergence(step, f"from there on its {what} {'is' if what == 'loss' else 'are'} not finite")
+
+
+def _ruined_loss(view: RunView, held: Sequence[Series]) -> int | None:
+    """The step from which the loss that was logged is not finite up to the end.
+
+    One batch may have an infinite loss where a gradient scaler then leaves the weights alone: a single such record at
+    the end is no divergence, if the weights or the probe's loss were read then or later and were finite.
+    """
+    loss = view.series.get("loss")
+    step = None if loss is None else _tail(loss.steps, ~np.isfinite(loss.values))
+    if loss is None or step is None:
+        return None
+    vouched = any(series.finite.steps[-1] >= step for series in held if len(series.finite.steps))
+    return None if vouched and int((loss.steps >= step).sum()) == 1 else step
 
 
 def speaks_of_finite(message: str) -> bool:

@@ -29,7 +29,7 @@
   function matrix(mark) {
     if (!mark.decoded) {
       const [rows, columns] = mark.z.shape, bytes = Uint8Array.from(atob(mark.z.base64), (c) => c.charCodeAt(0));
-      const view = new DataView(bytes.buffer), at = (i) => view.getFloat32(4 * i, true);
+      const view = new DataView(bytes.buffer), at = (i) => (mark.z.wide ? view.getFloat64(8 * i, true) : view.getFloat32(4 * i, true));
       mark.decoded = Array.from({ length: rows }, (_, r) =>
         Array.from({ length: columns }, (_, c) => { const v = at(r * columns + c); return Number.isFinite(v) ? v : null; }));
     }
@@ -45,10 +45,24 @@
     return x.map((v) => (v > 0 ? v : Number.isFinite(least) ? least / 2 : 1));
   }
 
+  // Plotly leaves out what is near the largest float, without a word; here it is said.
+  const most = 1e300;
+  const drawable = (v) => v !== null && Math.abs(v) <= most;
+  const finite = (mark) => (mark.kind === "heat" ? matrix(mark).flat() : mark.y).filter((v) => v !== null);
+
+  // What stands in the place of a drawing, or beside one that lacks something.
+  function remark(plot, marks) {
+    if (!marks) return plot.empty;
+    const values = marks.filter(shown).flatMap(finite);
+    if (!values.length) return marks.some(shown) ? "No finite number to draw." : "";
+    if (!values.some(drawable)) return "All numbers are beyond 1e300 and are not drawn; the table has them.";
+    return values.every(drawable) ? "" : "Numbers beyond 1e300 are not drawn.";
+  }
+
   function lineTrace(mark, plot) {
     const drawn = colour(mark.colour), few = mark.x.length <= 40;
     return {
-      type: "scatter", name: short(mark.name), x: steps(mark.x, plot.x), y: mark.y, mode: mark.stacked ? "lines" : mark.mode,
+      type: "scatter", name: short(mark.name), x: steps(mark.x, plot.x), y: mark.y.map((v) => (drawable(v) ? v : null)), mode: mark.stacked ? "lines" : mark.mode,
       visible: shown(mark), showlegend: mark.legend, stackgroup: mark.stacked ? "one" : undefined,
       line: { color: drawn, dash: mark.dash, width: mark.stacked ? 1 : 2 },
       fillcolor: mark.stacked ? drawn.replace("rgb(", "rgba(").replace(/\)$/, ",.75)") : undefined,
@@ -93,16 +107,30 @@
 
   // The least and the largest of the numbers that are shown; a stack adds up, so it is left to Plotly.
   function extent(marks, key) {
-    const values = marks.filter((mark) => mark.kind === "line" && shown(mark)).flatMap((mark) => mark[key]).filter((v) => v !== null);
+    const values = marks.filter((mark) => mark.kind === "line" && shown(mark)).flatMap((mark) => mark[key]).filter(drawable);
     return values.length && !marks.some((mark) => mark.stacked) ? values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [values[0], values[0]]) : null;
   }
 
   // Plotly draws a constant on an axis from one below to one above it, whatever its size.
-  function constant(y, marks) {
-    const ends = y.autorange ? extent(marks, "y") : null;
-    if (!ends || ends[0] !== ends[1] || ends[0] === 0 || (y.type === "log" && ends[0] < 0)) return {};
+  function constant(axis, ends) {
+    if (!axis.autorange || !ends || ends[0] !== ends[1] || ends[0] === 0 || (axis.type === "log" && ends[0] < 0)) return {};
     const value = ends[0], air = Math.abs(value) / 2;
-    return { autorange: false, range: y.type === "log" ? [Math.log10(value) - 0.31, Math.log10(value) + 0.31] : [value - air, value + air] };
+    if (axis.type !== "log") return { autorange: false, range: [value - air, value + air] };
+    return { autorange: false, range: [Math.log10(value) - 0.31, Math.log10(value) + 0.31], tickmode: "array", tickvals: [value], ticktext: [said(value)] };
+  }
+
+  // Labels of a logarithmic axis: powers of ten where there are enough of them, else with 2 and 5 between them. Left to
+  // itself Plotly labels all of 0.1, 0.2, ..., 0.9, 1, which overlap. It takes D2 for steps of 0.3 to 0.7 decades.
+  function logLabels(axis, spec, values) {
+    const positive = axis.type === "log" ? values.filter((v) => v > 0) : [];
+    if (!positive.length) return {};
+    const [low, high] = positive.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [positive[0], positive[0]]), span = Math.log10(high / low);
+    if (spec.whole && high <= 10 && high > low) {
+      const places = [1, 2, 3, 5, 7, 10].filter((v) => v >= low && v <= high);
+      return { tickmode: "array", tickvals: places, ticktext: places.map(String) };
+    }
+    const whole = 1.12 * span; // with the air that Plotly leaves
+    return { nticks: whole < 1 ? 5 : whole < 2.3 ? Math.floor(whole / 0.35) : Math.min(7, Math.ceil(whole)) };
   }
 
   // Short runs: there is no step one and a half.
@@ -123,7 +151,12 @@
       Object.assign(y, ticks(heat.rows, 32), { showgrid: false, autorange: "reversed", range: undefined });
       if (plot.square) Object.assign(y, { scaleanchor: "x", constrain: "domain" }), Object.assign(x, { constrain: "domain" });
     }
-    else { Object.assign(x, wholeSteps(plot, marks)); Object.assign(y, constant(y, marks)); }
+    else {
+      const values = (key) => marks.filter((mark) => mark.kind === "line" && shown(mark)).flatMap((mark) => mark[key]).filter(drawable);
+      Object.assign(x, logLabels(x, plot.x, values("x")), x.type === "log" && !plot.x.steps ? constant(x, extent(marks, "x")) : {}, wholeSteps(plot, marks));
+      Object.assign(y, logLabels(y, plot.y, values("y")), constant(y, extent(marks, "y")));
+      if (!values("y").length) Object.assign(x, { visible: false }), Object.assign(y, { visible: false }); // no axes from -1 to 4
+    }
     const beside = legend > 8;
     return {
       height: plot.height + (legend > 1 && !beside ? 22 * Math.ceil(legend / 3) : 0), margin: { l: 56, r: 12, t: 12, b: 44 },
@@ -157,11 +190,12 @@
       const box = boxes[place], marks = frame(panel, plot);
       box.closest("figure").hidden = plot.run !== null && state.hidden.has(plot.run);
       if (box.closest("figure").hidden) return;
-      box.querySelector(":scope > .none")?.remove();
+      box.querySelector(":scope > .none, :scope > .lacks")?.remove();
       const settings = layout(plot, marks || []);
       box.style.height = `${settings.height}px`; // holds its place while Plotly measures and redraws
       Plotly.react(box, (marks || []).map((mark) => (mark.kind === "heat" ? heatTrace(mark) : lineTrace(mark, plot))), settings, config);
-      if (!marks) box.append(element("p", "Not recorded here.", "none"));
+      const told = remark(plot, marks);
+      if (told) box.append(element("p", told, marks && marks.filter(shown).flatMap(finite).some(drawable) ? "lacks" : "none"));
     });
     section(panel).querySelectorAll("details[open] .table").forEach((box) => fillTable(box, panel));
   }

@@ -1,0 +1,53 @@
+"""What ``watch`` is given, checked before training starts."""
+
+import math
+import operator
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from torch.optim import Optimizer
+
+from gramscope.base.errors import InputError
+
+
+def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any) -> None:
+    if on_error not in ("warn", "raise"):
+        raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}.')
+    if out is not None and not str(out):
+        raise InputError('out must name a directory, got "". Pass out=None to keep the records in memory only.')
+    if loss is not None and not callable(loss):
+        raise InputError(
+            f"loss must be a function (outputs, y) -> number, got {loss!r}. "
+            "Pass e.g. torch.nn.functional.mse_loss, or leave it out."
+        )
+    if forward is not None and not callable(forward):
+        raise InputError(f"forward must be a function (scalars, step) -> None, got {forward!r}. Wrap it.")
+    number = isinstance(lr, Real) and not isinstance(lr, bool)
+    if lr is not None and not (number and 0 < float(lr) < math.inf):
+        raise InputError(f"lr must be a positive number, got {lr!r}. Leave it out where an optimiser is attached.")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+
+
+def whole_step(value: Any, what: str, also: str = "") -> int:
+    """``value`` as a number of steps."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InputError(f"{what} must be {also}a whole number of steps >= 0, got {value!r}.")
+    return number
+
+
+def resume_step(resume: Any) -> int | bool:
+    """True and False as they are, also numpy's; anything else must be a step."""
+    if isinstance(resume, bool | np.bool_):
+        return bool(resume)
+    return whole_step(resume, "resume", "True, False or ")
