@@ -43,22 +43,24 @@ class Splitter:
         of_example = torch.empty_like(signals[:, 0])
         size = AT_ONCE.get(signals.device.type, AT_ONCE["cuda"]) // max(1, signals[0].numel())
         for start, stop in strips(len(signals), max(1, size)):
-            if not self._fits(signals[start:stop], of_example[start:stop]):
+            some, m = signals[start:stop], of_example[start:stop]
+            # A channel that was silent until now speaks, or the signals are no products: F tells which.
+            if not self._fits(some, m) and not (self._learn(some) and self._fits(some, m)):
                 return None
         return of_example
 
     def _fits(self, signals: Float[Tensor, "n k T g o"], of_example: Float[Tensor, "n T g o"]) -> bool:
         """Are these signals products? Writes m: their part in the direction that is greatest in F, where F is one."""
-        if not bool(self._known.all()):
-            self._learn(signals)
         leading = self._leading.expand(len(signals), 1, signals.shape[2], *self._leading.shape)
         of_example.copy_(signals.gather(1, leading)[:, 0])
         product = self.factors[:, None] * of_example[:, None]
         rest = torch.sub(signals, product).abs_()
         return bool((rest <= product.abs_().mul_(ROUNDINGS * torch.finfo(signals.dtype).eps)).all())
 
-    def _learn(self, signals: Float[Tensor, "n k T g o"]) -> None:
-        """F of the channels that were silent until now, from the example and position where each is loudest."""
+    def _learn(self, signals: Float[Tensor, "n k T g o"]) -> bool:
+        """F of the channels that were silent until now, from the example and position where each is loudest, if any."""
+        if bool(self._known.all()):
+            return False
         channels = self._known.shape
         loudest, where = _greatest(signals).flatten(0, 1).flatten(1).max(dim=0)
         by_place = signals.transpose(1, 2).flatten(0, 1).flatten(2)  # (n·T, k, channels)
@@ -68,6 +70,7 @@ class Splitter:
         self.factors = torch.where(new, there / there.gather(0, leading[None]), self.factors)
         self._leading = torch.where(new, leading, self._leading)
         self._known |= new
+        return bool(new.any())
 
 
 def _greatest(signals: Float[Tensor, "n k T g o"]) -> Float[Tensor, "n T g o"]:
