@@ -241,3 +241,9 @@ def test_a_diverged_run_is_not_ranked(tmp_path):
     text = " ".join(compared(views_of(open_all([tmp_path / name for name in "abc"]))))
     assert "b diverged at step 20 and is not ranked." in text
     assert "The loss ends highest in c (1) and lowest in a (0.5)." in text
+
+
+def test_a_kernel_that_moves_at_one_stroke_is_told_once(tmp_path):
+    text = said(view(tmp_path, kernel_of_drift=[0.0, 0.1, 5.0, 5.0]))
+    assert "Nine tenths of the kernel's movement were done by step 20." in text
+    assert "Half of the kernel" not in text

@@ -250,9 +250,11 @@ def _moments(view: RunView) -> list[str]:
     said = []
     drift = _drift(view)
     if drift is not None and regime(view) != "lazy" and readings(drift) > 2:
+        half, most = _reached(drift, 0.5), _reached(drift, 0.9)
         said.append(
-            f"Half of the kernel's movement was done by step {_reached(drift, 0.5):,.0f}, "
-            f"nine tenths by step {_reached(drift, 0.9):,.0f}."
+            f"Half of the kernel's movement was done by step {half:,.0f}, nine tenths by step {most:,.0f}."
+            if half < most
+            else f"Nine tenths of the kernel's movement were done by step {most:,.0f}."
         )
     loss = _first_of(view, LOSSES)
     if loss is not None and len(loss.finite.values) > 2 and loss.last < loss.first:
