@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from gramscope.capture.network import named_parameters
 from gramscope.capture.recorder import tensors_in
 
-NAME = "start/fingerprint"  # of the stored array: it lies with the first kernel and features, which it belongs to
 _WHAT = ("with another probe (other x, precision or outputs)", "with another model (other parameter names or shapes)")
 
 

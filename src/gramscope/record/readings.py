@@ -16,8 +16,8 @@ from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.propagators.prediction import predict_step
-from gramscope.record.fingerprint import NAME as FINGERPRINT
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
+from gramscope.store.names import FINGERPRINT
 
 _NO_START = (
     "not defined: the first moment of this run is not in its folder, or was of another probe. A new run will have it."

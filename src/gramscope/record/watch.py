@@ -18,7 +18,6 @@ from gramscope.capture.network import Outputs, unwrap
 from gramscope.record import probe as probe_module
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
 from gramscope.record.budget import Budget
-from gramscope.record.fingerprint import NAME as FINGERPRINT
 from gramscope.record.fingerprint import difference, fingerprint
 from gramscope.record.judge import unseen
 from gramscope.record.moment import Memory, Moment, Subject
@@ -27,7 +26,7 @@ from gramscope.record.schedule import due_at
 from gramscope.record.turns import LINE, Turns
 from gramscope.store import RunWriter, StoreError
 from gramscope.store.errors import RunExists
-from gramscope.store.names import check_name
+from gramscope.store.names import FINGERPRINT, check_name
 from gramscope.store.records import META_FILE
 
 

@@ -7,6 +7,8 @@ from gramscope.base.errors import InputError
 
 # Long enough for deep module paths, and with a suffix still below the 255 bytes that file systems allow.
 _LONGEST_FILE_NAME = 180
+# The array by which a resumed run knows its probe and model: the writers of runs fill it, reports do not draw it.
+FINGERPRINT = "start/fingerprint"
 
 
 def check_name(name: object, what: str) -> str:

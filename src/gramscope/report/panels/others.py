@@ -18,10 +18,10 @@ from gramscope.report.panels.drawing import (
     step_control,
 )
 from gramscope.report.view import RunView, Series
+from gramscope.store.names import FINGERPRINT
 
 SCALARS = "Other measurements"
 ARRAYS = "Other arrays"
-FINGERPRINT = "start/fingerprint"  # by which a resumed run knows its probe: a digest, nothing to look at
 HOW = "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part."
 
 
