@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.nested import tensors_in
 from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap
-from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, untouched
 
 At = Literal["output", "input"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.nested import tensors_in
 from gramscope.capture import rowwise as _taped  # noqa: F401  (importing registers the ways back)
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
 from gramscope.capture.forms import Outer
@@ -23,7 +24,7 @@ from gramscope.capture.network import (
     named_parameters,
 )  # fmt: skip
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.recorder import Recorder, tensors_in
+from gramscope.capture.recorder import Recorder
 from gramscope.capture.signals import Backward, Place
 from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from gramscope.capture.recorder import tensors_in, writes
+from gramscope.base.nested import tensors_in
+from gramscope.capture.recorder import writes
 
 # These write running statistics without counting it as a change.
 STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.network import (
     Evaluation,
     Outputs,
@@ -23,7 +24,7 @@ from gramscope.capture.network import (
     parameter_slots,
 )
 from gramscope.capture.precision import Precision, at_precision
-from gramscope.capture.recorder import _PYTHON_ROOMS, RULES, Recorder, _opened, map_tensors, tensors_in, writes
+from gramscope.capture.recorder import _PYTHON_ROOMS, RULES, Recorder, _opened, writes
 from gramscope.capture.rules import recurrent
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 

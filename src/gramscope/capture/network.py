@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.capture.recorder import map_tensors, tensors_in
+from gramscope.base.nested import map_tensors, tensors_in
 
 Outputs = (
     int | np.integer | slice | Sequence[int] | Tensor | np.ndarray | str | Callable[[nn.Module, Any], Tensor] | None
@@ -97,7 +97,7 @@ def prepare_input(x: Any, dtype: torch.dtype | None = None) -> Any:
 
 def count_examples(x: Any) -> int:
     """Number of examples: the length of axis 0 of the first tensor of x."""
-    first = next(tensors_in(x), None)
+    first = next(iter(tensors_in(x)), None)
     if first is None:
         raise InputError(
             f"x must be a tensor, a tuple of positional arguments or a dict of keyword arguments with at least one "
@@ -217,7 +217,7 @@ def _choose(raw: Any) -> Tensor:
     if dataclasses.is_dataclass(raw) and not isinstance(raw, type | Mapping):
         fields = {f.name: getattr(raw, f.name) for f in dataclasses.fields(raw)}
         return _choose(fields)
-    tensors = list(tensors_in(raw))
+    tensors = tensors_in(raw)
     for tensor in tensors:
         check_plain(tensor, "the model's output")
         if tensor.is_floating_point():

@@ -8,7 +8,7 @@ leaves, a backward pass computes signals and no weight gradients, and the user's
 
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import UnsupportedError
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.forms import Form, Tap
 from gramscope.capture.graph import settle
 from gramscope.capture.tape import Tape
@@ -182,9 +183,10 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        operands = list(tensors_in((args, kwargs)))
-        weights = self.weights_in(operands) if torch.is_grad_enabled() else []
-        data = self.is_data(operands)
+        operands = tensors_in((args, kwargs))
+        facts = [self._fact(tensor) for tensor in operands]
+        weights = [fact for fact in facts if isinstance(fact, Weight)] if torch.is_grad_enabled() else []
+        data = None in facts
         held = self.tape.held(operands)
         noted = len(self.uses)
         if not weights:
@@ -264,31 +266,6 @@ class Recorder(TorchFunctionMode):
                 derived = weights[0].derive(tensor, tuple(weights[1:]), name)
                 self._facts[id(tensor)] = (weakref.ref(tensor), derived)
                 self._keep.append(tensor)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-
-
-def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """``value`` with every tensor replaced by ``function(tensor)``."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, item) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(map_tensors(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return value
 
 
 @cache

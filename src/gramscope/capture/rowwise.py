@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.base.pages import fresh_empty
-from gramscope.capture.recorder import map_tensors, tensors_in
 from gramscope.capture.rules.convolution import backward_signal, geometry
 from gramscope.capture.rules.elementwise import FUNCTIONS as ELEMENTWISE
 from gramscope.capture.rules.elementwise import IN_PLACE
@@ -137,7 +137,7 @@ def relu(tape: Tape, output: Tensor, func: Any, input: Tensor, *_: Any, **__: An
 
 @taped(*named(*POINTWISE))
 def pointwise(tape: Tape, output: Tensor, func: Any, input: Tensor, *rest: Any, **named: Any) -> Draft | None:
-    if not tape.holds(input) or output is input or any(True for _ in tensors_in((rest, named))):
+    if not tape.holds(input) or output is input or tensors_in((rest, named)):
         return None
 
     def slope(part: slice) -> Tensor:
@@ -154,8 +154,8 @@ def pointwise(tape: Tape, output: Tensor, func: Any, input: Tensor, *rest: Any, 
 
 @taped(*(f for f in ELEMENTWISE if f.__name__ not in {"where", "lerp", "addcmul", "addcdiv"}))
 def broadcast(tape: Tape, output: Tensor, func: Any, *args: Any, **named: Any) -> Draft | None:
-    operands = list(tensors_in(args))
-    if any(True for _ in tensors_in(named)) or output.dtype not in {t.dtype for t in operands}:
+    operands = tensors_in(args)
+    if tensors_in(named) or output.dtype not in {t.dtype for t in operands}:
         return None
     mine = [t for t in operands if tape.holds(t)]
     others = [t for t in operands if not tape.holds(t)]
@@ -260,7 +260,7 @@ def along(tape: Tape, output: Tensor, func: Any, input: Tensor, *rest: Any, **na
     name = func.__name__
     axes = named.get("dim", rest[ALONG[name]] if len(rest) > ALONG[name] else None)
     axes = (axes,) if isinstance(axes, int) else axes
-    if not tape.holds(input) or not axes or any(True for _ in tensors_in((rest, named))):
+    if not tape.holds(input) or not axes or tensors_in((rest, named)):
         return None
     if not all(isinstance(axis, int) and axis % input.dim() for axis in axes):
         return None

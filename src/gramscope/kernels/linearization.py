@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import UnsupportedError
+from gramscope.base.nested import tensors_in
 from gramscope.capture.batched import batched_gradients_or_zeros
 from gramscope.capture.network import (
     Evaluation,
@@ -24,7 +25,6 @@ from gramscope.capture.network import (
     parameter_slots,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
 from gramscope.kernels.written_out import WrittenOut
 
@@ -48,7 +48,7 @@ class Linearization:
         self.tf32 = precision == "tf32"
         # On an H200, J v of a ResNet-18 took 0.154 s twice backward and about 0.04 s forward.
         convolutions = any(isinstance(module, CONVOLUTIONS) for module in model.modules())
-        self._forward_mode = convolutions and next(tensors_in(x)).is_cuda
+        self._forward_mode = convolutions and tensors_in(x)[0].is_cuda
         self._written_out = False  # operations without a second derivative run as others, once one is met
         self._evaluation, self._x = Evaluation(model, outputs), x
         self._modes = [(module, module.training) for module in model.modules()]

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.nested import tensors_in
 from gramscope.capture.capture import Survey, survey
 from gramscope.capture.network import Outputs, count_examples, slice_examples
 from gramscope.capture.precision import Precision
-from gramscope.capture.recorder import tensors_in
 from gramscope.kernels.pieces import Range, strips
 
 # A capture holds raw signals and the copies its contraction works on. A safe factor, not a measured one: the tests
@@ -70,8 +70,8 @@ def make_plan(
         raise InputError(f"memory must be a positive number of bytes, got {memory!r}.")
     n = count_examples(x)
     m = n if x2 is None else count_examples(x2)
-    budget = memory or free_memory(next(tensors_in(x)).device) // 2
-    chunk = min(budget // 8, CHUNK.get(next(tensors_in(x)).device.type, CHUNK["cuda"]))
+    budget = memory or free_memory(tensors_in(x)[0].device) // 2
+    chunk = min(budget // 8, CHUNK.get(tensors_in(x)[0].device.type, CHUNK["cuda"]))
     size = _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision) if blocked else None
     if size is None:
         return Plan(n, m, -1, (Block((0, n), (0, -1)),), (Block((0, m), (0, -1)),), chunk)
@@ -90,7 +90,7 @@ def make_plan(
         fit = max(1, room // (2 * each))
         examples, columns = max(1, fit // width), min(width, fit)
     part = None
-    if size.crowded and next(tensors_in(x)).device.type == "cpu":
+    if size.crowded and tensors_in(x)[0].device.type == "cpu":
         part = max(2, PART // (max(1, size.largest) * (width + 1) * item))
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
     return Plan(n, m, width, rows, cols, chunk, part, company=max(3 * examples, room // (2 * each)))

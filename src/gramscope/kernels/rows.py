@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.capture.recorder import map_tensors, tensors_in
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.kernels.expansion import Expansion
 from gramscope.kernels.graph import Graph, Tangent
 from gramscope.kernels.memory import free_memory
@@ -102,7 +102,7 @@ class Rows:
         expansion = self.expansion
         x = expansion.of_examples(examples)
         count = examples.stop - examples.start
-        leaves = list(tensors_in(x))
+        leaves = tensors_in(x)
         # The rule of ``slice_examples``: tensors with one row for each example are cut, others are passed whole.
         dims = [0 if t.dim() and t.shape[0] == count else None for t in leaves]
         if not any(d == 0 for d in dims):

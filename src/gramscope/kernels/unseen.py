@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramscope.capture.recorder import tensors_in
+from gramscope.base.nested import tensors_in
 
 _BOTH = (
     "sort argsort msort topk kthvalue median nanmedian mode quantile nanquantile aminmax cummax cummin sign sgn round "
@@ -115,7 +115,7 @@ class Reach:
         name = getattr(func, "__name__", "")
         if _only_shapes(name) or (name.endswith("_as") and not self.has(args[:1])):
             return
-        given = list(tensors_in((args, kwargs)))
+        given = tensors_in((args, kwargs))
         chosen = all(map(_is_smooth, given)) or any(self._is_cut(t) for t in given if not _is_smooth(t))
         for tensor in tensors_in(result):
             if not tensor.requires_grad and (chosen or _is_smooth(tensor)):

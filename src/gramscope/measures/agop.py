@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import CoupledExamplesError, InputError
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.base.progress import progress
 from gramscope.capture import capture
 from gramscope.capture.batched import batched_gradients
@@ -24,7 +25,6 @@ from gramscope.capture.network import (
     slice_examples,
     unwrap,
 )
-from gramscope.capture.recorder import map_tensors, tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.feature_learning import private_copy

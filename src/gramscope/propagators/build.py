@@ -12,9 +12,9 @@ from torch.autograd.graph import get_gradient_edge
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
 from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, prepare_input
-from gramscope.capture.recorder import map_tensors, tensors_in
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.propagators.layout import Layout, StateSite
 from gramscope.propagators.network import NetworkStates

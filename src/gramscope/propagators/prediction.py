@@ -90,7 +90,7 @@ def outputs_of(g: GlobalNTK) -> Tensor:
 
 
 def _floats(value: Any) -> Any:
-    from gramscope.capture.recorder import map_tensors
+    from gramscope.base.nested import map_tensors
 
     return map_tensors(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t, value)
 

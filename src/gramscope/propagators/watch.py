@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.errors import UnsupportedError
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.forms import Form, Tap
-from gramscope.capture.recorder import Recorder, Use, map_tensors, tensors_in, writes
+from gramscope.capture.recorder import Recorder, Use, writes
 from gramscope.capture.weights import Weight
 from gramscope.propagators.stack import Stack, run_stack
 from gramscope.propagators.strand import COMPONENTS, Weights

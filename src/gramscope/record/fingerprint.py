@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gramscope.base.nested import tensors_in
 from gramscope.capture.network import named_parameters
-from gramscope.capture.recorder import tensors_in
 
 _WHAT = ("with another probe (other x, precision or outputs)", "with another model (other parameter names or shapes)")
 

@@ -8,7 +8,7 @@ try:
 except ImportError as missing:
     raise ImportError("the Trainer callback needs transformers: pip install 'gramscope[transformers]'") from missing
 
-from gramscope.capture.recorder import map_tensors
+from gramscope.base.nested import map_tensors
 from gramscope.record.resuming import holding, open_scope
 from gramscope.record.watch import Scope
 

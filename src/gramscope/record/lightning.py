@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from gramscope.capture.recorder import map_tensors
+from gramscope.base.nested import map_tensors
 from gramscope.record.resuming import holding, open_scope
 from gramscope.record.watch import Scope
 

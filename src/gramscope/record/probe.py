@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.nested import tensors_in
 from gramscope.capture.kept import CopyOnWrite
 from gramscope.capture.network import (
     Outputs,
@@ -20,7 +21,6 @@ from gramscope.capture.network import (
     output_tensor,
     prepare_input,
 )
-from gramscope.capture.recorder import tensors_in
 from gramscope.capture.surroundings import untouched
 from gramscope.record.judge import Judge, Loss, judge_of, plain_labels, unseen
 from gramscope.record.moment import Subject, evaluating, layer_of
