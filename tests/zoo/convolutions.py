@@ -111,6 +111,22 @@ def conv_deep():
     )
 
 
+@case(normal(2, 5, 8))
+def conv2d_one_by_one_behind_others():
+    """Kernels of one entry whose steps leave a border, and that have a signal to hand on."""
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Conv2d(3, 4, 1, stride=(3, 2)), nn.Tanh(), nn.Conv2d(4, 2, 1), nn.Tanh(),
+        nn.Conv2d(2, 2, 1, stride=2, padding=1), nn.Flatten(), nn.Linear(12, 2),
+    )  # fmt: skip
+
+
+@case(normal(1, 3, 2, 4))
+def conv3d_one_by_one_behind_another():
+    return nn.Sequential(
+        nn.Conv3d(1, 3, 1), nn.Tanh(), nn.Conv3d(3, 2, 1, stride=(2, 1, 3)), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2)
+    )
+
+
 @case(normal(2, 4, 4))
 def pooling_max_average_adaptive():
     return nn.Sequential(

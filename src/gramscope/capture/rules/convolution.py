@@ -152,6 +152,8 @@ def _back(
     dilation: tuple[int, ...], groups: int,
 ) -> Tensor:  # fmt: skip
     """The signal at a convolution's input."""
+    if signal.device.type == "cpu" and groups == 1 and set(weight.shape[2:]) == {1} and not any(padding):
+        return _back_pointwise(signal, weight, shape, stride)
     reach = _reach(weight, dilation)
     edges = tuple(r - p for r, p in zip(reach, padding, strict=True))
     if signal.device.type == "cpu" and groups == 1 and set(stride) == {1} and min(edges) >= 0:
@@ -161,6 +163,16 @@ def _back(
     spans = [(u - 1) * s - 2 * p + r + 1 for u, s, p, r in zip(signal.shape[2:], stride, padding, reach, strict=True)]
     extra = tuple(x - span for x, span in zip(shape[2:], spans, strict=True))
     return torch.convolution(signal, weight, None, stride, padding, dilation, True, extra, groups)
+
+
+def _back_pointwise(signal: Tensor, weight: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> Tensor:
+    """A kernel of one entry: a matrix product, and zeros where its steps pass over the image."""
+    seen = (weight.flatten(1).T @ signal.flatten(2)).view(len(signal), -1, *signal.shape[2:])
+    if set(stride) == {1}:
+        return seen
+    image = seen.new_zeros(*seen.shape[:2], *shape[2:])
+    image[(slice(None), slice(None), *(slice(None, None, step) for step in stride))] = seen
+    return image
 
 
 def _reach(weight: Tensor, dilation: tuple[int, ...]) -> list[int]:
