@@ -13,7 +13,7 @@ and every entry is compared with it.
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Inexact, Int
+from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
 from gramscope.capture import OuterSite, Site
@@ -36,44 +36,43 @@ class Splitter:
         channels = like.shape[3:]
         self.factors: Float[Tensor, "k g o"] = like.new_zeros(like.shape[1], *channels)
         self._leading: Int[Tensor, "g o"] = torch.zeros(channels, dtype=torch.int64, device=like.device)
-        self._known: Bool[Tensor, "g o"] = torch.zeros(channels, dtype=torch.bool, device=like.device)
+        self._silent: Int[Tensor, " silent"] = torch.arange(channels.numel(), device=like.device)
 
     def split(self, signals: Float[Tensor, "n k T g o"]) -> Float[Tensor, "n T g o"] | None:
         """m, where ``s = F m`` to rounding; None where the signals are no such product."""
         of_example = torch.empty_like(signals[:, 0])
-        size = AT_ONCE.get(signals.device.type, AT_ONCE["cuda"]) // max(1, signals[0].numel())
-        for start, stop in strips(len(signals), max(1, size)):
-            some, m = signals[start:stop], of_example[start:stop]
-            # A channel that was silent until now speaks, or the signals are no products: F tells which.
-            if not self._fits(some, m) and not (self._learn(some) and self._fits(some, m)):
-                return None
-        return of_example
+        size = max(1, AT_ONCE.get(signals.device.type, AT_ONCE["cuda"]) // max(1, signals[0].numel()))
+        self._learn(signals[:size])  # nearly all channels
+        self._learn(signals[size:])
+        each = (slice(*strip) for strip in strips(len(signals), size))
+        return of_example if all(self._fits(signals[some], of_example[some]) for some in each) else None
 
     def _fits(self, signals: Float[Tensor, "n k T g o"], of_example: Float[Tensor, "n T g o"]) -> bool:
         """Are these signals products? Writes m: their part in the direction that is greatest in F, where F is one."""
         leading = self._leading.expand(len(signals), 1, signals.shape[2], *self._leading.shape)
         of_example.copy_(signals.gather(1, leading)[:, 0])
-        product = self.factors[:, None] * of_example[:, None]
-        rest = torch.sub(signals, product).abs_()
-        return bool((rest <= product.abs_().mul_(ROUNDINGS * torch.finfo(signals.dtype).eps)).all())
+        m, tolerance = of_example[:, None], ROUNDINGS * torch.finfo(signals.dtype).eps
+        rest = torch.addcmul(signals, self.factors[:, None], m, value=-1).abs_()
+        excess = rest.addcmul_(self.factors[:, None].abs(), m.abs(), value=-tolerance)
+        return bool(excess.max() <= 0)  # not so for NaN
 
-    def _learn(self, signals: Float[Tensor, "n k T g o"]) -> bool:
+    def _learn(self, signals: Float[Tensor, "n k T g o"]) -> None:
         """F of the channels that were silent until now, from the example and position where each is loudest, if any."""
-        if bool(self._known.all()):
-            return False
-        channels = self._known.shape
-        loudest, where = _greatest(signals).flatten(0, 1).flatten(1).max(dim=0)
-        by_place = signals.transpose(1, 2).flatten(0, 1).flatten(2)  # (n·T, k, channels)
-        there = by_place.gather(0, where.expand(1, by_place.shape[1], -1))[0].unflatten(1, channels)  # (k, g, o)
+        if self._silent.numel() == 0 or signals.numel() == 0:
+            return
+        silent = signals.flatten(3).index_select(3, self._silent)
+        loudest, where = _greatest(silent).flatten(0, 1).max(dim=0)
+        by_place = silent.transpose(1, 2).flatten(0, 1)  # (n·T, k, silent)
+        there = by_place.gather(0, where.expand(1, by_place.shape[1], -1))[0]  # (k, silent)
         leading = there.abs().argmax(dim=0)
-        new = ~self._known & (loudest.unflatten(0, channels) > 0)
-        self.factors = torch.where(new, there / there.gather(0, leading[None]), self.factors)
-        self._leading = torch.where(new, leading, self._leading)
-        self._known |= new
-        return bool(new.any())
+        speaks = loudest > 0
+        spoken = self._silent[speaks]
+        self.factors.flatten(1)[:, spoken] = (there / there.gather(0, leading[None]))[:, speaks]
+        self._leading.flatten()[spoken] = leading[speaks]
+        self._silent = self._silent[~speaks]
 
 
-def _greatest(signals: Float[Tensor, "n k T g o"]) -> Float[Tensor, "n T g o"]:
+def _greatest(signals: Float[Tensor, "n k T o"]) -> Float[Tensor, "n T o"]:
     """``max_c |s_c|``; on a CPU output by output, because a reduction over an inner axis is four times slower there."""
     if signals.device.type != "cpu":
         return signals.abs().amax(dim=1)
