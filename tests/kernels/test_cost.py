@@ -47,9 +47,11 @@ def counted(shape: Shape, method: str) -> int:
                     factors = random(shape.k, shape.o)
                     FactoredPiece(left, right, factors, factors).add(out, rows, cols)
             elif shape.T == 1 and method == "positions":
-                inner = torch.mm(v[:, 0], w[:, 0].T)
-                piece = HadamardTracePiece if shape.trace else HadamardPiece
-                piece(inner, s[:, :, 0], t[:, :, 0]).add(out, rows, cols)
+                if shape.trace:
+                    piece = HadamardTracePiece(Positions(v, w), s[:, :, 0], t[:, :, 0])
+                else:
+                    piece = HadamardPiece(torch.mm(v[:, 0], w[:, 0].T), s[:, :, 0], t[:, :, 0])
+                piece.add(out, rows, cols)
             elif shape.trace:
                 PositionTracePiece(Positions(v, w), s, t).add(out, rows, cols)
             else:

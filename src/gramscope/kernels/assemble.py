@@ -126,7 +126,7 @@ class Assembly:
             t = s if right is left else right.signals[:, :, :, group].to(self.dtype)
             v, w = inputs[:, :, group], others[:, :, group]
             if shape.T == 1:
-                yield _one_position(v[:, 0], w[:, 0], s[:, :, 0], t[:, :, 0], offset, self.trace)
+                yield _one_position(v, w, s[:, :, 0], t[:, :, 0], offset, self.trace)
             elif self.trace:
                 yield PositionTracePiece(Positions(v, w, offset), s, t)
             else:
@@ -238,17 +238,19 @@ def _extent(site: Site) -> int:
 
 
 def _one_position(
-    v: Float[Tensor, "n i"], w: Float[Tensor, "m i"], s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"],
+    v: Float[Tensor, "n 1 i"], w: Float[Tensor, "m 1 i"], s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"],
     offset: float, trace: bool,
 ) -> Piece:  # fmt: skip
-    inner = v @ w.T
+    if trace:
+        return HadamardTracePiece(Positions(v, w, offset), s, t)
+    inner = v[:, 0] @ w[:, 0].T
     if offset:
         inner += offset
-    if not trace and _constant(s, t):
+    if _constant(s, t):
         gram = s[0] @ s[0].T
         if int(torch.count_nonzero(gram)) <= 2 * len(gram):
             return ConstantSignalPiece(inner, gram)
-    return HadamardTracePiece(inner, s, t) if trace else HadamardPiece(inner, s, t)
+    return HadamardPiece(inner, s, t)
 
 
 def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"]) -> bool:

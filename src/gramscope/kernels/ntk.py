@@ -264,13 +264,15 @@ def _strip(piece: Piece, target: Tensor, n: int) -> int:
     return max(1, rows * n // len(target))
 
 
-def _mirror(matrix: Tensor, size: int = 128) -> None:
+def _mirror(matrix: Tensor, size: int = 96) -> None:
     """Copy the upper triangle of a symmetric matrix onto the lower one."""
     lower = torch.ones(size, size, dtype=torch.bool, device=matrix.device).tril(-1)
     for start, stop in strips(len(matrix), size):
         corner = matrix[start:stop, start:stop]
         corner.copy_(torch.where(lower[: stop - start, : stop - start], corner.T, corner))
-        matrix[stop:, start:stop] = matrix[start:stop, stop:].T
+        rows = matrix[start:stop, stop:]
+        # On the CPU through a copy that stays in the cache: read along the rows, then turned.
+        matrix[stop:, start:stop] = rows.T if rows.is_cuda else rows.contiguous().T
 
 
 def _kernel_dtype(snapshot: Snapshot) -> torch.dtype:

@@ -61,23 +61,6 @@ class HadamardPiece:
         out.unflatten(0, (-1, c)).addcmul_(inner[:, None], tile.unflatten(0, (-1, c)))
 
 
-class HadamardTracePiece:
-    """``K = Q ∘ Σ_c S_c S_cᵀ``: in one product, or output by output where the backward pass left them so."""
-
-    def __init__(
-        self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m k o"]
-    ) -> None:
-        self.inner = inner
-        joined = left.is_contiguous() and right.is_contiguous()
-        self.left, self.right = ((t.flatten(1)[None] if joined else t.transpose(0, 1)) for t in (left, right))
-
-    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        total = torch.zeros_like(out)
-        for mine, theirs in zip(self.left, self.right, strict=True):
-            total.addmm_(mine[rows[0] : rows[1]], theirs[cols[0] : cols[1]].T)
-        out.addcmul_(self.inner[rows[0] : rows[1], cols[0] : cols[1]], total)
-
-
 class ConstantSignalPiece:
     """``K = Q ⊗ G``: signals that are the same for all examples (a last layer), with few non-zero entries in G."""
 
@@ -103,6 +86,21 @@ class Positions:
         right = self.right[cols[0] : cols[1]].flatten(0, 1)
         gram = right @ self.left[rows[0] : rows[1]].flatten(0, 1).T
         return gram.add_(self.offset) if self.offset else gram
+
+
+class HadamardTracePiece:
+    """``K = Q ∘ Σ_c S_c S_cᵀ``: in one product, or output by output where the backward pass left them so."""
+
+    def __init__(self, inner: Positions, left: Float[Tensor, "n k o"], right: Float[Tensor, "m k o"]) -> None:
+        self.inner = inner
+        joined = left.is_contiguous() and right.is_contiguous()
+        self.left, self.right = ((t.flatten(1)[None] if joined else t.transpose(0, 1)) for t in (left, right))
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        total = torch.zeros_like(out)
+        for mine, theirs in zip(self.left, self.right, strict=True):
+            total.addmm_(mine[rows[0] : rows[1]], theirs[cols[0] : cols[1]].T)
+        out.addcmul_(self.inner.block(rows, cols).T, total)
 
 
 class SameId:
