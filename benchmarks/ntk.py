@@ -98,6 +98,7 @@ class Row:
     peak_bytes: int | None = None
     flop: float | None = None
     over_floor: float | None = None
+    best_over_floor: float | None = None
     of_rate: float | None = None
     error: float | None = None
     difference: float | None = None
@@ -271,7 +272,8 @@ class Contest:
             if row.flop:
                 row.of_rate = row.flop / row.seconds / self.rate.best
             if self.floor:
-                row.over_floor = row.seconds / (self.floor.total / self.rate.best)
+                floor = self.floor.total / self.rate.best
+                row.over_floor, row.best_over_floor = row.seconds / floor, row.best / floor
 
     def _reference_block(self) -> tuple[Tensor, Tensor]:
         """Some examples, spread over the batch, and their exact kernel."""
@@ -312,11 +314,12 @@ class Contest:
             "GFLOP/s",
             "of rate",
             "x floor",
+            "at best",
             "error",
             "difference",
         )
         width = max(len(row.name) for row in self.rows)
-        form = f"  {{:<{width}}}" + " {:>9}" * 9 + " {:>10}"
+        form = f"  {{:<{width}}}" + " {:>9}" * 10 + " {:>10}"
         lines.append(form.format(*columns))
         lines += [
             f"  {row.name:<{width}}   {row.skipped}" if row.skipped else form.format(*cells(row)) for row in self.rows
@@ -342,6 +345,7 @@ def cells(row: Row) -> list[str]:
         show(flop and row.seconds and flop / row.seconds / 1e9, ".0f"),
         show(row.of_rate, ".2f"),
         show(row.over_floor, ".2f"),
+        show(row.best_over_floor, ".2f"),
         show(row.error, ".1e"),
         show(row.difference, ".1e"),
     ]

@@ -66,9 +66,9 @@ class Splitter:
         there = by_place.gather(0, where.expand(1, by_place.shape[1], -1))[0]  # (k, silent)
         leading = there.abs().argmax(dim=0)
         speaks = loudest > 0
-        spoken = self._silent[speaks]
-        self.factors.flatten(1)[:, spoken] = (there / there.gather(0, leading[None]))[:, speaks]
-        self._leading.flatten()[spoken] = leading[speaks]
+        ratios = torch.where(speaks, there / there.gather(0, leading[None]), 0.0)
+        self.factors.view(len(ratios), -1).index_copy_(1, self._silent, ratios)
+        self._leading.view(-1).index_copy_(0, self._silent, torch.where(speaks, leading, 0))
         self._silent = self._silent[~speaks]
 
 

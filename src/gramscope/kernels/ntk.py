@@ -42,6 +42,8 @@ STRIP_ROWS = {"cpu": (320, 1280, 80, 8), "cuda": (640, 2560, 640, 1)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
 # Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
 TILE = {"cpu": 2**19, "cuda": 2**40}
+# Rows that are mirrored at once.
+MIRRORED = {"cpu": 96, "cuda": 128}
 LIGHT = (HadamardPiece, HadamardTracePiece, ConstantSignalPiece)
 
 
@@ -264,8 +266,9 @@ def _strip(piece: Piece, target: Tensor, n: int) -> int:
     return max(1, rows * n // len(target))
 
 
-def _mirror(matrix: Tensor, size: int = 96) -> None:
+def _mirror(matrix: Tensor) -> None:
     """Copy the upper triangle of a symmetric matrix onto the lower one."""
+    size = MIRRORED.get(matrix.device.type, MIRRORED["cuda"])
     lower = torch.ones(size, size, dtype=torch.bool, device=matrix.device).tril(-1)
     for start, stop in strips(len(matrix), size):
         corner = matrix[start:stop, start:stop]
