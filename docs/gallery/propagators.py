@@ -16,7 +16,7 @@ from torch import nn
 
 from gramscope.linalg import eigenvalues_top
 from gramscope.propagators import GlobalNTK, effective_rank, self_referential_bias
-from gramscope.tasks.memory_pro import SequenceTask, memory_pro
+from gramscope.tasks import SequenceTask, memory_pro
 
 STEPS, EVERY, SHOWN = 600, 50, (0, 100, 250, 600)
 

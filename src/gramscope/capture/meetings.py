@@ -24,7 +24,7 @@ from gramscope.capture.network import (
     parameter_slots,
 )
 from gramscope.capture.precision import Precision, at_precision
-from gramscope.capture.recorder import _PYTHON_ROOMS, RULES, Recorder, _opened, writes
+from gramscope.capture.recorder import PYTHON_ROOMS, RULES, Recorder, opened, writes
 from gramscope.capture.rules import recurrent
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
@@ -77,9 +77,9 @@ class Meetings(Recorder):
         known = RULES.get(func)
         if known is not None and known.__module__ == recurrent.__name__:
             return known(self, func, *args, **kwargs)
-        if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON_ROOMS:
+        if isinstance(func, types.FunctionType) and func.__module__ in PYTHON_ROOMS:
             with self:
-                return _opened(func)(*args, **kwargs)
+                return opened(func)(*args, **kwargs)
         if writes(func):
             raise UnsupportedError(
                 f"a weight must not be written into data in place, but {func.__name__} does so. Write the model with "

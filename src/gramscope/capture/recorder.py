@@ -28,9 +28,9 @@ from gramscope.capture.weights import Weight
 Rule = Callable[..., Any]
 RULES: dict[Callable[..., Any], Rule] = {}
 
-# Python functions of these modules check for modes before their body; see `_opened`.
+# Python functions of these modules check for modes before their body; see `opened`.
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
-_PYTHON_ROOMS = {"torch.nn.functional", "torch.functional", "torch._tensor"}
+PYTHON_ROOMS = {"torch.nn.functional", "torch.functional", "torch._tensor"}
 
 
 def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -237,9 +237,9 @@ class Recorder(TorchFunctionMode):
         )
         if known is not None:
             return known(self, func, *args, **kwargs)
-        if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON_ROOMS:
+        if isinstance(func, types.FunctionType) and func.__module__ in PYTHON_ROOMS:
             with self:
-                return _opened(func)(*args, **kwargs)
+                return opened(func)(*args, **kwargs)
         return self.tap(func, args, kwargs)
 
     def _rewrite(self, written: Tensor, weights: list[Weight]) -> None:
@@ -283,7 +283,7 @@ def writes(func: Callable[..., Any]) -> bool:
 _OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def _opened(func: types.FunctionType) -> Callable[..., Any]:
+def opened(func: types.FunctionType) -> Callable[..., Any]:
     """The same Python function with its check for modes switched off, so that its body is watched.
 
     ``torch.nn.functional.multi_head_attention_forward`` and its like hand the whole call to an active mode

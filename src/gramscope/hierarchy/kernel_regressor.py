@@ -1,6 +1,5 @@
 """``KernelReLURegressor``: a scikit-learn estimator, one hidden ReLU layer trained from a Gram matrix alone."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import warn
 from gramscope.hierarchy.field_training import (
     Training,
     Watch,
@@ -316,19 +316,22 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             run.coefficients = watch.best
         self._record(rate, losses, flips, None if held is None else held_losses, single)
         if not (run.field[: run.n] > 0).any():
-            _warn(
+            warn(
                 "every hidden unit is off on every training example, so no gradient is left. Lower learning_rate, "
-                "add a bias, or change random_state."
+                "add a bias, or change random_state.",
+                ConvergenceWarning,
             )
         elif losses[-1] > losses[0] and not single:
-            _warn(
+            warn(
                 f"the loss rose from {losses[0]:.3g} to {losses[-1]:.3g}: learning_rate={rate:.3g} is too large. "
-                "Lower it, or leave it at 'auto'."
+                "Lower it, or leave it at 'auto'.",
+                ConvergenceWarning,
             )
         elif not (single or stopped or self.tol is None):
-            _warn(
+            warn(
                 f"training did not converge in max_iter={self.max_iter} passes (loss {losses[-1]:.3g}). Raise "
-                "max_iter or tol, or pass tol=None if this number of passes is meant."
+                "max_iter or tol, or pass tol=None if this number of passes is meant.",
+                ConvergenceWarning,
             )
 
     def _record(self, rate: float, losses: list[float], flips: list[int], held: Any, single: bool) -> None:
@@ -339,10 +342,6 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = len(self.flip_curve_)
         if not again:
             self.validation_loss_curve_ = held
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
 
 def _generator(random_state: Any) -> np.random.Generator:

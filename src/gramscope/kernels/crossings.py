@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.kernels.dntk import ReadingOptions, Residual, _step
+from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, second_derivative
 from gramscope.kernels.kinks import Sides
@@ -161,7 +161,7 @@ def kink_crossings(
           relu: 1 of 1 (up 0, down 1, 1 foreseen)
     """
     _check_lr(lr)
-    watched, _, direction, _ = _step(model, x, residual, probe, metric, Reading(**reading))
+    watched, _, direction, _ = read_step(model, x, residual, probe, metric, Reading(**reading))
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
 
@@ -197,7 +197,7 @@ def ntk_step(
     """
     _check_lr(lr)
     options = Reading(**reading)
-    watched, graph, direction, rates = _step(model, x, residual, probe, metric, options)
+    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
     velocity = dense_velocity(Rows(watched, direction, graph), rates, memory)
     real = watched.with_reading(kink="autograd", bandwidth=None)
     before = dense_kernel(Rows(real, None), rates, memory)

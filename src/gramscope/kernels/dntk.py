@@ -100,7 +100,7 @@ def dntk_velocity(
         >>> dntk_velocity(model, x, torch.ones(2, 1)).abs().max().item()
         0.0
     """
-    watched, graph, direction, rates = _step(model, x, residual, probe, metric, Reading(**reading))
+    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading(**reading))
     graph = Graph(watched) if graph is None else graph
     second_derivative(watched, graph, direction, direction, check)
     rows = Rows(watched, direction, graph)
@@ -135,7 +135,7 @@ def dntk_velocity_operator(
         >>> bool(torch.allclose(operator.dense(), dntk_velocity(model, x, residual).reshape(4, 4), atol=1e-5))
         True
     """
-    watched, graph, direction, rates = _step(model, x, residual, probe, metric, Reading(**reading))
+    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading(**reading))
     graph = Graph(watched) if graph is None else graph
     second_derivative(watched, graph, direction, direction, check)
     return NTKVelocityOperator(graph, graph.tangent(direction), rates)
@@ -171,7 +171,7 @@ def output_curvature(
         >>> output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (3 - 6η)² = 9 - 36η + 36η²
         36.0
     """
-    watched, graph, direction, _ = _step(model, x, residual, probe, metric, Reading(**reading))
+    watched, graph, direction, _ = read_step(model, x, residual, probe, metric, Reading(**reading))
     graph = Graph(watched) if graph is None else graph
     return 0.5 * second_derivative(watched, graph, direction, direction, check)
 
@@ -246,7 +246,7 @@ def _check_dense(sizes: list[int], at: Expansion, memory: int | None) -> None:
         )
 
 
-def _step(
+def read_step(
     model: nn.Module, x: Any, residual: Residual, probe: Any, metric: Rates, reading: Reading
 ) -> tuple[Expansion, Graph | None, Float[Tensor, " p"], Float[Tensor, " p"] | None]:
     """The watched expansion, its graph if it is there already, the direction ``λ Jᵀ ε`` of the step, and λ."""

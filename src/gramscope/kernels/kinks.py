@@ -346,18 +346,14 @@ def _minimum(ramps: Ramps, z: Tensor, other: Tensor) -> Tensor:
 def _max(ramps: Ramps, z: Tensor, other: Any = None, keepdim: bool = False, *, dim: int | None = None) -> Any:
     if isinstance(other, Tensor):
         return _maximum(ramps, z, other)
-    axis = other if dim is None else dim
-    values, places = _extreme(ramps, z, axis, keepdim, greatest=True)
-    return values if axis is None else torch.return_types.max((values, places))
+    return _with_places(torch.return_types.max, ramps, z, other if dim is None else dim, keepdim)
 
 
 @rewrites(torch.min, Tensor.min)
 def _min(ramps: Ramps, z: Tensor, other: Any = None, keepdim: bool = False, *, dim: int | None = None) -> Any:
     if isinstance(other, Tensor):
         return _minimum(ramps, z, other)
-    axis = other if dim is None else dim
-    values, places = _extreme(ramps, z, axis, keepdim, greatest=False)
-    return values if axis is None else torch.return_types.min((values, places))
+    return _with_places(torch.return_types.min, ramps, z, other if dim is None else dim, keepdim)
 
 
 @rewrites(torch.amax, Tensor.amax)
@@ -368,6 +364,12 @@ def _amax(ramps: Ramps, z: Tensor, dim: Any = (), keepdim: bool = False) -> Tens
 @rewrites(torch.amin, Tensor.amin)
 def _amin(ramps: Ramps, z: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     return _extreme(ramps, z, dim, keepdim, greatest=False)[0]
+
+
+def _with_places(both: Any, ramps: Ramps, z: Tensor, dim: int | None, keepdim: bool) -> Any:
+    """As ``torch.max`` and ``torch.min`` answer: values alone over all axes, values and places over one."""
+    found = _extreme(ramps, z, dim, keepdim, greatest=both is torch.return_types.max)
+    return found[0] if dim is None else both(found)
 
 
 def _extreme(ramps: Ramps, z: Tensor, dim: Any, keepdim: bool, greatest: bool) -> tuple[Tensor, Tensor]:

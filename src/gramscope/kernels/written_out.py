@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.capture.rules.recurrent import STEPS, Cell
-from gramscope.capture.rules.recurrent import _network as network
+from gramscope.capture.rules.recurrent import STEPS, Cell, network
 
 RECURRENT = {torch.lstm: "lstm", torch.gru: "gru", torch.rnn_tanh: "rnn_tanh", torch.rnn_relu: "rnn_relu"}
 CELLS = {torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}

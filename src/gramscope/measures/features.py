@@ -105,10 +105,11 @@ def feature_batches(
     if not isinstance(batches, Iterable):
         raise InputError(f"data must be an iterable of batches or one input tensor, got {type(data).__name__}.")
     for batch in batches:
-        yield features(model, (inputs or _inputs)(batch), layers, **options), batch
+        yield features(model, (inputs or inputs_of)(batch), layers, **options), batch
 
 
-def _inputs(batch: Any) -> Any:
+def inputs_of(batch: Any) -> Any:
+    """What a model takes of a batch: its first part, or all of a mapping but the labels."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key not in ("labels", "label")}
     if isinstance(batch, tuple | list):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.capture.activations import activations
 from gramscope.capture.network import PREFIXES, unwrap
-from gramscope.measures.features import _inputs, features
+from gramscope.measures.features import features, inputs_of
 
 
 def last_layer(model: nn.Module, x: Any) -> str:
@@ -66,7 +66,7 @@ def last_layer_batches(
     """
     batches: Iterable[Any] = [data] if isinstance(data, Tensor | Mapping) else data
     for batch in batches:
-        x = (inputs or _inputs)(batch)
+        x = (inputs or inputs_of)(batch)
         layer = last_layer(model, x) if layer is None else layer
         if layer == "":  # the model itself: its two sides take two passes
             phi = features(model, x, "", reduce=reduce, at="input", **options)

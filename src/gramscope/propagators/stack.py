@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gramscope.propagators.strand import COMPONENTS, Strand, Weights, _add_from_gates, run
+from gramscope.propagators.strand import COMPONENTS, Strand, Weights, add_from_gates, run
 
 Parts = list[Tensor]  # one (T, k, B, C, H) for each strand
 
@@ -155,7 +155,7 @@ class Stack:
                 after += self._initial(own, place)
             if below is not None:
                 gates = below @ strand.weights.w_ih.mT
-                _add_from_gates(after, gates, strand.into[t])
+                add_from_gates(after, gates, strand.into[t])
             result.append(after)
             below = after[..., 0, :]
         return torch.cat(result, dim=2)

@@ -202,7 +202,7 @@ class Strand:
                     gates = shift if gates is None else gates + shift
                 if gates is not None:
                     rows = gates.unflatten(1, data.shape[:2]).transpose(0, 1)
-                    _add_from_gates(total, rows, factor[:, None])
+                    add_from_gates(total, rows, factor[:, None])
             return total
         for column, steps in product(range(len(given)), self._blocks()):
             own = [None if change is None else change[column] for change in mine]
@@ -212,9 +212,9 @@ class Strand:
             if by_state is not None and by_input is not None and self.into is self.across:
                 by_state, by_input = by_state.add_(by_input), None
             if by_state is not None:
-                _add_from_gates(to, by_state, self.across[steps])
+                add_from_gates(to, by_state, self.across[steps])
             if by_input is not None:
-                _add_from_gates(to, by_input, self.into[steps])
+                add_from_gates(to, by_input, self.into[steps])
         return total
 
     @property
@@ -261,7 +261,7 @@ def _gates(data: Tensor, weight: Tensor | None = None, bias: Tensor | None = Non
     return made.unflatten(0, data.shape[:2])
 
 
-def _add_from_gates(to: Tensor, gates: Tensor, factor: Tensor) -> None:
+def add_from_gates(to: Tensor, gates: Tensor, factor: Tensor) -> None:
     """``to += Σ_g factor_cg · gate_g`` in place, with shapes as in :func:`_from_gates`."""
     components, count = factor.shape[-3:-1]
     for place, gate in enumerate(gates.chunk(count, dim=-1)):

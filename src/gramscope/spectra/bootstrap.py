@@ -1,13 +1,13 @@
 """How often a true power law would sit as badly: the bootstrap p-value of a tail fit."""
 
 import math
-import warnings
 
 import numpy as np
 from jaxtyping import Float64
 
 from gramscope.base.errors import InputError
 from gramscope.base.rng import child_seed
+from gramscope.base.warned import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tail import TailFit, fit_checked, require_convention
 from gramscope.spectra.tails import Convention, Tails
@@ -45,7 +45,7 @@ def p_value(
     ascending = as_eigenvalues(eigenvalues, "p_value")
     fit = fit_checked(ascending, require_convention(convention), min_tail)
     if fit.reason:
-        warnings.warn(f"p_value: p is NaN: {fit.reason}", stacklevel=2)
+        warn(f"p_value: p is NaN: {fit.reason}")
     return p_value_checked(ascending, fit, replicates, seed, min_tail)
 
 

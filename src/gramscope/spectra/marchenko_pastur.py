@@ -1,7 +1,6 @@
 """The Marchenko-Pastur law: what the spectrum of a weight would be if its entries were noise, and what sticks out."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
 from gramscope.spectra.tails import Convention
@@ -65,7 +65,7 @@ def fit_marchenko_pastur(
     ascending = as_eigenvalues(eigenvalues, "fit_marchenko_pastur")
     found = fit_marchenko_pastur_checked(ascending, shape, require_convention(convention))
     if found.reason:
-        warnings.warn(f"fit_marchenko_pastur: sigma, edges and soft_rank are NaN: {found.reason}", stacklevel=2)
+        warn(f"fit_marchenko_pastur: sigma, edges and soft_rank are NaN: {found.reason}")
     return found
 
 

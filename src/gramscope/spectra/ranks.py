@@ -1,12 +1,12 @@
 """Numbers of a whole spectrum: ranks, entropy, norms."""
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import logsumexp
 
+from gramscope.base.warned import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
 from gramscope.spectra.tails import Convention
@@ -45,7 +45,7 @@ def ranks(eigenvalues: Eigenvalues, convention: Convention = "gramscope", *, siz
     """
     found = ranks_checked(as_eigenvalues(eigenvalues, "ranks"), require_convention(convention), size)
     for what, why in found.reasons.items():
-        warnings.warn(f"ranks: {what} NaN: {why}", stacklevel=2)
+        warn(f"ranks: {what} NaN: {why}")
     return found
 
 

@@ -1,13 +1,13 @@
 """Rivals of the power law on the same tail: exponential and truncated power law, by likelihood ratio."""
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import erfc
 
+from gramscope.base.warned import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tail import TailFit
 
@@ -54,7 +54,7 @@ def rivals(eigenvalues: Eigenvalues, fit: TailFit) -> dict[str, Rival]:
     found = rivals_checked(as_eigenvalues(eigenvalues, "rivals"), fit)
     reason = found["exponential"].reason
     if reason:
-        warnings.warn(f"rivals: the ratios are NaN: {reason}", stacklevel=2)
+        warn(f"rivals: the ratios are NaN: {reason}")
     return found
 
 

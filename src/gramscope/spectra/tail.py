@@ -1,7 +1,6 @@
 """The continuous power-law fit to the tail of a spectrum, over all lower ends xmin."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import get_args
 
@@ -9,6 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tails import Convention, Tails
 
@@ -70,7 +70,7 @@ def fit_tail(eigenvalues: Eigenvalues, convention: Convention = "gramscope", *, 
     """
     fit = fit_checked(as_eigenvalues(eigenvalues, "fit_tail"), require_convention(convention), min_tail)
     if fit.reason:
-        warnings.warn(f"fit_tail: alpha is NaN: {fit.reason}", stacklevel=2)
+        warn(f"fit_tail: alpha is NaN: {fit.reason}")
     return fit
 
 

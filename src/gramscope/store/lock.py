@@ -5,10 +5,10 @@ import json
 import os
 import platform
 import time
-import warnings
 import weakref
 from pathlib import Path
 
+from gramscope.base.warned import warn
 from gramscope.store.errors import StoreError, disk_trouble
 from gramscope.store.files import Disk
 
@@ -80,10 +80,9 @@ def _flock(descriptor: int, path: Path) -> None:
         reason = f"its file system has no locks ({error.strerror})"
     else:
         return
-    warnings.warn(
+    warn(
         f"{path.parent} cannot be locked: {reason}. The run is written all the same; see to it yourself that no second "
-        "process writes to it.",
-        stacklevel=2,
+        "process writes to it."
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import warn
 from gramscope.store import export, views
 from gramscope.store.arrays import read_arrays
 from gramscope.store.errors import StoreError
@@ -90,10 +90,9 @@ class Run:
             record = decode_line(line)
         except DamagedLine as error:
             self.damaged.append(self._lines)
-            warnings.warn(
+            warn(
                 f"line {self._lines} of {self.path / SCALARS_FILE} is damaged ({error}) and is left out; "
-                "run.verify() lists all damage.",
-                stacklevel=4,
+                "run.verify() lists all damage."
             )
             return
         self.records.append(record)

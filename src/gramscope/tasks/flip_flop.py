@@ -2,7 +2,7 @@
 
 import torch
 
-from gramscope.tasks.memory_pro import SequenceTask, _require_positive
+from gramscope.tasks.sequences import SequenceTask, require_positive
 
 
 def flip_flop(trials: int = 32, *, seed: int = 0, steps: int = 60, bits: int = 3, rate: float = 0.1) -> SequenceTask:
@@ -15,7 +15,7 @@ def flip_flop(trials: int = 32, *, seed: int = 0, steps: int = 60, bits: int = 3
     >>> task.y.abs().unique().tolist()
     [1.0]
     """
-    _require_positive(trials=trials, steps=steps, bits=bits)
+    require_positive(trials=trials, steps=steps, bits=bits)
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must be a probability between 0 and 1, got {rate}.")
     rng = torch.Generator().manual_seed(seed)

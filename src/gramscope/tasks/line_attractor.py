@@ -2,7 +2,7 @@
 
 import torch
 
-from gramscope.tasks.memory_pro import SequenceTask, _require_positive
+from gramscope.tasks.sequences import SequenceTask, require_positive
 
 
 def line_attractor(trials: int = 32, *, seed: int = 0, steps: int = 50, scale: float = 0.2) -> SequenceTask:
@@ -12,7 +12,7 @@ def line_attractor(trials: int = 32, *, seed: int = 0, steps: int = 50, scale: f
     >>> bool(torch.allclose(task.y[:, -1], task.x.sum(dim=1)))
     True
     """
-    _require_positive(trials=trials, steps=steps)
+    require_positive(trials=trials, steps=steps)
     rng = torch.Generator().manual_seed(seed)
     x = scale * torch.randn(trials, steps, 1, generator=rng)
     return SequenceTask(x, x.cumsum(dim=1), torch.ones(trials, steps, dtype=torch.bool))

@@ -1,24 +1,8 @@
 """Memory-pro: remember the direction of a stimulus through a delay, then report it."""
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-
-@dataclass(frozen=True)
-class SequenceTask:
-    """Trials of a task in time: inputs, wanted outputs, and where outputs count (``mask``, True where they do)."""
-
-    x: Float[Tensor, "trial time i"]
-    y: Float[Tensor, "trial time o"]
-    mask: Bool[Tensor, "trial time"]
-
-    def loss(self, outputs: Float[Tensor, "trial time o"]) -> Float[Tensor, ""]:
-        """Mean squared error over the entries that count."""
-        error = ((outputs - self.y.to(outputs)) ** 2).mean(dim=2)
-        return (error * self.mask.to(error)).sum() / self.mask.sum()
+from gramscope.tasks.sequences import SequenceTask, require_positive
 
 
 def memory_pro(
@@ -41,7 +25,7 @@ def memory_pro(
     >>> task.x.shape, task.y.shape, bool(task.mask.all())
     (torch.Size([4, 80, 3]), torch.Size([4, 80, 3]), True)
     """
-    _require_positive(trials=trials, stimulus=stimulus, response=response)
+    require_positive(trials=trials, stimulus=stimulus, response=response)
     rng = torch.Generator().manual_seed(seed)
     start = float(torch.rand((), generator=rng))
     angles = 2 * torch.pi * (torch.arange(trials) / trials + start)
@@ -54,9 +38,3 @@ def memory_pro(
     if noise:
         x += noise * torch.randn(x.shape, generator=rng)
     return SequenceTask(x, y, torch.ones(trials, steps, dtype=torch.bool))
-
-
-def _require_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}.")

@@ -2,7 +2,7 @@
 
 import torch
 
-from gramscope.tasks.memory_pro import SequenceTask, _require_positive
+from gramscope.tasks.sequences import SequenceTask, require_positive
 
 
 def parity(trials: int = 64, *, seed: int = 0, steps: int = 12, every_step: bool = True) -> SequenceTask:
@@ -12,7 +12,7 @@ def parity(trials: int = 64, *, seed: int = 0, steps: int = 12, every_step: bool
     >>> bool((task.y[:, -1] == task.x.prod(dim=1)).all())
     True
     """
-    _require_positive(trials=trials, steps=steps)
+    require_positive(trials=trials, steps=steps)
     rng = torch.Generator().manual_seed(seed)
     x = 2.0 * torch.randint(0, 2, (trials, steps, 1), generator=rng) - 1
     mask = torch.ones(trials, steps, dtype=torch.bool)

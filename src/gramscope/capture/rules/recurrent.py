@@ -101,7 +101,7 @@ def _cells(kind: str, flat: Sequence[Tensor], has_bias: bool, count: int) -> lis
     return cells
 
 
-def _network(
+def network(
     kind: str, data: Tensor, sizes: Sequence[int], initial: State, flat: Sequence[Tensor], has_bias: bool, layers: int,
     dropout: float, training: bool, bidirectional: bool,
 ) -> tuple[Tensor, State]:  # fmt: skip
@@ -135,7 +135,7 @@ def _recurrent(recorder: Recorder, kind: str, args: tuple[Any, ...]) -> Any:
         else:
             steps = data.transpose(0, 1) if batch_first else data
             sizes, rows = [steps.shape[1]] * steps.shape[0], steps.flatten(0, 1)
-        output, final = _network(kind, rows, sizes, initial, flat, has_bias, layers, dropout, training, bidirectional)
+        output, final = network(kind, rows, sizes, initial, flat, has_bias, layers, dropout, training, bidirectional)
         if not packed:
             output = output.unflatten(0, steps.shape[:2])
             output = output.transpose(0, 1) if batch_first else output
