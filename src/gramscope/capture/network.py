@@ -130,7 +130,9 @@ def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Paramete
     chosen = {name: p for name, p in named.items() if (frozen or p.requires_grad) and p.is_floating_point()}
     if not chosen:
         reason = "all its parameters are frozen" if named else "it has no parameters"
-        advice = "Unfreeze some, or pass frozen=True where the call takes it." if named else "Pass a model with weights."
+        advice = (
+            "Unfreeze some, or pass frozen=True where the call takes it." if named else "Pass a model with weights."
+        )
         raise InputError(f"the model must have a parameter with requires_grad, but {reason}. {advice}")
     devices = {p.device for p in named.values()}
     if len(devices) == 1:
