@@ -317,3 +317,12 @@ def test_the_checker_raises():
     for message, call in wrong.items():
         with pytest.raises(AssertionError, match=message):
             assert_refused(call, "meta")
+
+
+def test_a_nested_tensor_inside_the_model(measure):
+    def ragged(m, x):
+        rows = torch.nested.nested_tensor([row[: 1 + i] for i, row in enumerate(x)], layout=torch.jagged)
+        return torch.stack([part.mean(0) for part in m.layer(rows).unbind()])
+
+    inputs = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(1))
+    assert_refused_unchanged(measure, Call(ragged, layer=nn.Linear(4, 2)), inputs, "dense", "nested", "pad")

@@ -230,11 +230,12 @@ class Recorder(TorchFunctionMode):
     def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         known = RULES.get(func)
         written = args[:1] if writes(func) else ()
-        self._guards = tuple(
-            (t.detach(), t._version)
-            for t in tensors_in((args, kwargs))
-            if self._fact(t) is None and not any(t is w for w in written)
-        )
+        data = [t for t in tensors_in((args, kwargs)) if self._fact(t) is None]
+        if any(tensor.is_nested for tensor in data):
+            raise UnsupportedError(
+                "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
+            )
+        self._guards = tuple((t.detach(), t._version) for t in data if not any(t is w for w in written))
         if known is not None:
             return known(self, func, *args, **kwargs)
         if isinstance(func, types.FunctionType) and func.__module__ in PYTHON_ROOMS:
