@@ -32,6 +32,10 @@ _NAMES = {
     "report": "gramscope.report:report",
     "explain_step": "gramscope.hierarchy.explain:explain_step",
     "LinearOperator": "gramscope.linalg:LinearOperator",
+    "GramscopeError": "gramscope.base.errors:GramscopeError",
+    "InputError": "gramscope.base.errors:InputError",
+    "UnsupportedError": "gramscope.base.errors:UnsupportedError",
+    "CoupledExamplesError": "gramscope.base.errors:CoupledExamplesError",
 }
 _ROOMS = (
     "base",

@@ -1,5 +1,8 @@
 """Ways to write a model that strangers tried: exact, or refused in words, whatever the number of examples."""
 
+from collections import UserDict
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,6 +105,22 @@ def first_zero_state(model, x):
     return state
 
 
+def beside_its_vjp(model, x):
+    """The value of torch.func.vjp is not used, its way back is."""
+    y = model.a(x).tanh()
+    _, back = torch.func.vjp(lambda z: model.a(z).tanh(), x)
+    return y + back(y)[0] @ model.w
+
+
+def behind_its_vjp(model, x):
+    """A weight meets what nobody saw being made."""
+    return model.last(torch.func.vjp(lambda z: model.a(z).tanh(), x)[1](torch.ones(len(x), 3, dtype=x.dtype))[0])
+
+
+def slope_along_ones(model, x):
+    return torch.func.jvp(lambda z: model.a(z).tanh(), (x,), (torch.ones_like(x),))[1]
+
+
 MODELS = {
     "diagonal": weight_written(lambda model, w: w.fill_diagonal_(0)),
     "scaled": weight_written(lambda model, w: w.mul_(2.0)),
@@ -135,6 +154,20 @@ MODELS = {
     "queries_joined": queries(lambda seeds, n: torch.cat([seeds] * n), projected=False),
     "position_code": lambda: Model(position_code, a=nn.Linear(4, 4), last=nn.Linear(4, 2)),
     "first_zero_state": lambda: Model(first_zero_state, a=nn.Linear(4, 3), b=nn.Linear(3, 3)),
+    "beside_its_vjp": lambda: Model(beside_its_vjp, a=nn.Linear(4, 3), w=torch.randn(4, 3)),
+    "behind_its_vjp": lambda: Model(behind_its_vjp, a=nn.Linear(4, 3), last=nn.Linear(4, 2)),
+    "slope_along_ones": lambda: Model(slope_along_ones, a=nn.Linear(4, 3)),
+    "above_a_threshold": lambda: Model(
+        lambda model, x: model.a(x) * (x > model.t), a=nn.Linear(4, 4), t=torch.randn(4)
+    ),
+    "leaky_below_a_threshold": lambda: Model(
+        lambda model, x: torch.where((z := model.a(x)) > model.t, z, model.t * z), a=nn.Linear(4, 4), t=torch.randn(4)
+    ),
+    "counted_by_edges": lambda: Model(
+        lambda model, x: model.a(x) * torch.bucketize(x[:, :1].contiguous(), model.edges.sort().values),
+        a=nn.Linear(4, 2),
+        edges=torch.randn(3),
+    ),
     "two_lists_side_by_side": lambda: Model(
         lambda model, x: torch.tanh(model.c(x.view(-1, 1, 2, 2)))[:, [0, 1], [1, 0]].flatten(1),
         c=nn.Conv2d(1, 2, 2, padding=1),
@@ -236,6 +269,58 @@ def test_no_block_changes_the_kernel_without_a_word(name):
             assert whole is not None
             torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-12)
     assert refused
+
+
+def residual(model, x):
+    """u' + u of a network on a line, as users write it: x is told to require gradients."""
+    x = x.requires_grad_()
+    u = model(x)
+    return torch.autograd.grad(u.sum(), x, create_graph=True)[0] + u
+
+
+@pytest.mark.parametrize("reduce", ["none", "trace"])
+def test_outputs_that_differentiate_can_be_cut_into_blocks(reduce):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    x = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
+    exact = reference_ntk(model, x, reduce=reduce, outputs=residual)
+    for memory in (1500, 3000, 10**6):
+        assert_kernel_close(gs.ntk(model, x, reduce=reduce, outputs=residual, memory=memory), exact, 1e-12)
+    assert not x.requires_grad
+
+
+@dataclass
+class Batch:
+    u: torch.Tensor
+
+
+def in_place(model, u):
+    return torch.tanh(model.a((u.u if isinstance(u, Batch) else u).mul_(2)))
+
+
+CONTAINERS = {
+    "dict": lambda u: {"u": u},
+    "UserDict": lambda u: UserDict(u=u),
+    "data class": lambda u: (Batch(u),),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_holds_the_examples_does_not_matter(name):
+    """A model that overwrites its input leaves the user's as it was, in any container, in blocks and in float64."""
+
+    class ByName(Model):
+        def forward(self, u):
+            return in_place(self, u)
+
+    torch.manual_seed(0)
+    model, u = ByName(None, a=nn.Linear(4, 2)), torch.randn(8, 4)
+    before, x = u.clone(), CONTAINERS[name](u)
+    exact = reference_ntk(nn.Sequential(model.a, nn.Tanh()), 2 * u)
+    assert_kernel_close(gs.ntk(model, x).double(), exact, 1e-5)
+    assert_kernel_close(gs.ntk(model, x, memory=6000).double(), exact, 1e-5)
+    assert_kernel_close(gs.ntk(model, x, precision="float64"), exact, 1e-12)
+    assert torch.equal(u, before)
 
 
 def test_outputs_by_mask_and_by_numpy():

@@ -1,12 +1,14 @@
-"""Tensors inside nested tuples, lists and dictionaries: the arguments and results of models."""
+"""Tensors inside nested tuples, lists, mappings and data classes: the arguments and results of models."""
 
-from collections.abc import Callable, Mapping
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 # Checked first: what nearly every argument of an operation is, and what is slow to tell from a Mapping.
-_SEQUENCES = (tuple, list)
+_SEQUENCES = (tuple, list, deque)
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
@@ -23,19 +25,60 @@ def _collect(value: Any, found: list[Tensor]) -> None:
     elif isinstance(value, _SEQUENCES):
         for item in value:
             _collect(item, found)
-    elif type(value) not in _PLAIN and isinstance(value, Mapping):
+    elif type(value) in _PLAIN:
+        return
+    elif isinstance(value, Mapping):
         for item in value.values():
             _collect(item, found)
+    else:
+        for name in _fields(value):
+            _collect(getattr(value, name, None), found)
+
+
+def _fields(value: Any) -> Iterable[str]:
+    """Names of the fields of a data class; none for anything else, and for the class itself."""
+    return () if isinstance(value, type) else getattr(type(value), "__dataclass_fields__", ())
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """``value`` with every tensor replaced by ``function(tensor)``."""
+    """``value`` with every tensor replaced by ``function(tensor)``, in new containers of the same types."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, item) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(map_tensors(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return _tuple_like(value, [map_tensors(function, item) for item in value])
+    if isinstance(value, list | deque):
+        again = copy.copy(value)
+        again.clear()
+        again.extend(map_tensors(function, item) for item in value)
+        return again
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return _mapping_like(value, {key: map_tensors(function, item) for key, item in value.items()})
+    if names := _fields(value):
+        again = copy.copy(value)
+        for name in names:
+            if hasattr(value, name):
+                object.__setattr__(again, name, map_tensors(function, getattr(value, name)))  # frozen ones too
+        return again
     return value
+
+
+def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> Any:
+    if hasattr(value, "_fields"):
+        return type(value)(*items)
+    try:
+        return type(value)(items)
+    except TypeError:  # a class whose constructor takes something else
+        return tuple.__new__(type(value), items)
+
+
+def _mapping_like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A copy that keeps its class (attributes, order, default) where it can be copied and written, else a dict."""
+    try:
+        again: Any = copy.copy(value)
+        for key, item in items.items():
+            again[key] = item
+    except TypeError:
+        return items
+    return again

@@ -213,12 +213,13 @@ def _named(raw: Any, name: str) -> Tensor:
 
 
 def _choose(raw: Any) -> Tensor:
-    """The output tensor by rule: itself; "logits" of a mapping; else the first floating tensor."""
-    if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
-        return raw["logits"]
-    if dataclasses.is_dataclass(raw) and not isinstance(raw, type | Mapping):
-        fields = {f.name: getattr(raw, f.name) for f in dataclasses.fields(raw)}
-        return _choose(fields)
+    """The output tensor by rule: itself; "logits" of a mapping or data class; else the first floating tensor."""
+    if isinstance(raw, Mapping):
+        logits = raw.get("logits")
+    else:
+        logits = getattr(raw, "logits", None) if dataclasses.is_dataclass(raw) else None
+    if isinstance(logits, Tensor):
+        return logits
     tensors = tensors_in(raw)
     for tensor in tensors:
         check_plain(tensor, "the model's output")

@@ -57,6 +57,8 @@ class Use:
 
     def made(self, output: Tensor) -> bool:
         """The signal of this use is the one at ``output``."""
+        if not output.requires_grad:
+            return False  # a comparison, say
         edge = get_gradient_edge(output)
         return (edge.node, edge.output_nr) == (self.edge.node, self.edge.output_nr)
 
@@ -123,10 +125,14 @@ class Recorder(TorchFunctionMode):
 
     def _fact(self, tensor: Tensor) -> Weight | bool | None:
         """A Weight; None for data; False for a constant."""
+        if self._known(tensor):
+            return self._facts[id(tensor)][1]
+        # What has a history that nobody saw (the result of torch.func.vjp) may depend on anything.
+        return None if tensor.requires_grad and not tensor.is_leaf else False
+
+    def _known(self, tensor: Tensor) -> bool:
         entry = self._facts.get(id(tensor))
-        if entry is None or entry[0]() is not tensor:
-            return False
-        return entry[1]
+        return entry is not None and entry[0]() is tensor
 
     # Recording -------------------------------------------------------------------------------------
 
@@ -183,6 +189,8 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if _differentiating():
+            return func(*args, **kwargs)
         operands = tensors_in((args, kwargs))
         facts = [self._fact(tensor) for tensor in operands]
         weights = [fact for fact in facts if isinstance(fact, Weight)] if torch.is_grad_enabled() else []
@@ -220,7 +228,9 @@ class Recorder(TorchFunctionMode):
         known = all(id(t) in held or self.weight(t) is not None for t in moving)
         attached = not moving or all(t.requires_grad for t in tensors_in(output))
         noted = {id(weight) for weight in weights} == {id(use.weight) for use in uses}
-        here = not uses or (isinstance(output, Tensor) and all(use.made(output) for use in uses))
+        here = not uses or (
+            isinstance(output, Tensor) and output.requires_grad and all(use.made(output) for use in uses)
+        )
         return known and attached and noted and here
 
     def _has_examples(self, tensor: Tensor) -> bool:
@@ -263,7 +273,7 @@ class Recorder(TorchFunctionMode):
     def _derive(self, func: Callable[..., Any], weights: list[Weight], output: Any) -> None:
         name = getattr(func, "__name__", "")
         for tensor in tensors_in(output):
-            if tensor.requires_grad and self._fact(tensor) is False:
+            if tensor.requires_grad and not self._known(tensor):
                 derived = weights[0].derive(tensor, tuple(weights[1:]), name)
                 self._facts[id(tensor)] = (weakref.ref(tensor), derived)
                 self._keep.append(tensor)
@@ -279,6 +289,14 @@ def writes(func: Callable[..., Any]) -> bool:
         or name == "__setitem__"
         or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
     )
+
+
+def _differentiating() -> bool:
+    """Inside torch.func.grad, vjp or jvp, whose graphs are no business of ours: parameters enter them as they are."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return False
+    stack = torch._C._functorch.get_interpreter_stack()
+    return any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack or ())
 
 
 _OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}
