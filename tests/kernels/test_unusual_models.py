@@ -212,6 +212,20 @@ def test_one_large_example_hides_no_coupling():
         gs.ntk(model, x)
 
 
+@pytest.mark.parametrize(("dtype", "strength"), [(torch.float64, 1e-4), (torch.float32, 1e-2)])
+def test_weak_coupling_is_seen(dtype, strength):
+    """A share of the other examples, well above rounding and far below what an eye would catch in the outputs."""
+
+    def function(model, x):
+        hidden = torch.tanh(model.a(x))
+        return model.last(hidden + strength * hidden.mean(0))
+
+    torch.manual_seed(0)
+    model = Model(function, a=nn.Linear(4, 5), last=nn.Linear(5, 2)).to(dtype)
+    with pytest.raises(CoupledExamplesError):
+        gs.ntk(model, torch.randn(6, 4, dtype=dtype))
+
+
 def test_a_weight_overwritten_after_its_use_is_refused():
     def function(model, x):
         weight = model.w * 1

@@ -42,19 +42,19 @@ def child_seed(seed: int, *labels: str | int) -> int:
 
 def gaussian(n: int, k: int, *, rng: torch.Generator, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """``k`` columns of ``n`` independent standard normal entries, shape ``(n, k)``."""
-    return _columns(n, [_normal(n, rng) for _ in range(k)], rng, dtype, device)
+    return _columns(n, [_normal(n, rng) for _ in range(k)], dtype, device)
 
 
 def rademacher(n: int, k: int, *, rng: torch.Generator, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """``k`` columns of ``n`` independent signs ±1, shape ``(n, k)``."""
-    return _columns(n, [_signs(n, rng) for _ in range(k)], rng, dtype, device)
+    return _columns(n, [_signs(n, rng) for _ in range(k)], dtype, device)
 
 
 def sphere(n: int, k: int, *, rng: torch.Generator, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """``k`` columns uniform on the sphere of radius ``√n``, so that ``E[z zᵀ] = I``; shape ``(n, k)``."""
     drawn = [_normal(n, rng) for _ in range(k)]
     scaled = [z * (n**0.5 / z.norm()) if n else z for z in drawn]
-    return _columns(n, scaled, rng, dtype, device)
+    return _columns(n, scaled, dtype, device)
 
 
 def probes(
@@ -84,9 +84,7 @@ def _signs(n: int, rng: torch.Generator) -> Tensor:
     return torch.randint(0, 2, (n,), generator=rng, device=rng.device) * 2 - 1
 
 
-def _columns(
-    n: int, drawn: list[Tensor], rng: torch.Generator, dtype: torch.dtype, device: torch.device | str
-) -> Tensor:
+def _columns(n: int, drawn: list[Tensor], dtype: torch.dtype, device: torch.device | str) -> Tensor:
     if not drawn:
         return torch.zeros((n, 0), dtype=dtype, device=device)
     return torch.stack([z.to(dtype) for z in drawn], dim=1).to(device=device)

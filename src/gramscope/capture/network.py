@@ -48,7 +48,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return named
 
 
-def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+def copied(model: nn.Module, memo: dict[Any, Any] | None = None) -> nn.Module:
     """A copy that shares nothing with the user's model; ``memo`` is deepcopy's, for what goes along with it."""
     # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew.
     memo = {} if memo is None else memo

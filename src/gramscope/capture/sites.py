@@ -45,11 +45,6 @@ class Site:
     frame: Frame | None
 
     @property
-    def exact_rule(self) -> bool:
-        """False where no rule fitted and plain autograd was used: just as exact, slower."""
-        return self.rule != "autograd"
-
-    @property
     def examples(self) -> int:
         raise NotImplementedError
 
