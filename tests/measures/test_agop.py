@@ -15,7 +15,9 @@ from conformance import assert_operator_conforms
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.measures.agop import AGOP, LayerAGOP, agop, agop_operator, layer_agop
 from gramscope.measures.ansatz import ansatz_correlation, ansatz_exponent, matrix_power, neural_feature_ansatz
+from gramscope.measures.feature_learning import FeatureLearning, feature_learning
 from gramscope.measures.measure import UndefinedMeasureWarning
+from gramscope.measures.stationarity import stationarity
 from references.feature_learning import reference_agop
 from references.fingerprint import assert_same_fingerprint, fingerprint
 from zoo import attention, convolutions, layers, recurrent
@@ -340,3 +342,38 @@ def test_the_ansatz_explains_what_it_cannot_take():
     }.items():
         with pytest.raises(InputError, match=message):
             call()
+
+
+# One list of precisions ---------------------------------------------------------------------------------
+
+
+def _loss(f):
+    return f.square().sum()
+
+
+PRECISE = {
+    "agop": lambda model, x, p: agop(model, x, precision=p),
+    "AGOP": lambda model, x, p: AGOP(model, precision=p)(x),
+    "agop_operator": lambda model, x, p: agop_operator(model, x, precision=p).dense(),
+    "layer_agop": lambda model, x, p: layer_agop(model, x, precision=p)["0.weight"],
+    "neural_feature_ansatz": lambda model, x, p: torch.tensor(neural_feature_ansatz(model, x, precision=p)["0.weight"]),
+    "feature_learning": lambda model, x, p: feature_learning(model, x, _loss, precision=p)["0.weight"].cross,
+    "FeatureLearning": lambda model, x, p: FeatureLearning(model, _loss, precision=p)(x)["0.weight"].cross,
+    "stationarity": lambda model, x, p: torch.tensor(stationarity(model, x, _loss, 0.1, precision=p)["0.weight"]),
+}
+
+
+@pytest.mark.parametrize("name", PRECISE)
+def test_one_list_of_precisions(name, as_users_run_it):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16(), torch.randn(5, 3).bfloat16()
+    before = fingerprint(model)
+    for wrong in ("float16", 7):
+        with pytest.raises(InputError, match='precision must be None, "float64", "float32" or "tf32"'):
+            PRECISE[name](model, x, wrong)
+    exact = PRECISE[name](model, x, "float64").double()
+    errors = {p: relative(PRECISE[name](model, x, p).double(), exact) for p in ("float32", "tf32", None)}
+    assert errors["float32"] < 1e-5
+    assert errors["float32"] < errors[None]
+    assert errors["tf32"] == errors[None]  # no more than leave to round float32 products
+    assert_same_fingerprint(before, fingerprint(model))

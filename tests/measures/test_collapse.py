@@ -1,5 +1,6 @@
 """Neural collapse against covariance matrices, and the corners: few examples, missing classes, many classes."""
 
+import warnings
 from functools import reduce
 from itertools import pairwise
 
@@ -155,8 +156,31 @@ def test_negative_labels_are_no_classes_unless_said():
         gs.measures.neural_collapse(features, torch.full((40,), torch.inf))
 
 
+@pytest.mark.parametrize("factor", [1e200, 1e-200])
+def test_sums_of_squares_beyond_float64_are_warned_about(factor):
+    features, labels = clusters(40, 4, 3, 2)
+    with pytest.warns(UserWarning, match=r"leave float64, hence within=(inf|0\.0), between=(inf|0\.0)"):
+        gs.measures.neural_collapse(features * factor, labels)
+
+
+def test_collapsed_features_of_large_size_have_no_within_and_no_note():
+    """Their 0 is a true one: nothing has left float64."""
+    labels = torch.arange(12) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = gs.measures.neural_collapse(torch.eye(3, dtype=torch.float64)[labels] * 2.0**450, labels)
+    assert (found.within, found.between, found.notes) == (0.0, pytest.approx(2.0 * 2.0**900), ())
+
+
+@pytest.mark.parametrize("shape", [(20, 0), (20, 3, 0)])
+def test_features_without_a_column_are_refused(shape):
+    with pytest.raises(InputError, match="at least one column"):
+        gs.measures.neural_collapse(torch.randn(*shape), torch.arange(20) % 3)
+
+
 @pytest.mark.parametrize("n", [40, 400])  # rows and moments
 @pytest.mark.parametrize("factor", [2.0**600, 2.0**-600, 1e160, 1e-170])
+@pytest.mark.filterwarnings("ignore:neural collapse. squares")
 def test_features_of_any_size(factor, n):
     features, labels = clusters(n, 4, 3, 2)
     weight, bias = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -173,6 +197,8 @@ def test_features_of_any_size(factor, n):
     assert (scaled.nc4, scaled.nc3) == (plain.nc4, pytest.approx(plain.nc3, rel=1e-9))
     assert scaled.within == (np.inf if factor > 1 else 0.0)  # 1e320 and 1e-340 are no numbers of float64
     assert "leave float64" in scaled.notes[-1]
+    assert "within=" in scaled.notes[-1]
+    assert "between=" in scaled.notes[-1]
     joined = measure.compute(measure.merge(empty, measure.update(big, labels)))
     zeros = torch.cat([features[:3] * 0, features]), torch.cat([labels[:3], labels])
     assert joined.nc1 == pytest.approx(gs.measures.neural_collapse(*zeros).nc1, rel=1e-9)

@@ -1,12 +1,16 @@
 """Reductions of activations to rows, batches of features, and the last layer of common models."""
 
+import random
+
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
+from references.fingerprint import assert_same_fingerprint, fingerprint
 
 
 @pytest.fixture
@@ -190,3 +194,42 @@ def test_bad_input_is_explained():
         gs.measures.features(Positions(), torch.randn(3, 6, 4), "table")
     with pytest.raises(InputError, match="must contain a linear layer"):
         gs.measures.last_layer(nn.Sequential(nn.Conv2d(1, 2, 1)), x)
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Draws from torch's, Python's and NumPy's streams, as augmentations do."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.randn(4) + random.random() + np.random.rand()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["global stream", "own generator"])
+@pytest.mark.parametrize("measure", [gs.measures.network_richness, gs.measures.layer_similarity])
+def test_a_loader_leaves_the_random_streams_as_they_were(measure, own, as_users_run_it):
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    generator = torch.Generator().manual_seed(3) if own else None
+    loader = torch.utils.data.DataLoader(Noisy(), batch_size=5, shuffle=True, generator=generator)
+    before, drawn = fingerprint(model), None if generator is None else generator.get_state()
+    measure(model, loader)
+    assert_same_fingerprint(before, fingerprint(model))
+    assert generator is None or torch.equal(generator.get_state(), drawn)
+
+    def failing(batch):
+        raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        measure(model, loader, inputs=failing)
+    assert_same_fingerprint(before, fingerprint(model))
+    assert generator is None or torch.equal(generator.get_state(), drawn)
+
+
+def test_a_generator_of_a_batch_sampler_is_put_back():
+    generator = torch.Generator().manual_seed(3)
+    sampler = torch.utils.data.RandomSampler(Noisy(), generator=generator)
+    loader = torch.utils.data.DataLoader(Noisy(), batch_sampler=torch.utils.data.BatchSampler(sampler, 5, False))
+    before = generator.get_state()
+    gs.measures.network_richness(nn.Linear(4, 2), loader)
+    assert torch.equal(generator.get_state(), before)

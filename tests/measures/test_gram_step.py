@@ -1,5 +1,6 @@
 """The two parts of a step: against one large linear system, and by what they promise."""
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.measures.gram_split import gram_only_step, split_step
+from gramscope.measures.virtual_covariance import VirtualCovariance, gram_step, virtual_covariance, virtual_update
 from references.feature_learning import reference_preserving, reference_turned
 
 MANY = settings(max_examples=60, deadline=None)
@@ -148,3 +150,29 @@ def test_a_step_of_any_size_splits_alike(power, method):
     assert scaled.share == pytest.approx(plain.share, rel=1e-12)
     assert torch.allclose(scaled.preserving * 2.0**-power, plain.preserving, rtol=1e-13, atol=1e-13)
     assert torch.allclose(scaled.altering * 2.0**-power, plain.altering, rtol=1e-13, atol=1e-13)
+
+
+# The rate, and batches of nothing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lr", ["a", None, float("nan"), float("inf"), torch.tensor([0.1, 0.2])])
+def test_a_rate_that_is_no_number_is_refused(lr):
+    h = torch.randn(4, 3)
+    jaxtyping.config.update("jaxtyping_disable", True)  # the tests' type checker would refuse some of them first
+    try:
+        for call in (virtual_update, virtual_covariance, gram_step):
+            with pytest.raises(InputError, match="lr must be one finite number"):
+                call(h, h, lr)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("gradients", ["loss", "example"])
+def test_an_empty_batch_adds_nothing_to_the_virtual_covariance(gradients):
+    h, dh = torch.randn(5, 3), torch.randn(5, 3)
+    measure = VirtualCovariance(0.1, gradients=gradients)
+    assert torch.equal(measure.over([(h[:0], dh[:0]), (h, dh), (h[:0], dh[:0])]), measure(h, dh))
+    with pytest.raises(InputError, match="at least one row"):
+        measure(h[:0], dh[:0])
+    with pytest.raises(InputError, match="at least one row"):
+        virtual_update(h[:0], dh[:0], 0.1)

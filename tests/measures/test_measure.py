@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import gramscope as gs
+from gramscope.base.errors import InputError
 from gramscope.measures.measure import Facts, Measure, State
 
 CLASSES = [
@@ -121,3 +122,17 @@ def test_type_checkers_see_every_public_name():
     source = Path(gs.measures.__file__).read_text()
     block = source[source.index("if TYPE_CHECKING") : source.index("_NAMES = {")]
     assert set(re.findall(r"import (\w+) as \1", block)) == set(gs.measures.__all__)
+
+
+def test_states_of_another_measure_are_refused():
+    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    own, foreign = gs.measures.Richness().update(x, y), gs.measures.CKA().update(x, y)
+    for pair in ((foreign, own), (own, foreign), (foreign, foreign)):
+        with pytest.raises(InputError, match=r"Richness merges states of its own \(LayerState\)"):
+            gs.measures.Richness().merge(*pair)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_measure_knows_its_state(cls):
+    assert isinstance(cls._kind_of_state, type)
+    assert cls._kind_of_state is not State

@@ -1,5 +1,6 @@
 """D_LR: the exact cases of theory 5, random shapes against the definition, corners; the three curves."""
 
+import math
 from functools import reduce
 from itertools import pairwise
 
@@ -376,6 +377,14 @@ class TestCurves:
         assert gs.measures.effective_dimension(torch.tensor([5.0])) == 1.0
         assert gs.measures.effective_dimension(torch.tensor([5.0, 0.0, 0.0])) == 1.0
         assert gs.measures.effective_dimension(torch.tensor([1.0, 9.0, 1.0])) == pytest.approx(3.0)
+
+    def test_effective_dimension_of_nothing_and_of_negative_eigenvalues(self):
+        with pytest.warns(gs.measures.UndefinedMeasureWarning, match="all eigenvalues are zero"):
+            assert math.isnan(gs.measures.effective_dimension(torch.zeros(3)))
+        with pytest.raises(InputError, match="at least 0, got -1 as the least"):
+            gs.measures.effective_dimension(torch.tensor([5.0, -1.0, 2.0]))
+        rounded = gs.measures.effective_dimension(torch.tensor([9.0, 1.0, 1.0, -1e-7]))
+        assert rounded == gs.measures.effective_dimension(torch.tensor([9.0, 1.0, 1.0, 0.0]))
 
 
 def test_nystrom_eigenfunctions_approach_the_true_ones():

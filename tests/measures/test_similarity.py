@@ -502,3 +502,29 @@ def test_kernels_whose_squares_leave_float64(factor):
         assert measure.compute(reduce(measure.merge, order)) == pytest.approx(1.0, abs=1e-14)
     with pytest.warns(Undefined, match="the first kernel is constant"):
         gs.measures.alignment(torch.full((8, 8), factor, dtype=torch.float64), b, centred=True)
+
+
+def test_a_similarity_names_the_layers_it_has():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    found = gs.measures.layer_similarity(model, torch.randn(9, 4), ["0", "1"])
+    assert found["0", "1"] == pytest.approx(found["1", "0"])
+    with pytest.raises(InputError, match=r"one of those compared, \['0', '1'\], got 'nope'"):
+        found["0", "nope"]
+
+
+def test_a_similarity_is_read_by_two_layers(as_users_run_it):
+    found = gs.measures.CKA()({"0": torch.randn(5, 2), "1": torch.randn(5, 2)})
+    for wrong in ("0", "01", ("0",), ("0", "1", "1")):
+        with pytest.raises(InputError, match="read by two layers"):
+            found[wrong]
+
+
+def test_arrays_are_told_to_become_tensors(as_users_run_it):
+    x = np.random.default_rng(0).normal(size=(6, 3))
+    with pytest.raises(InputError, match=r"got ndarray and ndarray. Convert arrays: torch.as_tensor"):
+        gs.measures.cka(x, x)
+    with pytest.raises(InputError, match="layer_similarity"):
+        gs.measures.cka({"a": torch.ones(3, 2)}, {"a": torch.ones(3, 2)})
+    for pair_ in ((x, x), (torch.from_numpy(x), x), (x, None), ({"a": torch.from_numpy(x)}, x)):
+        with pytest.raises(InputError, match="Convert arrays"):
+            gs.measures.CKA()(*pair_)

@@ -4,6 +4,7 @@ import math
 import pickle
 from itertools import pairwise
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -267,3 +268,35 @@ def test_labels_with_gaps_are_the_classes_that_occur():
         TargetLinearity().update(h, labels * 10**9)
     with pytest.raises(InputError, match="label -100"):
         target_linearity(h, labels - 100)
+
+
+@pytest.mark.parametrize("classes", [None, 3])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_empty_batch_adds_nothing(classes, at):
+    torch.manual_seed(0)
+    h, y = torch.randn(9, 2), torch.randint(3, (9,)) if classes else torch.randn(9, 2)
+    measure = TargetLinearity(classes=classes)
+    batches = [(h[:4], y[:4]), (h[4:], y[4:])]
+    whole = measure.over(batches)
+    batches.insert(at, (h[:0], y[:0]))
+    assert measure.over(batches) == whole
+    assert measure.over(batches).examples == 9
+    with pytest.raises(InputError, match="needs examples"):
+        measure(h[:0], y[:0])
+    with pytest.raises(InputError, match="same widths"):
+        measure.merge(measure.update(torch.randn(0, 5), y[:0]), measure.update(h, y))
+
+
+def test_labels_of_no_examples_fit_any_number_of_classes():
+    measure, h, y = TargetLinearity(), torch.randn(8, 2), torch.arange(8) % 3
+    assert measure.over([(h[:0], y[:0]), (h, y)]) == measure(h, y) == measure.over([(h, y), (h[:0], y[:0])])
+
+
+@pytest.mark.parametrize("permutations", [-1, 2.5])
+def test_a_number_of_permutations_that_is_none_is_refused(permutations):
+    jaxtyping.config.update("jaxtyping_disable", True)  # the tests' type checker would refuse 2.5 first
+    try:
+        with pytest.raises(InputError, match="permutations must be a whole number"):
+            target_linearity(torch.randn(6, 2), torch.randn(6), permutations=permutations)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

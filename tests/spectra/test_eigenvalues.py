@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -9,10 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.warned import UndefinedMeasureWarning
 from gramscope.linalg import Dense, Diagonal, LowRank
 from gramscope.spectra import analyze, esd, fit_tail, log_alpha_norm, ranks, shuffled_null, spectrum, stable_rank
 from gramscope.spectra import eigenvalues as module
 from references.spectra import entropy, squared_singular_values
+
+
+@pytest.fixture
+def as_users_run_it():
+    # The tests' type checker would refuse wrong kinds before our own words do.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -191,3 +202,36 @@ def test_squares_that_vanish_are_named():
     assert "all eigenvalues are zero" in analyze({"w": w * 0}).iloc[0]["reason"]
     assert ranks(esd(w * 2.0**-480)).stable_rank == pytest.approx(ranks(esd(w)).stable_rank, rel=1e-12)
     assert esd(w[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], []])
+def test_log_alpha_norm_says_why_it_is_nan(values):
+    why = "all eigenvalues are zero" if values else "there are no eigenvalues"
+    with pytest.warns(UndefinedMeasureWarning, match=f"log_alpha_norm is not defined: {why}"):
+        assert math.isnan(log_alpha_norm(values, 2.0))
+    with pytest.warns(UndefinedMeasureWarning, match="alpha is NaN"):
+        assert math.isnan(log_alpha_norm([1.0, 2.0], math.nan))
+
+
+def test_arrays_are_taken_like_tensors():
+    w = np.random.default_rng(0).normal(size=(6, 4))
+    assert torch.equal(esd(w), esd(torch.from_numpy(w)))
+    assert torch.equal(esd(w[::-1].astype(np.float32)), esd(torch.from_numpy(w[::-1].astype(np.float32))))
+    assert torch.equal(spectrum(w.T @ w), spectrum(torch.from_numpy(w.T @ w)))
+    assert shuffled_null(w, shuffles=2).p == shuffled_null(torch.from_numpy(w), shuffles=2).p
+
+
+@pytest.mark.parametrize("take", [esd, spectrum])
+def test_what_is_no_matrix_of_numbers_is_refused(take, as_users_run_it):
+    for wrong in ([[1.0, 2.0], [2.0, 1.0]], np.array([["a", "b"]]), "abc", None):
+        with pytest.raises(InputError, match=r"must be a torch\.Tensor or a numpy array"):
+            take(wrong)
+    with pytest.raises(UnsupportedError, match="real"):
+        take(np.eye(2) * 1j)
+
+
+@pytest.mark.parametrize("wrong", ["abc", ["1", "2"], np.array([1.0, 2j]), [1.0, 2j], [1.0, [2.0]], [object()]])
+def test_eigenvalues_that_are_no_real_numbers_are_refused(wrong, as_users_run_it):
+    for take in (fit_tail, ranks):
+        with pytest.raises(InputError, match=f"{take.__name__} needs eigenvalues as real numbers"):
+            take(wrong)

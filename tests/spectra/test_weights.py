@@ -142,6 +142,35 @@ def test_attention_is_split():
     assert {"q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"} == set(apart)
 
 
+@pytest.mark.parametrize("as_source", [lambda module: module, lambda module: module.state_dict()])
+def test_projections_of_attention_apart_and_its_biases(as_source):
+    module = nn.MultiheadAttention(12, 3, kdim=5, vdim=7, add_bias_kv=True)
+    frame = quick(as_source(module))
+    kinds = dict(zip(frame["name"], frame["kind"], strict=True))
+    assert [kinds[f"{part}_proj_weight"] for part in "qkv"] == ["attention"] * 3
+    assert {"bias_k", "bias_v"} <= set(skipped(frame)["name"])  # (1, 1, 12): one axis longer than one
+    assert_accounts_for(frame, set(module.state_dict()))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 9), (9, 1, 1), (1, 1, 1), (1, 9, 1, 1)])
+def test_a_parameter_with_one_long_axis_is_a_vector(shape):
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.stack = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(1, 4, 9))
+
+    for source in (Tokens(), Tokens().state_dict()):
+        frame = quick(source)
+        assert frame["name"].tolist() == ["stack"]
+        assert skipped(frame)["reason"].tolist() == ["a vector or a number (bias, gain), so it is no matrix"]
+
+
+def test_a_matrix_of_one_row_stays_one():
+    frame = quick({"readout": torch.randn(1, 9), "column": torch.randn(9, 1)})
+    assert frame["name"].tolist() == ["readout", "column"]
+    assert frame["M"].tolist() == [1, 1]
+
+
 def test_packed_projections_of_other_libraries():
     class Conv1D(nn.Module):  # transformers' layer: a weight of shape (in, out)
         def __init__(self, out: int, fan: int) -> None:

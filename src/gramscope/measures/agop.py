@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,10 +21,10 @@ from gramscope.capture.network import (
     count_examples,
     evaluate,
     named_parameters,
-    prepare_input,
     slice_examples,
     unwrap,
 )
+from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.feature_learning import private_copy
@@ -33,7 +33,6 @@ from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight
 
 __all__ = ["AGOP", "LayerAGOP", "LayerAGOPs", "agop", "agop_operator", "layer_agop"]
 
-Precision = Literal["float64"] | None
 REFERENCE = "arXiv:2605.06258 (theory 2, AGOP); Radhakrishnan et al., Science 383 (2024) 1461"
 
 
@@ -55,7 +54,7 @@ def agop(
         x: examples first; the first floating tensor is what the outputs are differentiated by, flattened to d entries.
         outputs: columns of the flattened output, or a function of (model, x), as for :func:`gramscope.capture`.
         batch_size: examples taken at once; all if None.
-        precision: "float64" runs a float64 copy.
+        precision: "float64" or "float32" runs a copy in that dtype; "tf32" allows TF32 on the GPU.
 
     Reference: theory 2, AGOP.
 
@@ -126,6 +125,7 @@ class AGOP(Measure[GradientSum, Tensor]):
     )
 
     def __init__(self, model: nn.Module, *, outputs: Outputs = None, precision: Precision = None) -> None:
+        check_precision(precision)
         self.model, self.outputs, self.precision = model, outputs, precision
 
     def update(self, x: Any) -> GradientSum:
@@ -216,6 +216,7 @@ class LayerAGOP(Measure[SignalSums, LayerAGOPs]):
         outputs: Outputs = None,
         precision: Precision = None,
     ) -> None:
+        check_precision(precision)
         self.model, self.globs, self.outputs, self.precision = model, weights, outputs, precision
 
     def update(self, x: Any) -> SignalSums:
@@ -282,7 +283,8 @@ def agop_operator(model: nn.Module, x: Any, *, outputs: Outputs = None, precisio
         >>> torch.allclose(agop_operator(model, x).dense().double(), agop(model, x), atol=1e-6)
         True
     """
-    with _outputs_of_leaf(private_copy(model, precision), x, outputs, precision) as (f, leaf):
+    check_precision(precision)
+    with _outputs_of_leaf(*private_copy(model, x, precision), outputs, precision) as (f, leaf):
         _check_separate(f, leaf)
         return AGOPOperator(f, leaf)
 
@@ -291,11 +293,10 @@ class _outputs_of_leaf:
     """Outputs (n, C) with a graph to the first floating tensor of x; the model is left as it was."""
 
     def __init__(self, model: nn.Module, x: Any, outputs: Outputs, precision: Precision) -> None:
-        self.model = unwrap(model) if precision is None else private_copy(model, precision)
         self.outputs = outputs
         self.n = count_examples(x)
-        self.x = prepare_input(x, torch.float64 if precision == "float64" else None)
-        self.contexts = (untouched(self.model), exact_arithmetic(), plain_execution())
+        self.model, self.x = at_precision(model, x, precision)
+        self.contexts = (untouched(self.model), exact_arithmetic(tf32=precision == "tf32"), plain_execution())
 
     def __enter__(self) -> tuple[Tensor, Tensor]:
         leaf = next((t for t in tensors_in(self.x) if t.is_floating_point() and t.shape[:1] == (self.n,)), None)

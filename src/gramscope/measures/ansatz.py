@@ -13,7 +13,8 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.warned import undefined
 from gramscope.capture.network import Outputs
-from gramscope.measures.agop import Precision, layer_agop
+from gramscope.capture.precision import Precision
+from gramscope.measures.agop import layer_agop
 from gramscope.measures.rows import of_ordinary_size
 
 __all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]

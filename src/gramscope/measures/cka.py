@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.warned import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
-from gramscope.measures.features import Reduce, feature_batches
+from gramscope.measures.features import Reduce, feature_batches, streams_kept
 from gramscope.measures.hsic import GramProducts, LayerState
 from gramscope.measures.measure import Facts, Measure
 
@@ -32,13 +32,21 @@ class SimilarityMatrix:
     examples: int
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
-        return float(self.values[self.rows.index(pair[0]), self.columns.index(pair[1])])
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(f'a similarity is read by two layers, found["0", "2"], got {pair!r}.')
+        return float(self.values[_place(pair[0], self.rows), _place(pair[1], self.columns)])
 
     def to_frame(self) -> "DataFrame":
         """A table with layer names on both sides."""
         import pandas
 
         return pandas.DataFrame(self.values.cpu().numpy(), index=list(self.rows), columns=list(self.columns))
+
+
+def _place(name: str, layers: tuple[str, ...]) -> int:
+    if name not in layers:
+        raise InputError(f"the layer must be one of those compared, {list(layers)}, got {name!r}.")
+    return layers.index(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +95,12 @@ class CKA(Measure[PairState, float | SimilarityMatrix]):
         self.debiased = debiased
 
     def update(self, a: Tensor | Mapping[str, Tensor], b: Tensor | Mapping[str, Tensor] | None = None) -> PairState:
-        if isinstance(a, Tensor) != (isinstance(b, Tensor) or (b is None and isinstance(a, Tensor))):
-            raise InputError("a and b must both be tensors, or both dicts of tensors by layer name.")
+        kinds = [Tensor if isinstance(x, Tensor) else Mapping if isinstance(x, Mapping) else None for x in (a, b)]
+        if kinds[0] is None or (b is not None and kinds[0] is not kinds[1]):
+            raise InputError(
+                "a and b must both be tensors, or both dicts of tensors by layer name, got "
+                f"{type(a).__name__} and {type(b).__name__}. Convert arrays: torch.as_tensor(...)."
+            )
         plain = isinstance(a, Tensor)
         left = {"a": a} if isinstance(a, Tensor) else dict(a)
         right = None if b is None else {"b": b} if isinstance(b, Tensor) else dict(b)
@@ -132,7 +144,12 @@ def cka(a: Tensor, b: Tensor, debiased: bool = False) -> float:
         1.0
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        raise InputError("cka compares two tensors; for dicts of layers use CKA(...)(a, b) or layer_similarity(...).")
+        advice = (
+            "For dicts of layers use CKA(...)(a, b) or layer_similarity(...)."
+            if isinstance(a, Mapping) or isinstance(b, Mapping)
+            else "Convert arrays: torch.as_tensor(...)."
+        )
+        raise InputError(f"cka compares two tensors, got {type(a).__name__} and {type(b).__name__}. {advice}")
     value = CKA(debiased=debiased)(a, b)
     assert isinstance(value, float)
     return value
@@ -152,7 +169,7 @@ def layer_similarity(
     """CKA of all pairs of layers of one model, or of two models, in one pass over ``data``.
 
     Args:
-        model: any module; it is left as it was.
+        model: any module; it is left as it was, and so are the random streams, also where a DataLoader draws from them.
         data: an iterable of batches (of a tuple or list the first entry is the input), or one input tensor.
         layers: names or globs.
         other: a second model, compared with the first; its layers by ``other_layers`` (``layers`` if None).
@@ -170,13 +187,14 @@ def layer_similarity(
         >>> found.values.shape, found.examples, round(found["1", "1"], 12)
         (torch.Size([3, 3]), 40, 1.0)
     """
-    measure = CKA(debiased=debiased)
+    batches: Iterable[Any]
     if other is None:
-        batches: Iterable[Any] = ((seen,) for seen, _ in feature_batches(model, data, layers, reduce=reduce, **options))
-        found = measure.over(batches)
+        batches = ((seen,) for seen, _ in feature_batches(model, data, layers, reduce=reduce, **options))
     else:
         wanted = layers if other_layers is None else other_layers
-        found = measure.over(_side_by_side(model, other, data, layers, wanted, reduce, options))
+        batches = _side_by_side(model, other, data, layers, wanted, reduce, options)
+    with streams_kept(data):
+        found = CKA(debiased=debiased).over(batches)
     assert isinstance(found, SimilarityMatrix)
     return found
 

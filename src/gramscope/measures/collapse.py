@@ -112,6 +112,8 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
 
     def update(self, features: Tensor, labels: Tensor, outputs: Tensor | None = None) -> ClassState:
         labels = class_labels(labels, negative=self.classes is not None)
+        if isinstance(features, Tensor) and 0 in features.shape[1:]:
+            raise InputError(f"features must have at least one column, got shape {tuple(features.shape)}.")
         if self.classes is not None:
             unknown = sorted(set(labels.tolist()) - set(self.classes))
             if unknown:
@@ -143,11 +145,9 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc2, parts = _nc2(found)
             cdnv = _cdnv(found)
         centred = found.centred
-        within, between = (
-            times_power(float(total), 2 * exponent) for total in (found.variances.sum(), centred.square().sum())
-        )
-        if exponent and (within in (0.0, math.inf) or between in (0.0, math.inf)):
-            notes += ("within and between of features of this size leave float64; the other numbers know no size",)
+        totals = {"within": float(found.variances.sum()), "between": float(centred.square().sum())}
+        sizes = {name: times_power(total, 2 * exponent) for name, total in totals.items()}
+        notes += _beyond_float64(totals, sizes)
         return NeuralCollapse(
             nc1=nc1,
             nc2=nc2,
@@ -157,8 +157,8 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc3=None if self.weight is None else _nc3(found, self.weight),
             nc4=_nc4(state, found, self.weight, self.bias, exponent),
             cdnv=cdnv,
-            within=within,
-            between=between,
+            within=sizes["within"],
+            between=sizes["between"],
             examples=state.n,
             counts=dict(zip(found.labels, found.counts.long().tolist(), strict=True)),
             missing=missing,
@@ -215,6 +215,16 @@ def _notes(found: ClassStatistics, missing: tuple[int, ...], width: int) -> tupl
     if count == 2:
         notes.append("two centred class means are always opposite, so NC2 is 0 whatever the network does")
     return tuple(notes)
+
+
+def _beyond_float64(totals: Mapping[str, float], sizes: Mapping[str, float]) -> tuple[str, ...]:
+    """Says which sums of squares are no numbers of float64: a 0 would read as collapse."""
+    lost = [f"{name}={size}" for name, size in sizes.items() if totals[name] and size in (0.0, math.inf)]
+    if not lost:
+        return ()
+    note = f"squares of features of this size leave float64, hence {', '.join(lost)}; the other numbers know no size"
+    warn(f"neural collapse: {note}. Divide the features by one number of their size to see these two.")
+    return (note,)
 
 
 def _nc1(found: ClassStatistics, ridge: float, exponent: int) -> float:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
 from gramscope.base.warned import undefined, warn
@@ -184,7 +184,8 @@ def richness_curves(
 def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
     """``1 + exp(entropy of ρ_2..ρ_p, normalised)``: how many eigenfunctions carry the features.
 
-    The largest eigenvalue belongs to the constant function (Σ is uncentred) and counts as one dimension by itself.
+    The largest eigenvalue belongs to the constant function (Σ is uncentred) and counts as one dimension by itself. NaN,
+    with a warning, where all are zero; those below zero by rounding count as zero.
 
     Reference: arXiv:2410.04264, appendix B.4 (effective dimension) and D.2 (the constant function); theory 5.
 
@@ -192,10 +193,20 @@ def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
         >>> round(effective_dimension(torch.tensor([9.0, 1.0, 1.0, 1.0])), 12)
         4.0
     """
-    rho = eigenvalues.detach().double().sort(descending=True).values.clamp(min=0)
-    if rho.dim() != 1 or len(rho) == 0:
+    if eigenvalues.dim() != 1 or len(eigenvalues) == 0:
         raise InputError(f"eigenvalues must have shape (p,) with p > 0, got {tuple(eigenvalues.shape)}.")
+    check_plain(eigenvalues, "eigenvalues")
+    rho = eigenvalues.detach().double().sort(descending=True).values
     check_finite(rho, "eigenvalues", "Look for overflow in what they are of.")
+    rounding = torch.finfo(eigenvalues.dtype if eigenvalues.is_floating_point() else torch.float64).eps
+    if float(rho[-1]) < -rounding * len(rho) * float(rho.abs().max()):
+        raise InputError(
+            f"eigenvalues must be those of a second moment, so at least 0, got {float(rho[-1]):.3g} as the least and "
+            f"{float(rho[0]):.3g} as the greatest."
+        )
+    rho = rho.clamp(min=0)
+    if float(rho[0]) == 0:
+        return undefined("the effective dimension", "all eigenvalues are zero")
     rest = rho[1:][rho[1:] > 0]
     if len(rest) == 0:
         return 1.0

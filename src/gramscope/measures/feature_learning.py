@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,11 +14,11 @@ from gramscope.capture.network import (
     copied,
     count_examples,
     evaluate,
-    in_dtype,
     named_parameters,
     prepare_input,
     unwrap,
 )
+from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms
@@ -158,7 +158,7 @@ def feature_learning(
     loss: Loss,
     *,
     weights: str | Sequence[str] = "*",
-    precision: Literal["float64"] | None = "float64",
+    precision: Precision = "float64",
 ) -> WeightLearnings:
     """The Feature Learning Equation ``Wᵀ ∇_W L = (∇_H L)ᵀ H`` for every weight of a network.
 
@@ -171,7 +171,8 @@ def feature_learning(
         x: a batch, as for :func:`gramscope.capture`.
         loss: a function of the outputs (n, C) that returns one number, e.g. ``lambda f: cross_entropy(f, y)``.
         weights: glob, or globs, of parameter names; the rest is not contracted.
-        precision: "float64" runs a float64 copy; None the model's own dtype (the residual then shows its rounding).
+        precision: "float64" (default) or "float32" runs a copy in that dtype, None the model's own, "tf32" that with
+            TF32 on the GPU; the residual shows their rounding.
 
     Reference: arXiv:2605.06258, the Feature Learning Equation and the exact Gram step (theory 2).
 
@@ -183,15 +184,13 @@ def feature_learning(
         >>> list(found), found.residual < 1e-13
         (['0.weight', '3.weight'], True)
     """
-    if precision not in (None, "float64"):
-        raise InputError(f'precision must be "float64" or None, got {precision!r}.')
+    check_precision(precision)
     loss = _explained(loss, precision)
-    model = private_copy(model, precision)
-    x = prepare_input(x, torch.float64 if precision == "float64" else None)
-    snapshot = capture(model, x, directions=loss)
+    model, x = private_copy(model, x, precision)
+    snapshot = capture(model, x, directions=loss, precision=precision)
     forms = weight_forms(snapshot).chosen(weights)
     parameters = named_parameters(model)
-    value, gradients = _plain_gradients(model, x, loss)
+    value, gradients = _plain_gradients(model, x, loss, tf32=precision == "tf32")
     found = {
         name: _contract(name, use, parameters[use.parameter], gradients[use.parameter]) for name, use in forms.items()
     }
@@ -227,8 +226,9 @@ class FeatureLearning(Measure[WeightLearnings, WeightLearnings]):
         loss: Callable[..., Tensor],
         *,
         weights: str | Sequence[str] = "*",
-        precision: Literal["float64"] | None = "float64",
+        precision: Precision = "float64",
     ) -> None:
+        check_precision(precision)
         self.model, self.loss, self.globs, self.precision = model, loss, weights, precision
 
     def update(self, x: Any, *targets: Any) -> WeightLearnings:
@@ -253,10 +253,10 @@ def _contract(name: str, use: WeightForm, parameter: Tensor, gradient: Tensor) -
     return WeightLearning(name, weight, use.form.matrices(gradient), cross, covariance, gradient_covariance, rows)
 
 
-def _plain_gradients(model: nn.Module, x: Any, loss: Loss) -> tuple[float, dict[str, Tensor]]:
+def _plain_gradients(model: nn.Module, x: Any, loss: Loss, *, tf32: bool) -> tuple[float, dict[str, Tensor]]:
     """Value of the loss, and its gradient for every parameter, by autograd alone."""
     # The model is a copy of ours; only the random streams are the user's.
-    with untouched(nn.Identity()), exact_arithmetic(), plain_execution():
+    with untouched(nn.Identity()), exact_arithmetic(tf32=tf32), plain_execution():
         n = count_examples(x)
         value = loss(evaluate(model, prepare_input(x), n, None))
         named = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
@@ -266,28 +266,30 @@ def _plain_gradients(model: nn.Module, x: Any, loss: Loss) -> tuple[float, dict[
 
 
 def _explained(loss: Loss, precision: str | None) -> Loss:
-    """The loss, with advice where its targets do not fit the float64 copy."""
+    """The loss, with advice where its targets do not fit the dtype of the copy."""
 
     def explained(f: Tensor) -> Tensor:
         try:
             return loss(f)
         except RuntimeError as error:
-            if precision == "float64" and any(word in str(error) for word in ("dtype", "scalar type", "Double")):
+            words = ("dtype", "scalar type", "Double")
+            if precision in ("float64", "float32") and any(word in str(error) for word in words):
+                cast = ".double()" if precision == "float64" else ".float()"
                 raise InputError(
-                    "the loss must take float64 outputs, since the model runs as a float64 copy. Cast its targets and "
-                    f"weights with .double(), or pass precision=None. The loss said: {error}"
+                    f"the loss must take {precision} outputs, since the model runs as a {precision} copy. Cast its "
+                    f"targets and weights with {cast}, or pass precision=None. The loss said: {error}"
                 ) from error
             raise
 
     return explained
 
 
-def private_copy(model: nn.Module, precision: str | None) -> nn.Module:
+def private_copy(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Module, Any]:
+    """The model and x in the dtype asked for, sharing nothing with the user's."""
+    own = unwrap(model)
+    model, x = at_precision(own, x, precision)
     # A copy carries none of the user's gradient hooks, which a backward pass here would set off.
-    model = unwrap(model)
-    if precision == "float64":
-        return in_dtype(model, torch.float64)
-    return copied(model)
+    return (copied(own) if model is own else model), x
 
 
 def _matrix(tensor: Tensor, what: str) -> Float[Tensor, "rows cols"]:

@@ -1,6 +1,7 @@
 """Features of layers chosen by name or glob, as rows, with a stated reduction of spatial and token axes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.capture.activations import At, Layers, Mode, Visit, activations
+from gramscope.capture.surroundings import untouched
 
 Reduction = Literal["flatten", "pool", "unfold", "last"]
 Reduce = Reduction | Callable[[Tensor], Tensor]
@@ -86,6 +88,8 @@ def feature_batches(
 ) -> Iterator[tuple[dict[str, Tensor], Any]]:
     """Features of each batch of ``data``, with the batch itself, one batch in memory at a time.
 
+    A ``DataLoader`` draws its seed from torch's random stream when it is iterated, here as in a loop of your own.
+
     Args:
         model: any module; it is left as it was.
         data: an iterable of batches, or one input tensor or dict of keyword arguments (then one batch).
@@ -106,6 +110,24 @@ def feature_batches(
         raise InputError(f"data must be an iterable of batches or one input tensor, got {type(data).__name__}.")
     for batch in batches:
         yield features(model, (inputs or inputs_of)(batch), layers, **options), batch
+
+
+@contextmanager
+def streams_kept(data: Any) -> Iterator[None]:
+    """Random streams after going through ``data`` as before: a loader draws from torch's, or from its own generator.
+
+    For what goes through the data from end to end; to put streams back between batches would repeat augmentations.
+    """
+    batches = getattr(data, "batch_sampler", None)
+    owners = (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    own = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
+    with untouched(nn.Identity(), throughout=False):
+        try:
+            yield
+        finally:
+            for generator, state in own:
+                generator.set_state(state)
 
 
 def inputs_of(batch: Any) -> Any:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 from gramscope.base.errors import InputError
 from gramscope.base.warned import UndefinedMeasureWarning as UndefinedMeasureWarning
@@ -61,11 +61,15 @@ class Measure(ABC, Generic[S, V]):
 
     facts: ClassVar[Facts]
     parts: ClassVar[Mapping[str, Facts]] = {}
+    _kind_of_state: ClassVar[type] = State
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not inspect.isabstract(cls) and not isinstance(getattr(cls, "facts", None), Facts):
             raise TypeError(f"{cls.__name__} must say what it measures: set facts = Facts(...) on the class.")
+        for base in getattr(cls, "__orig_bases__", ()):  # S of Measure[S, V]
+            if get_origin(base) is Measure and isinstance(get_args(base)[0], type):
+                cls._kind_of_state = get_args(base)[0]
 
     @abstractmethod
     def update(self, *args: Any, **kwargs: Any) -> S:
@@ -73,6 +77,12 @@ class Measure(ABC, Generic[S, V]):
 
     def merge(self, a: S, b: S) -> S:
         """The state of both."""
+        kind = self._kind_of_state
+        if not (isinstance(a, kind) and isinstance(b, kind)):
+            raise InputError(
+                f"{type(self).__name__} merges states of its own ({kind.__name__}), got {type(a).__name__} and "
+                f"{type(b).__name__}. Merge what its update() returned."
+            )
         return a.merged(b)
 
     @abstractmethod

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.warned import undefined, warn
 from gramscope.measures.cka import cka
+from gramscope.measures.features import streams_kept
 from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_layer import last_layer_batches
 from gramscope.measures.measure import Facts, Measure
@@ -98,7 +99,7 @@ def network_richness(
     """``D_LR`` of a model over ``data``, with the last linear layer found by itself or given by name.
 
     Args:
-        model: any module; it is left as it was.
+        model: any module; it is left as it was, and so are the random streams, also where a DataLoader draws from them.
         data: an iterable of batches, or one input tensor.
         layer: name of a layer whose *inputs* are the features; None finds the last linear layer that is called.
         target: as in :func:`richness`.
@@ -115,7 +116,8 @@ def network_richness(
         >>> 0.0 < gs.measures.network_richness(model, torch.randn(50, 4)) < 1.0
         True
     """
-    return Richness(target).over(last_layer_batches(model, data, layer, reduce=reduce, inputs=inputs, **options))
+    with streams_kept(data):
+        return Richness(target).over(last_layer_batches(model, data, layer, reduce=reduce, inputs=inputs, **options))
 
 
 def initial_similarity(initial: Tensor, features: Tensor) -> float:

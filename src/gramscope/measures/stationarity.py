@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.warned import undefined
+from gramscope.capture.precision import Precision
 from gramscope.measures.feature_learning import Loss, feature_learning
 from gramscope.measures.rows import frobenius
 
@@ -66,7 +67,7 @@ def stationarity(
     weight_decay: float,
     *,
     weights: str | Sequence[str] = "*",
-    precision: Literal["float64"] | None = "float64",
+    precision: Precision = "float64",
 ) -> Stationarity:
     """The residual of ``WᵀW = -(1/λ) (∇_H L)ᵀ H`` for every weight: a measure of convergence under weight decay.
 

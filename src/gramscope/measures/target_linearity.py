@@ -107,11 +107,13 @@ def target_linearity(
         >>> round(float(tl), 6), tl.rank, tl.null
         (0.981818, 2, 0.5)
     """
+    if not isinstance(permutations, int) or permutations < 0:
+        raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
     measure = TargetLinearity(center=center, tolerance=tolerance)
     h, y = _rows(features, *_numbered(targets))
     span, centred = measure._span(measure._state(h, y, compress=False))
     value = _value(span, centred, len(h))
-    if permutations <= 0 or math.isnan(value):
+    if permutations == 0 or math.isnan(value):
         return value
     drawn = _permuted(span, centred, permutations, seed)
     std = float(drawn.std()) if permutations > 1 else math.nan
@@ -249,12 +251,16 @@ class TriangularState:
         return self.rows + torch.outer(self.rows[:, self.features], self.shift - shift)
 
     def merged(self, other: "TriangularState") -> "TriangularState":
-        if (self.features, self.rows.shape[1]) != (other.features, other.rows.shape[1]):
+        # Labels of no examples do not tell how many classes there are.
+        same_targets = self.rows.shape[1] == other.rows.shape[1] or self.n == 0 or other.n == 0
+        if self.features != other.features or not same_targets:
             raise InputError(
                 f"states of the same widths can be merged, got {self.features} and {other.features} features, "
                 f"{self.rows.shape[1] - self.features - 1} and {other.rows.shape[1] - other.features - 1} targets. For "
                 "class labels that may be missing from a batch, say TargetLinearity(classes=...)."
             )
+        if self.n == 0 or other.n == 0:
+            return other if self.n == 0 else self
         stacked = torch.cat([self.rows, other.about(self.shift.to(other.rows)).to(self.rows)])
         return TriangularState(self.n + other.n, self.features, _triangular(stacked), self.shift)
 
@@ -285,15 +291,18 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         self.center, self.tolerance, self.classes = center, tolerance, classes
 
     def update(self, features: Tensor, targets: Tensor) -> TriangularState:
-        h, y = _rows(features, targets, self.classes)
+        h, y = _rows(features, targets, self.classes, least=0)
         return self._state(h, y, compress=True)
 
     def _state(self, h: Tensor, y: Tensor, compress: bool) -> TriangularState:
-        shift = torch.cat([h[0], h.new_zeros(1), y[0]])
-        rows = torch.cat([h - h[0], h.new_ones(len(h), 1), y - y[0]], dim=1)
+        first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
+        shift = torch.cat([first_h, h.new_zeros(1), first_y])
+        rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
         return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows, shift)
 
     def compute(self, state: TriangularState) -> TargetLinearityValue:
+        if state.n == 0:
+            raise InputError("target linearity needs examples, got none.")
         return _value(*self._span(state), state.n)
 
     def _span(self, state: TriangularState) -> tuple[Float[Tensor, "rows r"], Float[Tensor, "rows c"]]:
@@ -328,7 +337,7 @@ def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Fl
     return torch.stack([(span.mT @ centred[order]).square().sum() / total for order in orders])
 
 
-def _rows(features: Tensor, targets: Tensor, classes: int | None = None) -> tuple[Tensor, Tensor]:
+def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, least: int = 1) -> tuple[Tensor, Tensor]:
     h = as_rows(features, "features")
     if not isinstance(targets, Tensor):
         raise InputError(
@@ -336,7 +345,7 @@ def _rows(features: Tensor, targets: Tensor, classes: int | None = None) -> tupl
         )
     y = _one_hot(targets, classes) if _are_labels(targets) else as_rows(targets, "targets")
     check_paired(h, y, "features", "targets")
-    if len(h) == 0 or h.shape[1] == 0 or y.shape[1] == 0:
+    if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
         raise InputError(
             f"features and targets must not be empty, got {tuple(features.shape)}, {tuple(targets.shape)}."
         )

@@ -1,6 +1,8 @@
 """Virtual updates of features, their covariance, and what a gradient step does to the Gram matrix of a weight."""
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from jaxtyping import Float
@@ -26,6 +28,7 @@ def virtual_update(inputs: Tensor, input_gradients: Tensor, lr: float) -> Float[
         >>> virtual_update(torch.ones(1, 2), torch.tensor([[1.0, -1.0]]), lr=0.5).tolist()
         [[0.5, 1.5]]
     """
+    _check_rate(lr)
     h, dh = _pair(inputs, input_gradients)
     return h - lr * dh
 
@@ -63,6 +66,7 @@ def gram_step(weight: Tensor, gradient: Tensor, lr: float) -> Float[Tensor, "*g 
         >>> gram_step(torch.eye(2), torch.ones(2, 2), lr=0.5).tolist()
         [[-0.5, -0.5], [-0.5, -0.5]]
     """
+    _check_rate(lr)
     w, g = weight.detach().double(), gradient.detach().double()
     if w.shape != g.shape or w.dim() < 2:
         raise InputError(f"weight and gradient must have one shape (m, d), got {tuple(w.shape)} and {tuple(g.shape)}.")
@@ -116,27 +120,37 @@ class VirtualCovariance(Measure[VirtualMoments, Tensor]):
     def __init__(self, lr: float, *, gradients: Gradients = "loss") -> None:
         if gradients not in ("loss", "example"):
             raise InputError(f'gradients must be "loss" or "example", got {gradients!r}.')
+        _check_rate(lr)
         self.lr, self.gradients = lr, gradients
 
     def update(self, inputs: Tensor, input_gradients: Tensor) -> VirtualMoments:
-        h, dh = _pair(inputs, input_gradients)
+        h, dh = _pair(inputs, input_gradients, least=0)
         h, dh = h.reshape(-1, h.shape[-1]), dh.reshape(-1, h.shape[-1])
         return VirtualMoments(len(h), h.mT @ h, dh.mT @ h, dh.mT @ dh)
 
     def compute(self, state: VirtualMoments) -> Float[Tensor, "d d"]:
+        if state.rows == 0:
+            raise InputError("the virtual covariance needs at least one row of inputs and gradients, got none.")
         total = state.inputs - self.lr * (state.cross + state.cross.mT) + self.lr**2 * state.gradients
         return total / state.rows if self.gradients == "example" else total
 
 
-def _pair(inputs: Tensor, input_gradients: Tensor) -> tuple[Tensor, Tensor]:
+def _check_rate(lr: object) -> None:
+    number = lr.detach() if isinstance(lr, Tensor) and lr.numel() == 1 else lr if isinstance(lr, Real) else math.nan
+    if not math.isfinite(number):
+        raise InputError(f"lr must be one finite number, got {lr!r}. Pass the rate of the step, e.g. lr=0.1.")
+
+
+def _pair(inputs: Tensor, input_gradients: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:
     for tensor, what in ((inputs, "inputs"), (input_gradients, "input_gradients")):
         if not isinstance(tensor, Tensor):
             raise InputError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}.")
         check_plain(tensor, what)
         check_finite(tensor, what, "Look for overflow, or for a run that has diverged.")
-    if inputs.shape != input_gradients.shape or inputs.dim() == 0 or inputs.numel() == 0:
+    shape = inputs.shape
+    if shape != input_gradients.shape or not shape or shape[-1] == 0 or math.prod(shape[:-1]) < least:
         raise InputError(
-            "inputs and input_gradients must have one shape (..., d) with at least one row, got "
+            f"inputs and input_gradients must have one shape (..., d), d > 0{' and at least one row' * least}, got "
             f"{tuple(inputs.shape)} and {tuple(input_gradients.shape)}."
         )
     return inputs.detach().double(), input_gradients.detach().to(inputs.device).double()

@@ -25,15 +25,15 @@ _LEAST = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 
 
 @torch.no_grad()
-def esd(weight: Shaped[Tensor, "..."]) -> Float64[Tensor, " m"]:
+def esd(weight: Shaped[Tensor, "..."] | np.ndarray) -> Float64[Tensor, " m"]:
     """The empirical spectral density of a weight: its squared singular values, ascending.
 
     ``λ = eig(WᵀW) = σ(W)²``, not divided by a width. They are taken from the smaller of the two Gram matrices, summed
     in float64 whatever the dtype of W: for λ itself that errs by about ``1e-16 λ_max``. Leading axes are a stack of
     matrices whose eigenvalues are pooled. Theory 6 (ESD); C. H. Martin & M. W. Mahoney, JMLR 22 (2021), section 2.
 
-    ``weight``: (rows, cols) or (..., rows, cols), any floating dtype and device. Returns (k · min(rows, cols),) on
-    the CPU, for k matrices.
+    ``weight``: a tensor or array (rows, cols) or (..., rows, cols), any floating dtype and device. Returns
+    (k · min(rows, cols),) on the CPU, for k matrices.
 
     >>> esd(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]])).tolist()
     [9.0, 16.0]
@@ -42,14 +42,14 @@ def esd(weight: Shaped[Tensor, "..."]) -> Float64[Tensor, " m"]:
 
 
 @torch.no_grad()
-def spectrum(operator: LinearOperator | Shaped[Tensor, "..."]) -> Float64[Tensor, " n"]:
+def spectrum(operator: LinearOperator | Shaped[Tensor, "..."] | np.ndarray) -> Float64[Tensor, " n"]:
     """All eigenvalues of a symmetric operator or matrix, ascending, in float64.
 
     ``A v = λ v``. A pullback metric ``M = Wᵀ P W`` (theory 1), a kernel, a covariance: whatever is symmetric can be
     handed on to :func:`fit_tail` and the ranks. The matrix is formed; for a few eigenvalues of a large operator use
     ``gramscope.linalg.eigenvalues_top``.
 
-    ``operator``: (n, n), declared symmetric, or a dense tensor that is. Returns (n,) on the CPU.
+    ``operator``: (n, n), declared symmetric, or a dense tensor or array that is. Returns (n,) on the CPU.
 
     >>> from gramscope.linalg import LowRank
     >>> spectrum(LowRank(torch.tensor([[1.0], [2.0]]))).round(decimals=6).abs().tolist()
@@ -63,8 +63,7 @@ def spectrum(operator: LinearOperator | Shaped[Tensor, "..."]) -> Float64[Tensor
             )
         matrix = operator.dense()
     else:
-        check_plain(operator, "operator")
-        matrix = operator.detach()
+        matrix = _as_tensor(operator, "operator")
         _require_symmetric_matrix(matrix)
     if not bool(torch.isfinite(matrix).all()):
         raise InputError("the matrix must be finite, but it holds NaN or infinity. Check what it is made of.")
@@ -72,9 +71,9 @@ def spectrum(operator: LinearOperator | Shaped[Tensor, "..."]) -> Float64[Tensor
     return torch.from_numpy(np.linalg.eigvalsh(((double + double.mT) / 2).numpy()))
 
 
-def as_stack(weight: Shaped[Tensor, "..."]) -> Float[Tensor, "k rows cols"]:
+def as_stack(weight: Shaped[Tensor, "..."] | np.ndarray) -> Float[Tensor, "k rows cols"]:
     """A weight as a stack of matrices, once it is known to be one."""
-    check_plain(weight, "weight")
+    weight = _as_tensor(weight, "weight")
     if not weight.is_floating_point():
         raise InputError(f"weight must be a floating tensor, got {weight.dtype}. Convert it, e.g. weight.double().")
     if weight.ndim < 2:
@@ -82,7 +81,17 @@ def as_stack(weight: Shaped[Tensor, "..."]) -> Float[Tensor, "k rows cols"]:
             f"weight must have shape (rows, cols) or (..., rows, cols), got {tuple(weight.shape)}. "
             "A vector has no spectrum; reshape it to the matrix that it stands for."
         )
-    return weight.detach().reshape(math.prod(weight.shape[:-2]), *weight.shape[-2:])
+    return weight.reshape(math.prod(weight.shape[:-2]), *weight.shape[-2:])
+
+
+def _as_tensor(matrix: object, what: str) -> Tensor:
+    if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fciub":
+        matrix = torch.from_numpy(np.array(matrix))
+    if not isinstance(matrix, Tensor):
+        got = f"an array of {matrix.dtype}" if isinstance(matrix, np.ndarray) else type(matrix).__name__
+        raise InputError(f"{what} must be a torch.Tensor or a numpy array of numbers, got {got}.")
+    check_plain(matrix, what)
+    return matrix.detach()
 
 
 def pooled_squared_singular_values(stack: Float[Tensor, "k rows cols"], name: str) -> Array:
@@ -113,7 +122,7 @@ def as_eigenvalues(eigenvalues: Eigenvalues, purpose: str) -> Array:
         check_plain(eigenvalues, "eigenvalues")
         array = eigenvalues.detach().to(device="cpu", dtype=torch.float64).numpy()
     else:
-        array = np.asarray(eigenvalues, dtype=np.float64)
+        array = _as_float64(eigenvalues, purpose)
     if array.ndim != 1:
         raise InputError(
             f"{purpose} needs eigenvalues of shape (n,), got {array.shape}. For a weight matrix pass esd(weight), "
@@ -129,6 +138,20 @@ def as_eigenvalues(eigenvalues: Eigenvalues, purpose: str) -> Array:
             "For an indefinite operator pass the part that you mean, e.g. values[values > 0]."
         )
     return np.maximum(array, 0.0)
+
+
+def _as_float64(eigenvalues: object, purpose: str) -> np.ndarray:
+    try:
+        array = np.asarray(eigenvalues)
+        if array.dtype.kind not in "cSUmM":  # numpy would drop imaginary parts, and read digits out of strings
+            return array.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    what = f"{type(eigenvalues).__name__} {eigenvalues!r}"
+    raise InputError(
+        f"{purpose} needs eigenvalues as real numbers of shape (n,), got {what[:80]}. For a weight matrix pass "
+        "esd(weight), for a symmetric operator spectrum(operator)."
+    )
 
 
 def relative_cut(eigenvalues: Array, size: int | None = None) -> float:

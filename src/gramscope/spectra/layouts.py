@@ -1,6 +1,5 @@
 """How the entries of one parameter become matrices: slices or patches of convolutions, gates, packed q, k, v."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,10 @@ _GATES = {4: ("i", "f", "g", "o"), 3: ("r", "z", "n"), 1: ("",)}
 # Modules that pack query, key and value one after another, and are known to. Others (GPT-NeoX's query_key_value)
 # interleave them head by head, and thirds of those would be mixtures.
 _PACKED = {"in_proj", "c_attn", "qkv", "Wqkv", "qkv_proj"}
+# What torch's attention has instead of in_proj_weight where keys or values are of another width (kdim, vdim).
+_SEPARATE = {"q_proj_weight", "k_proj_weight", "v_proj_weight"}
+
+_VECTOR = "a vector or a number (bias, gain), so it is no matrix"
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ def cut_module_parameter(module: nn.Module, called: str, name: str, tensor: Tens
         return _gates(name, tensor, _gate_count(module))
     if _is(module, nn.MultiheadAttention) and name == "in_proj_weight":
         return Cut("attention", _thirds(tensor))
+    if _is(module, nn.MultiheadAttention) and name in _SEPARATE:
+        return Cut("attention", {"": tensor[None]})
     if _is(module, nn.Embedding, nn.EmbeddingBag):
         return Cut("embedding", {"": tensor[None]})
     if _is(module, nn.Bilinear):
@@ -93,6 +98,8 @@ def cut_named_tensor(name: str, tensor: Tensor, layout: Layout, shapes: Mapping[
         return _gates(last, tensor, _gate_count_from_shapes(name, shapes))
     if last == "in_proj_weight" and tensor.ndim == 2 and tensor.shape[0] == 3 * tensor.shape[1]:
         return Cut("attention", _thirds(tensor))
+    if last in _SEPARATE and tensor.ndim == 2:
+        return Cut("attention", {"": tensor[None]})
     if last == "weight" and tensor.ndim >= 3:
         return _convolution(tensor, 1, False, layout)
     if last == "weight" and tensor.ndim == 2:
@@ -106,7 +113,7 @@ def _why_no_matrix(tensor: Tensor) -> str | None:
     if tensor.numel() == 0:
         return "it has no entries"
     if tensor.ndim < 2:
-        return "a vector or a number (bias, gain), so it is no matrix"
+        return _VECTOR
     return None
 
 
@@ -122,11 +129,12 @@ def _convolution(tensor: Tensor, groups: int, transposed: bool, layout: Layout) 
     return Cut("conv_transpose" if transposed else "conv", {"": stack}, 0.5 if halved else 1.0)
 
 
-def _gates(name: str, tensor: Tensor, count: int) -> Cut:
+def _gates(name: str, tensor: Tensor, count: int) -> Cut | str:
     # The projection (weight_hr) of an LSTM is one map for all gates.
     whole = name.startswith("weight_hr") or count not in _GATES or tensor.shape[0] % count
     if tensor.ndim != 2 or whole:
-        return Cut("recurrent", _bare(tensor).parts)
+        bare = _bare(tensor)
+        return bare if isinstance(bare, str) else Cut("recurrent", bare.parts)
     return Cut("recurrent", {gate: part[None] for gate, part in zip(_GATES[count], tensor.chunk(count), strict=True)})
 
 
@@ -164,9 +172,11 @@ def _thirds(matrix: Tensor) -> dict[str, Tensor]:
     return {part: rows[None] for part, rows in zip("qkv", matrix.chunk(3), strict=True)}
 
 
-def _bare(tensor: Tensor) -> Cut:
+def _bare(tensor: Tensor) -> Cut | str:
     """A parameter of which nothing is known: its last two axes longer than one span a matrix, the others stack them."""
     sizes = [size for size in tensor.shape if size > 1]
-    if len(sizes) < 2:
-        return Cut("parameter", {"": tensor.reshape(1, tensor.shape[0], math.prod(tensor.shape[1:]))})
+    if tensor.ndim == 2:  # of one row or column too: so is the weight of a linear layer with one output
+        return Cut("parameter", {"": tensor[None]})
+    if len(sizes) < 2:  # attention's bias_k and bias_v, a class token
+        return _VECTOR
     return Cut("parameter", {"": tensor.reshape(-1, sizes[-2], sizes[-1])})

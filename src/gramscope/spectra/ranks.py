@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp
 
-from gramscope.base.warned import warn
+from gramscope.base.warned import undefined, warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
 from gramscope.spectra.tails import Convention
@@ -63,12 +63,15 @@ def stable_rank(eigenvalues: Eigenvalues) -> float:
 def log_alpha_norm(eigenvalues: Eigenvalues, alpha: float) -> float:
     """``log10 Σ λ^α``, the log of the weighted Schatten norm, without overflow.
 
-    Theory 6; Martin, Peng & Mahoney, Nature Communications 12 (2021).
+    Theory 6; Martin, Peng & Mahoney, Nature Communications 12 (2021). NaN, with a warning, where no eigenvalue is
+    positive.
 
     >>> round(log_alpha_norm([1.0, 10.0], 2.0), 6)
     2.004321
     """
-    return log_alpha_norm_checked(as_eigenvalues(eigenvalues, "log_alpha_norm"), alpha)
+    ascending = as_eigenvalues(eigenvalues, "log_alpha_norm")
+    why = _why_no_scale(ascending) or ("alpha is NaN" if math.isnan(alpha) else None)
+    return undefined("log_alpha_norm", why) if why else log_alpha_norm_checked(ascending, alpha)
 
 
 def log_alpha_norm_checked(ascending: Array, alpha: float) -> float:
@@ -80,8 +83,8 @@ def log_alpha_norm_checked(ascending: Array, alpha: float) -> float:
 
 def ranks_checked(ascending: Array, convention: Convention, size: int | None) -> Ranks:
     """:func:`ranks` for checked eigenvalues, without the warnings."""
-    if not ascending.size or ascending[-1] == 0:
-        why = "all eigenvalues are zero" if ascending.size else "there are no eigenvalues"
+    why = _why_no_scale(ascending)
+    if why:
         nan, largest = math.nan, 0.0 if ascending.size else math.nan
         what = "log_norm, log_spectral_norm, stable_rank, participation and entropy are"
         return Ranks(largest, nan, nan, nan, nan, nan, 0, {what: why})
@@ -100,6 +103,12 @@ def ranks_checked(ascending: Array, convention: Convention, size: int | None) ->
         rank=rank,
         reasons={"entropy is": reason} if reason else {},
     )
+
+
+def _why_no_scale(ascending: Array) -> str | None:
+    if not ascending.size:
+        return "there are no eigenvalues"
+    return "all eigenvalues are zero" if ascending[-1] == 0 else None
 
 
 def _rank(ascending: Array, convention: Convention, size: int | None) -> int:

@@ -36,7 +36,7 @@ class ShuffledNull:
 
 @torch.no_grad()
 def shuffled_null(
-    weight: Shaped[Tensor, "..."],
+    weight: Shaped[Tensor, "..."] | np.ndarray,
     *,
     shuffles: int = 10,
     seed: int = 0,
