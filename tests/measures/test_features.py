@@ -96,6 +96,20 @@ def test_padding_does_not_count():
         gs.measures.features(model, x | {"attention_mask": mask * 0}, "head", reduce="pool")
 
 
+def test_a_mask_that_does_not_fit_is_said_to_be_left_out():
+    class Prepended(Tokens):
+        def forward(self, input_ids, attention_mask=None):
+            return super().forward(torch.cat([torch.zeros_like(input_ids[:, :1]), input_ids], 1))
+
+    torch.manual_seed(0)
+    model, mask = Prepended(), torch.tensor([[1, 1, 1, 0, 0]]).expand(3, 5)
+    x = {"input_ids": torch.randint(11, (3, 5)), "attention_mask": mask}
+    with pytest.warns(UserWarning, match=r"shape \(3, 5\), but layer 'head' has 6 positions for 3 examples"):
+        found = gs.measures.features(model, x, "head", reduce="pool")["head"]
+    with torch.no_grad():
+        assert torch.allclose(found, model(x["input_ids"]).mean(1), atol=1e-6)
+
+
 def test_a_float16_mean_does_not_overflow():
     class Big(nn.Module):
         def forward(self, x):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
 from gramscope.spectra import esd, fit_tail, p_value, scan_tail
+from gramscope.spectra.bootstrap import _replicates
 from gramscope.spectra.tail import require_convention
 from gramscope.spectra.tails import Tails
 from references.spectra import tail_fit
@@ -175,6 +176,21 @@ def test_which_spectra_reach_below_a_distance(seed, n, exponent, ties, conventio
     tails = Tails.of(spectra, convention, 2)
     for limit in [*(d * (1 + e) for d in least if math.isfinite(d) for e in (-1e-9, 1e-9)), 0.0, 2.0]:
         assert tails.reach_below(limit).tolist() == [d < limit for d in least]
+
+
+def test_replicates_keep_the_body_of_the_spectrum():
+    """Below xmin they are eigenvalues of the spectrum itself, in its own share; above, draws of the law."""
+    rng = np.random.default_rng(0)
+    x = np.sort(np.concatenate([rng.uniform(0.1, 0.9, 400), rng.pareto(2.0, 100) + 1]))
+    fit = fit_tail(x)
+    below = x[x < fit.xmin]
+    assert below.size > 300
+    drawn = _replicates(below, fit, 60, np.random.default_rng(1))
+    body = drawn[drawn < fit.xmin]
+    assert np.isin(body, below).all()
+    # Binomial: 60 · 500 draws put the share within five standard errors, 0.011.
+    assert body.size / drawn.size == pytest.approx(1 - fit.n_tail / fit.n, abs=0.012)
+    assert np.mean(np.log(drawn[drawn >= fit.xmin] / fit.xmin)) == pytest.approx(1 / (fit.alpha - 1), rel=0.08)
 
 
 def test_p_value_follows_its_seed_and_no_global_stream():

@@ -1,6 +1,7 @@
 """The average gradient outer product of a network, at its input and at the input of every weight."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,40 +290,27 @@ def agop_operator(model: nn.Module, x: Any, *, outputs: Outputs = None, precisio
         return AGOPOperator(f, leaf)
 
 
-class _outputs_of_leaf:
-    """Outputs (n, C) with a graph to the first floating tensor of x; the model is left as it was."""
-
-    def __init__(self, model: nn.Module, x: Any, outputs: Outputs, precision: Precision) -> None:
-        self.outputs = outputs
-        self.n = count_examples(x)
-        self.model, self.x = at_precision(model, x, precision)
-        self.contexts = (untouched(self.model), exact_arithmetic(tf32=precision == "tf32"), plain_execution())
-
-    def __enter__(self) -> tuple[Tensor, Tensor]:
-        leaf = next((t for t in tensors_in(self.x) if t.is_floating_point() and t.shape[:1] == (self.n,)), None)
-        if leaf is None:
-            raise InputError(
-                "x must hold a floating tensor to differentiate by, but it has only integers (token ids?). "
-                "Take the AGOP at the layers' inputs instead: layer_agop(model, x)."
-            )
-        for context in self.contexts:
-            context.__enter__()
-        try:
-            leaf.requires_grad_()
-            # A copy, not a view: a first layer may work in place, which no leaf allows.
-            x = map_tensors(lambda t: t.clone() if t is leaf else t, self.x)
-            f = evaluate(self.model, x, self.n, self.outputs)
-            check_finite(f.detach(), "the model's output", "Look for NaN in x or the parameters, or for overflow.")
-            if not f.requires_grad:
-                raise InputError("the model's output must depend on x, but it carries no gradient. Is it detached?")
-            return f, leaf
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        for context in reversed(self.contexts):
-            context.__exit__(None, None, None)
+@contextmanager
+def _outputs_of_leaf(
+    model: nn.Module, x: Any, outputs: Outputs, precision: Precision
+) -> Iterator[tuple[Float[Tensor, "n C"], Tensor]]:
+    """Outputs with a graph to the first floating tensor of x; the model is left as it was."""
+    n = count_examples(x)
+    model, x = at_precision(model, x, precision)
+    leaf = next((t for t in tensors_in(x) if t.is_floating_point() and t.shape[:1] == (n,)), None)
+    if leaf is None:
+        raise InputError(
+            "x must hold a floating tensor to differentiate by, but it has only integers (token ids?). "
+            "Take the AGOP at the layers' inputs instead: layer_agop(model, x)."
+        )
+    with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
+        leaf.requires_grad_()
+        # A copy, not a view: a first layer may work in place, which no leaf allows.
+        f = evaluate(model, map_tensors(lambda t: t.clone() if t is leaf else t, x), n, outputs)
+        check_finite(f.detach(), "the model's output", "Look for NaN in x or the parameters, or for overflow.")
+        if not f.requires_grad:
+            raise InputError("the model's output must depend on x, but it carries no gradient. Is it detached?")
+        yield f, leaf
 
 
 def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import warn
 from gramscope.capture.activations import At, Layers, Mode, Visit, activations
 from gramscope.capture.surroundings import untouched
 
@@ -168,7 +169,13 @@ class Reader:
     def _by_position(self, tokens: Tensor, where: str) -> Tensor:
         n, length, _ = tokens.shape
         mask = self.mask
-        if mask is None or tuple(mask.shape) != (n, length):
+        if mask is not None and tuple(mask.shape) != (n, length):
+            warn(
+                f"attention_mask has shape {tuple(mask.shape)}, but {where} has {length} positions for {n} examples: "
+                "all of them count there, padding too. Leave that layer out, or pass a reduce function that knows."
+            )
+            mask = None
+        if mask is None:
             if self.reduce == "pool":
                 # A float16 sum over many positions overflows or drops terms; the mean itself fits the dtype.
                 return tokens.mean(1, dtype=_wide(tokens.dtype)).to(tokens.dtype)
