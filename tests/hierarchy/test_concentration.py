@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
+from gramscope.base.warned import UndefinedMeasureWarning
 from gramscope.hierarchy.concentration import (
     class_metric,
     coactivation,
@@ -243,3 +244,15 @@ def test_bad_input_is_named():
         concentration([w], [s, s])
     with pytest.raises(InputError, match="initial_weights must have the shapes"):
         concentration([w], [s], initial_weights=[w.T])
+
+
+def test_a_rank_that_is_not_defined_says_why():
+    off, same = torch.zeros(3, 4, dtype=torch.bool), torch.ones(3, 4, dtype=torch.bool)
+    for masks, centred, why in ((off, False, "zero everywhere"), (same, True, "same"), (same[:1], True, "one example")):
+        with pytest.warns(UndefinedMeasureWarning, match=why):
+            assert math.isnan(coactivation_rank(masks, centred=centred))
+
+
+def test_labels_that_do_not_fit_are_refused_for_all_pairs():
+    with pytest.raises(InputError, match="labels must have one entry for each of the 3"):
+        class_metric(torch.eye(4), torch.ones(3, 4), torch.zeros(5, dtype=torch.long), "all")

@@ -1,4 +1,6 @@
 import copy
+import inspect
+import warnings
 
 import pytest
 import torch
@@ -476,3 +478,63 @@ def test_inside_inference_mode():
         inside = gs.explain_step(model, X.clone(), Y.clone(), lr=0.1)
     assert torch.equal(inside.true, outside.true)
     assert not inside.true.is_inference()
+
+
+@pytest.mark.parametrize(
+    "outputs", [1, slice(1, 2), [1], torch.tensor([1]), torch.tensor([False, True, False])],
+    ids=["int", "slice", "list", "tensor", "mask"],
+)  # fmt: skip
+def test_chosen_columns_are_all_that_the_loss_sees(outputs):
+    whole, y = mlp(), Y[:, 1:2]
+    step = gs.explain_step(whole, X, y, lr=1e-3, outputs=outputs)
+    wanted = gs.explain_step(whole, X, y, lr=1e-3, outputs=lambda model, x: model(x)[:, 1:2])
+    for name in ("outputs_before", "predicted", "held", "true", "residual", "influence"):
+        assert close(getattr(step, name), getattr(wanted, name)), name
+    assert (step.loss_before, step.loss_after) == (wanted.loss_before, wanted.loss_after)
+
+
+def test_columns_may_be_chosen_in_any_order_and_for_labels():
+    step = gs.explain_step(mlp(), X, LABELS % 2, lr=1e-3, loss="cross_entropy", outputs=[2, 0])
+    assert close(step.residual, (mlp()(X)[:, [2, 0]].softmax(1) - F.one_hot(LABELS % 2)).detach() / 6)
+
+
+def test_targets_of_columns_that_were_not_chosen_are_refused():
+    with pytest.raises(InputError, match=r"shape \(6, 1\)"):
+        gs.explain_step(mlp(), X, Y, lr=1e-3, outputs=0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda f, y: torch.tensor(1.0),
+        lambda f, y: f.detach().sum(),
+        lambda f, y: torch.ones(2, requires_grad=True).sum(),
+    ],
+)
+def test_a_loss_that_ignores_the_outputs_is_refused(loss):
+    with pytest.raises(InputError, match="loss must depend on the outputs"):
+        gs.explain_step(mlp(), X, Y, lr=1e-3, loss=loss)
+
+
+def test_a_loss_with_an_infinite_slope_is_named():
+    with pytest.raises(InputError, match="the loss's gradient"):
+        gs.explain_step(mlp(), X, Y, lr=1e-3, loss=lambda f, y: (f - f.detach()).abs().sum().sqrt())
+
+
+def test_the_picture_makes_no_warning():
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("agg")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = gs.explain_step(mlp(), X, Y, lr=1e-3).plot()
+        figure.canvas.draw()
+    pyplot.close(figure)
+
+
+@pytest.mark.parametrize("k", [-1, 1.5])
+def test_a_number_of_conflicts_is_a_whole_number(k):
+    step = gs.explain_step(mlp(), X, Y, lr=1e-3)
+    with pytest.raises(InputError, match="k must be a whole number"):
+        inspect.unwrap(type(step).conflicts)(step, k)

@@ -1,3 +1,6 @@
+import inspect
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,6 +8,7 @@ from torch import nn
 
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.hierarchy import Fields
+from gramscope.hierarchy.chain import check_tensor
 from hierarchy.chains import cases, close, make
 from references import hierarchy as reference
 
@@ -245,3 +249,25 @@ def test_fields_that_overflow_say_so():
     fields = Fields([torch.eye(3)], one)
     with pytest.raises(InputError, match="lower the learning rate"):
         fields.take_step(torch.full((2,), -1e3), 1e38)
+
+
+def test_an_example_that_is_not_there_is_named():
+    fields = make([3, 5, 4]).fields()
+    wrong = fields.n
+    for call in (
+        lambda: fields.projector(1, 0, wrong),
+        lambda: fields.metric(1, wrong, 0),
+        lambda: fields.pullback(1).pair(0, wrong),
+        lambda: inspect.unwrap(Fields.projector)(fields, 1, 0, 0.5),
+    ):
+        with pytest.raises(InputError, match="example must be an int from 0"):
+            call()
+    assert torch.equal(fields.projector(1, 0, -1), fields.projector(1, 0, fields.n - 1))
+
+
+def test_arrays_are_named_as_such():
+    check = inspect.unwrap(check_tensor)
+    with pytest.raises(InputError, match=r"weights\[0\] must be a torch tensor, got ndarray"):
+        check(np.eye(2), "weights[0]")
+    with pytest.raises(InputError, match="x must be a torch tensor, got ndarray"):
+        inspect.unwrap(Fields.from_module.__func__)(Fields, nn.Sequential(nn.Linear(3, 2), nn.ReLU()), np.ones((2, 3)))

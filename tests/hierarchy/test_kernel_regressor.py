@@ -1,5 +1,6 @@
 """KernelReLURegressor against plain gradient descent on weights, and against scikit-learn's own checks."""
 
+import inspect
 import pickle
 import warnings
 
@@ -433,3 +434,29 @@ def test_the_gram_check_admits_rounding_and_singular_kernels():
     check_gram(np.ones((4, 4)) * 1e-200, "K")
     with pytest.raises(InputError, match="positive semi-definite"):
         check_gram(-1e-200 * np.eye(3), "K")
+
+
+def test_steps_of_a_field_say_what_does_not_fit():
+    field, overlap, readout, residual = np.ones((3, 2)), np.eye(3), np.ones((1, 2)), np.ones((3, 1))
+    for name, arrays in {
+        "field must be finite": (field * np.nan, overlap, readout, residual, 0.1),
+        r"overlap must have shape \(3, 3\)": (field, np.eye(2), readout, residual, 0.1),
+        r"readout must have shape \(1, 2\)": (field, overlap, np.ones((1, 3)), residual, 0.1),
+        r"residual must have shape \(3, 1\)": (field, overlap, readout, residual[:2], 0.1),
+        "residual must be a numpy array of shape": (field, overlap, readout, residual[:, 0], 0.1),
+        "lr must be a positive number": (field, overlap, readout, residual, float("nan")),
+    }.items():
+        for step in (field_step, activation_step):
+            with pytest.raises(InputError, match=name):
+                inspect.unwrap(step)(*arrays)
+
+
+def test_a_safe_rate_needs_a_kernel_and_a_batch():
+    gram, readout = np.eye(3), np.ones((1, 2))
+    with pytest.raises(InputError, match="gram must be finite"):
+        safe_rate(gram * np.nan, readout, 3)
+    for batch in (0, -3):
+        with pytest.raises(InputError, match="batch must be a whole number of at least 1"):
+            safe_rate(gram, readout, batch)
+    with pytest.raises(InputError, match="gram must be square"):
+        inspect.unwrap(safe_rate)(gram[:2], readout, 2)

@@ -409,5 +409,21 @@ def test_bad_input():
     model, x = two_layers(8, 0), torch.tensor([[1.0, -0.5]]).double()
     with pytest.raises(InputError, match="lr must be a finite number"):
         kink_crossings(model, x, torch.ones(1, 1).double(), lr=float("nan"))
+    for function in (kink_crossings, ntk_step):
+        with pytest.raises(InputError, match="lr must be a finite number of at least 0"):
+            function(model, x, torch.ones(1, 1).double(), lr=-1.0)
     with pytest.raises(InputError, match="output after the step must be finite"):
         ntk_step(model, x, torch.ones(1, 1).double(), lr=1e200)
+
+
+def test_a_selu_is_held_without_its_jump_of_slope():
+    """selu(z) - J max(z, 0) + J m z, J = scale (1 - alpha), as the page on the dNTK says."""
+    z = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    for sign in (1.0, -1.0):
+        with Sides() as before:
+            F.selu(sign * torch.ones_like(z))
+        with FixedSides(before.sides):
+            held = F.selu(z)
+        jump = 1.0507009873554805 * (1 - 1.6732632423543772)
+        wanted = F.selu(z) - jump * z.relu() + jump * (sign > 0) * z
+        torch.testing.assert_close(held, wanted, rtol=1e-12, atol=1e-12)

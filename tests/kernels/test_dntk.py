@@ -1,8 +1,11 @@
 """The dNTK of real networks: definition, forward equation, step expansions, every kind of layer."""
 
 import copy
+import subprocess
+import sys
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,7 @@ from cases import CASES
 from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels import graph
+from gramscope.kernels.crossings import ntk_step
 from gramscope.kernels.dntk import dntk, dntk_velocity, dntk_velocity_operator, output_curvature
 from gramscope.kernels.expansion import Expansion, Reading
 from gramscope.kernels.rates import layer_rates
@@ -497,3 +501,73 @@ def test_no_second_derivative_at_all():
     assert not dntk_velocity_operator(model, x, residual).dense().any()
     assert not output_curvature(model, x, residual).any()
     assert not dntk(model, x).any()
+
+
+def test_the_first_call_makes_no_warning():
+    code = (
+        "import torch, warnings; warnings.simplefilter('error');"
+        "from gramscope.kernels.dntk import dntk_velocity;"
+        "model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1));"
+        "dntk_velocity(model, torch.ones(2, 2), torch.ones(2, 1))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Power(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.outer(self.inner(x).clamp(min=0) ** 1.5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x: dntk_velocity(model, x, torch.ones(4, 1)),
+        lambda model, x: dntk_velocity_operator(model, x, torch.ones(4, 1)),
+        lambda model, x: output_curvature(model, x, torch.ones(4, 1)),
+        lambda model, x: ntk_step(model, x, torch.ones(4, 1), 0.01),
+        lambda model, x: dntk(model, x),
+        lambda model, x: TangentKernels(model).curvature(x, x, np.eye(4)),
+    ],
+    ids=["velocity", "operator", "curvature", "step", "dntk", "tangent kernels"],
+)
+def test_an_infinite_second_derivative_is_given_as_the_reason(call):
+    torch.manual_seed(0)
+    model, x = Power().double(), torch.randn(4, 3).double()
+    with pytest.raises(InputError, match=r"second derivatives of the outputs must be finite.*a power below 2 has"):
+        call(model, x)
+
+
+def test_rates_and_options_that_cannot_be_meant_are_refused():
+    model, x = mlp(3, 4, 1), torch.randn(2, 3).double()
+    residual = torch.ones(2, 1).double()
+    for metric in (-1.0, {"0.weight": -1.0}, -torch.ones(21).double()):
+        with pytest.raises(InputError, match="metric must not be negative"):
+            dntk_velocity(model, x, residual, metric=metric)
+    for rates in ((-1.0, 1.0), (1.0, float("nan")), (1.0, {"0": 1.0, "2": -1.0})):
+        with pytest.raises(InputError, match="must be a finite number of at least 0"):
+            layer_rates(model, *rates)
+    with pytest.raises(InputError, match="other must be"):
+        layer_rates(nn.LayerNorm(3), 1.0, 1.0, other=-1.0)
+    for call in (
+        lambda: dntk_velocity(model, x, residual, foo=1),
+        lambda: ntk_step(model, x, residual, 0.1, foo=1),
+        lambda: TangentKernels(model, foo=1),
+    ):
+        with pytest.raises(UnsupportedError, match="there is no option 'foo'; a network is read by outputs"):
+            call()
+
+
+def test_contractions_that_do_not_fit_are_named():
+    model, x = mlp(3, 4, 2), torch.randn(3, 3).double()
+    kernels = TangentKernels(model)
+    for function in (kernels.curvature, kernels.transport):
+        with pytest.raises(InputError, match=r"pairs must have shape \(6, 6\)"):
+            function(x, x, np.ones((3, 3)))
+        with pytest.raises(InputError, match="pairs must be finite"):
+            function(x, x, np.full((6, 6), np.nan))
+    with pytest.raises(InputError, match=r"vector must have shape \(6,\)"):
+        kernels.applied(x, x, x, np.ones(3))

@@ -1,5 +1,8 @@
 """The Kernel object against closed forms."""
 
+import math
+import warnings
+
 import matplotlib as mpl
 import pytest
 import torch
@@ -7,6 +10,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
+from gramscope.base.warned import UndefinedMeasureWarning
 
 mpl.use("Agg")
 
@@ -104,3 +108,41 @@ def test_plots_draw_what_they_say(network, x):
     assert line[0] == pytest.approx(float(kernel.spectrum()[0]))
     bars = kernel.plot_shares(torch.ones(5, 2)).axes[0].patches
     assert sum(bar.get_width() for bar in bars) == pytest.approx(100)
+
+
+def test_regression_refuses_what_it_cannot_solve(network, x):
+    kernel, y = gs.kernel(network, x), torch.ones(5, 2, dtype=torch.float64)
+    for ridge in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="ridge must be a finite number of at least 0"):
+            kernel.predict(kernel, y, ridge)
+    with pytest.raises(InputError, match="targets must be finite"):
+        kernel.predict(kernel, y * float("nan"))
+    with pytest.raises(InputError, match="one row for each of the kernel's 5 examples"):
+        kernel.predict(kernel, y[:4])
+    with pytest.raises(InputError, match="residual must be finite"):
+        kernel.share(y * float("nan"))
+    with pytest.raises(InputError, match="the kernel must be finite"):
+        gs.Kernel(torch.full((2, 2), float("nan"))).spectrum()
+
+
+@pytest.mark.parametrize("reduce", ["none", "trace"])
+def test_alignments_that_are_not_defined_say_why(network, x, reduce):
+    kernel = gs.kernel(network, x, reduce=reduce)
+    for y in (torch.zeros(5, 2), torch.full((5, 2), 0.1)):
+        with pytest.warns(UndefinedMeasureWarning, match="targets are the same for all examples"):
+            assert math.isnan(kernel.target_alignment(y))
+    with pytest.warns(UndefinedMeasureWarning, match="other kernel is zero"):
+        assert math.isnan(kernel.alignment(0 * kernel.total))
+    with pytest.warns(UndefinedMeasureWarning, match="kernel is zero"):
+        assert math.isnan(gs.Kernel(0 * kernel.total).effective_rank())
+    with pytest.raises(InputError, match="targets must be finite"):
+        kernel.target_alignment(torch.full((5, 2), float("nan")))
+
+
+def test_pictures_make_no_warning(network, x):
+    kernel = gs.kernel(network, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in (kernel.plot(), kernel.plot_spectrum()):
+            figure.canvas.draw()
+            mpl.pyplot.close(figure)

@@ -1,5 +1,6 @@
 """Operator measures against dense sums, Lyapunov exponents against products of Jacobians, predictions against steps."""
 
+import inspect
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.linalg import Dense, one_sided_trace
 from gramscope.propagators import (
     GlobalNTK,
+    activity_modes,
     alignment,
     effective_dimension,
     effective_rank,
@@ -23,6 +25,7 @@ from gramscope.propagators import (
     partial_average,
     partial_trace,
     predict_step,
+    random_modes,
     rayleigh,
     representation_alignment,
     scaled_response,
@@ -517,3 +520,43 @@ def test_self_referential_bias_takes_the_modes_there_are():
 def test_a_step_goes_downhill(lr):
     with pytest.raises(InputError, match="lr must be a positive number"):
         predict_step(nn.Linear(2, 1), torch.ones(2, 2), lambda f: f.sum(), lr)
+
+
+# What is wrong is said ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (lambda f: (f * float("nan")).sum(), "the loss must be finite"),
+        (lambda f: (f - f.detach()).abs().sum().sqrt(), "the loss's gradient"),
+        (lambda f: torch.ones(1, requires_grad=True).sum(), "loss must depend on the outputs"),
+    ],
+)
+def test_a_bad_loss_is_blamed_and_not_the_parameters(loss, what):
+    with pytest.raises(InputError, match=what):
+        predict_step(nn.Linear(2, 1), torch.ones(2, 2), loss, 0.1)
+
+
+def test_numbers_and_vectors_that_do_not_fit_are_named():
+    g = GlobalNTK(nn.GRU(3, 4, batch_first=True).double(), torch.randn(2, 5, 3).double())
+    wrong = float("nan")
+    cases = {
+        "count must be a whole number between 1 and 4": lambda: inspect.unwrap(lyapunov_spectrum)(g, 1.5),
+        "k must be a whole number between 1 and 7": lambda: inspect.unwrap(activity_modes)(g, 1.5),
+        "k must be a whole number between 1 and 3, the length": lambda: random_modes(3, 5),
+        r"vector must have shape \(40,\)": lambda: g.split(torch.ones(3)),
+        "q must be finite": lambda: scaled_response(g, torch.full((40,), wrong)),
+        "matrix must be finite": lambda: effective_dimension(torch.full((2, 2), wrong)),
+        "targets must be finite": lambda: self_referential_bias(g, targets=torch.full((2, 5, 1), wrong)),
+        "a must be finite": lambda: representation_alignment(torch.full((2,), wrong), torch.ones(2)),
+    }
+    for message, call in cases.items():
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_a_push_in_another_precision_is_taken_in_that_of_the_states():
+    g = GlobalNTK(nn.GRU(3, 4, batch_first=True).double(), torch.randn(2, 5, 3).double())
+    q = torch.randn(40)
+    assert torch.equal(scaled_response(g, q).values, scaled_response(g, q.double()).values)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -89,7 +90,7 @@ def make_chain(
     offset: Tensor | None = None,
 ) -> Chain:
     """A chain of checked tensors in one dtype on one device, detached from any graph."""
-    if isinstance(weights, Tensor) or not len(weights) or not all(isinstance(w, Tensor) for w in weights):
+    if isinstance(weights, Tensor) or not len(weights):
         raise InputError("weights must be a list of at least one matrix (N_ℓ, N_{ℓ-1}), first layer first.")
     given = list(biases) if biases is not None else [None] * len(weights)
     if len(given) != len(weights):
@@ -98,6 +99,7 @@ def make_chain(
     tensors += [(f"biases[{i}]", b) for i, b in enumerate(given) if b is not None]
     tensors += [(name, t) for name, t in (("readout", readout), ("offset", offset)) if t is not None]
     for name, tensor in tensors:
+        check_tensor(tensor, name)
         check_plain(tensor, name)
         check_finite(tensor, name, "The run has diverged, or the file is damaged: load an earlier checkpoint.")
     check_one_device(tensors, weights[0].device, "weights[0]")
@@ -127,6 +129,13 @@ def make_chain(
         readout=clean,
         offset=shift.detach().to(dtype),
     )
+
+
+def check_tensor(value: Any, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise InputError(
+            f"{name} must be a torch tensor, got {type(value).__name__}. Convert an array with torch.as_tensor."
+        )
 
 
 def _slopes(given: float | Sequence[float], depth: int) -> tuple[float, ...]:

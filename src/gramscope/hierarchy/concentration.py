@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
+from gramscope.base.warned import undefined
 
 Masks = Bool[Tensor, "n units"] | Int[Tensor, "n units"] | Float[Tensor, "n units"]
 Labels = Int[Tensor, " examples"] | None
@@ -28,8 +29,8 @@ def overlap_rank(field: Masks, *, centred: bool = False) -> float:
     """Effective rank ``tr(C)² / tr(C²)`` of the overlap ``C_{μν} = u_μ·u_ν`` of a field: masks, activations, signals.
 
     Between 1 and min(n, N). ``centred`` takes the mean over examples off first: fields that are never negative share
-    one large direction, which hides the others. NaN only if there is nothing to rank: a field that is zero (or,
-    centred, the same for all examples).
+    one large direction, which hides the others. NaN, with a warning, only if there is nothing to rank: a field that is
+    zero (or, centred, the same for all examples).
 
     >>> overlap_rank(torch.eye(3, dtype=torch.float64))
     3.0
@@ -40,7 +41,8 @@ def overlap_rank(field: Masks, *, centred: bool = False) -> float:
     u = u - u.mean(0) if centred else u
     # Rounding of the mean must not pass for a spread.
     if float(u.abs().max()) <= _RANK * float(field.double().abs().max()):
-        return float("nan")
+        why = "the field is zero everywhere" if not bool(field.any()) else "it is the same for all examples"
+        return undefined("an effective rank", why if len(field) > 1 or not centred else "one example has no spread")
     u = u / u.abs().max()
     # C and its N × N companion share their nonzero eigenvalues; take the smaller.
     gram = u @ u.T if u.shape[0] <= u.shape[1] else u.T @ u
@@ -49,6 +51,9 @@ def overlap_rank(field: Masks, *, centred: bool = False) -> float:
 
 def coactivation(masks: Masks) -> Float64[Tensor, "n n"]:
     """Co-activation overlap ``C_{μν} = σ_μ·σ_ν``: how many units two examples both switch on (theory 1, Gram matrices).
+
+    Numbers other than 0 and 1 are taken for slopes φ'(h) of another activation, and a unit counts by their product; of
+    activations or signals this is their overlap, not a count of units.
 
     >>> coactivation(torch.tensor([[True, True, False], [False, True, False]])).tolist()
     [[2.0, 1.0], [1.0, 1.0]]
@@ -62,6 +67,7 @@ def coactivation_rank(masks: Masks, *, centred: bool = False) -> float:
 
     Plain, it lies near 4 for many independent units that are on half of the time, however many examples there are:
     half of the trace is the common direction. ``centred=True`` asks how many patterns there are beside the mean one.
+    NaN, with a warning, where no unit is on (or, centred, where all examples have one pattern).
 
     >>> masks = torch.tensor([[True, False], [True, False], [False, True], [False, True]])
     >>> coactivation_rank(masks), coactivation_rank(masks, centred=True)
@@ -87,6 +93,8 @@ def mean_projector(
     """
     sigma = _checked(masks, "masks")
     n = len(sigma)
+    if labels is not None:
+        _labels(labels, n)  # also where "all" has no use for them: they would be those of other examples
     whole, own = sigma.sum(0), sigma.pow(2).sum(0)
     if isinstance(pairs, tuple):
         first, second = (_members(labels, n, label, sigma.device) for label in pairs)

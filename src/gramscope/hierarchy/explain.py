@@ -17,6 +17,7 @@ from gramscope.capture.network import (
     check_model,
     copied,
     count_examples,
+    evaluate,
     named_parameters,
     output_tensor,
     prepare_input,
@@ -25,7 +26,7 @@ from gramscope.capture.network import (
 from gramscope.capture.precision import Precision
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
-from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, dense, prepare, take, to_float64
+from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, autocast_uncached, dense, prepare, take, to_float64
 from gramscope.kernels.assemble import summed_rows
 from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.kinks import FixedSides, Sides
@@ -54,7 +55,7 @@ def explain_step(
     Args:
         model: any module, in the mode in which it is trained.
         x: examples; a tensor, a tuple of positional or a dict of keyword arguments.
-        y: targets.
+        y: targets, of the shape that the loss asks for beside the outputs that were chosen.
         lr: learning rate; may be left out with an optimiser of your own (given, it overrides the optimiser's).
         loss: "mse" (torch's mean squared error), "half_squared" (``½ Σ (f - y)²``, the papers'), "cross_entropy"
             (torch's; outputs (n, T, V) with labels (n, T) count as n · T tokens), or any function (output, y) ->
@@ -62,7 +63,8 @@ def explain_step(
         optimizer: a torch optimiser in use (copied with its momenta), a class or function that makes one, or "sgd"
             (plain, the default), "adam", "adamw". As after ``zero_grad()``, a parameter that gets no gradient has None
             and is left alone.
-        outputs, precision: as for ``gs.capture``; precision="float64" rehearses in float64.
+        outputs: as for ``gs.capture``; the loss sees these outputs alone, (n, k) where columns are chosen.
+        precision: as for ``gs.capture``; precision="float64" rehearses in float64.
 
     Reference: arXiv:2606.09744, residual dynamics ``Δe = -η Σ_ℓ K^ℓ e``.
 
@@ -79,7 +81,8 @@ def explain_step(
     model = unwrap(model)
     n = count_examples(x)
     ignored = _not_followed(model, optimizer)
-    with torch.inference_mode(False), torch.enable_grad():  # copies made in inference mode could not be differentiated
+    # Copies made in inference mode could not be differentiated.
+    with torch.inference_mode(False), torch.enable_grad(), autocast_uncached():
         rehearsal = _Rehearsal(model, x, y, n, _loss_function(loss), outputs, precision)
         return rehearsal.explain(optimizer, lr, ignored)
 
@@ -139,21 +142,29 @@ class _Rehearsal:
         """The outputs, with the sides of all kinks noted or held."""
         # Gradients stay on: outputs may be derivatives themselves (a PDE residual).
         with untouched(model), exact_arithmetic(self.precision == "tf32"), plain_execution(), ramps:
-            f = output_tensor(model, prepare_input(self.x), self.n, self.outputs).detach()
+            f = self._outputs(model).detach()
         self._shape = f.shape
         return f.reshape(self.n, -1)
+
+    def _outputs(self, model: nn.Module) -> Tensor:
+        """What the loss sees: a whole output in its own shape, or the chosen columns of the flattened one (n, k)."""
+        x, chosen = prepare_input(self.x), self.outputs
+        whole = chosen is None or isinstance(chosen, str) or callable(chosen)
+        return (output_tensor if whole else evaluate)(model, x, self.n, chosen)
 
     def _gradients(self) -> tuple[Tensor, Float[Tensor, "n C"], dict[str, Tensor | None]]:
         """The loss and its gradients; None for a parameter it does not depend on, as after ``backward()``."""
         model = self.after
         with untouched(model), exact_arithmetic(self.precision == "tf32"), plain_execution():
-            f = output_tensor(model, prepare_input(self.x), self.n, self.outputs)
+            f = self._outputs(model)
             if not f.requires_grad:
                 raise InputError("the model's output must depend on its parameters, but it carries no gradient.")
             value = self._checked_loss(f)
-            found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
-        residual = torch.zeros_like(f) if found[0] is None else found[0]
-        gradients: dict[str, Tensor | None] = dict(zip(self.parameters, found[1:], strict=True))
+            residual, *found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
+        if residual is None:
+            raise _independent_loss()
+        check_finite(residual, "the loss's gradient at the outputs", "The loss is: look for a root or a norm at zero.")
+        gradients: dict[str, Tensor | None] = dict(zip(self.parameters, found, strict=True))
         return value.detach(), residual.detach().reshape(self.n, -1), gradients
 
     def _checked_loss(self, f: Tensor) -> Tensor:
@@ -162,6 +173,8 @@ class _Rehearsal:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InputError(f"loss must return one number for (output, y), got {got}. Average or sum over examples.")
         check_finite(value.detach(), "the loss", "Look for NaN in x or y.")
+        if not value.requires_grad:
+            raise _independent_loss()
         return value
 
     def _value(self, f: Float[Tensor, "n C"]) -> float:
@@ -169,7 +182,6 @@ class _Rehearsal:
             return float(self.loss(f.reshape(self._shape), self.y))
 
     def _closure(self) -> Tensor:
-        torch.clear_autocast_cache()  # the optimiser has moved the weights since the last run
         value, _, gradients = self._gradients()
         for name, parameter in self.parameters.items():
             parameter.grad = gradients[name]
@@ -208,6 +220,13 @@ class _Rehearsal:
         except CoupledExamplesError as error:
             return None, f"Shares by example are not defined here: {error}"
         return -torch.stack(list(grams.values())).sum(0), ""
+
+
+def _independent_loss() -> InputError:
+    return InputError(
+        "loss must depend on the outputs through differentiable operations, but its value carries no gradient to them. "
+        "Write it in torch operations on its first argument; item(), detach() and numpy break the link."
+    )
 
 
 def _flips(before: Sides, after: Sides) -> tuple[Flips, ...]:

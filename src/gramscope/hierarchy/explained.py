@@ -119,6 +119,8 @@ class ExplainedStep:
 
     def conflicts(self, k: int = 5) -> list[Conflict]:
         """The k pairs of examples that harmed each other most."""
+        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+            raise InputError(f"k must be a whole number of pairs, 0 or more, got {k!r}.")
         influence = self._influence()
         mutual = (influence + influence.T).triu(1)
         found = mutual.flatten().topk(min(k, mutual.numel()))

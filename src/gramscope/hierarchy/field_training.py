@@ -17,6 +17,7 @@ from jaxtyping import Float64, Int
 from numpy import ndarray
 
 from gramscope.base.errors import InputError
+from gramscope.hierarchy.fields import check_lr
 from gramscope.linalg import Dense, eigenvalues_top
 
 # Eigenvalues below this part of the largest count as rounding: Gram matrices often come from float32 features.
@@ -53,6 +54,7 @@ def field_step(
     >>> field_step(h, Q, np.ones((1, 1)), np.array([[-1.0], [0.0]]), 0.5).tolist()
     [[1.5], [0.25]]
     """
+    _check_step(field, overlap, readout, residual, lr)
     return field - lr * (overlap @ drive(field, readout, residual))
 
 
@@ -73,6 +75,7 @@ def activation_step(
     >>> activation_step(x, Q, np.ones((1, 1)), np.array([[-1.0], [0.0]]), 0.5).tolist()
     [[1.5], [0.0]]
     """
+    _check_step(activations, overlap, readout, residual, lr)
     moved = activations - lr * (activations > 0) * (overlap @ drive(activations, readout, residual))
     return np.maximum(moved, 0.0)
 
@@ -86,9 +89,41 @@ def safe_rate(gram: Float64[ndarray, "n n"], readout: Float64[ndarray, "C N"], b
     >>> safe_rate(np.diag([1.0, 4.0]), np.array([[0.5]]), batch=2)
     1.0
     """
+    _check_array(gram, "gram", "(n, n)")
+    _check_array(readout, "readout", "(C, N)")
+    if gram.shape[0] != gram.shape[1]:
+        raise InputError(f"gram must be square, the overlaps of n examples with themselves, got shape {gram.shape}.")
+    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+        raise InputError(f"batch must be a whole number of at least 1, the examples of one step, got {batch!r}.")
     top = min(largest_eigenvalue(gram), batch * float(gram.diagonal().max()))
     bound = top * float(np.linalg.norm(readout, 2)) ** 2
     return 1.0 / bound if bound > 0 else 1.0
+
+
+def _check_step(field: Any, overlap: Any, readout: Any, residual: Any, lr: float) -> None:
+    given = (("field", field), ("overlap", overlap), ("readout", readout), ("residual", residual))
+    for (name, array), wanted in zip(given, ("(n, N)", "(n, n)", "(C, N)", "(n, C)"), strict=True):
+        _check_array(array, name, wanted)
+    (n, width), outputs = field.shape, len(readout)
+    sizes = {"overlap": (n, n), "readout": (outputs, width), "residual": (n, outputs)}
+    for name, array in given[1:]:
+        if array.shape != sizes[name]:
+            raise InputError(
+                f"{name} must have shape {sizes[name]} for a field of {n} examples and {width} units with {outputs} "
+                f"outputs, got {array.shape}. A field has examples in rows and hidden units in columns."
+            )
+    check_lr(lr)
+
+
+def _check_array(array: Any, name: str, wanted: str) -> None:
+    if not isinstance(array, ndarray) or array.ndim != 2 or array.size == 0:
+        got = f"shape {array.shape}" if isinstance(array, ndarray) else type(array).__name__
+        raise InputError(f"{name} must be a numpy array of shape {wanted} with entries, got {got}.")
+    if not np.isfinite(array).all():
+        bad = int(np.count_nonzero(~np.isfinite(array)))
+        raise InputError(
+            f"{name} must be finite, but {bad} of {array.size} entries are not. Lower lr, or clean the data."
+        )
 
 
 def largest_eigenvalue(gram: Float64[ndarray, "n n"]) -> float:

@@ -6,7 +6,7 @@ out) makes a network with one number as its output, and every shape below loses 
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite, check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.hierarchy.chain import Chain, Weights, make_chain
+from gramscope.hierarchy.chain import Chain, Weights, check_tensor, make_chain
 from gramscope.hierarchy.concentration import class_metric
 from gramscope.hierarchy.reading import ADVICE, read_chain
 
@@ -86,6 +86,7 @@ class Fields:
         """
         chain, single = read_chain(module, readout)
         fields = cls.__new__(cls)
+        check_tensor(x, "x")
         flat = x.flatten(1) if x.dim() > 2 else x
         fields._build(chain, _checked_input(flat, chain), single=single)
         if readout is None:
@@ -150,6 +151,11 @@ class Fields:
             raise InputError(f"layer must be an int from {first} to {last}, got {layer!r}.")
         return layer
 
+    def _example(self, place: Any) -> int:
+        if not hasattr(place, "__index__") or not -self.n <= place < self.n:
+            raise InputError(f"an example must be an int from 0 to {self.n - 1}, its row in x, got {place!r}.")
+        return int(place)
+
     def _signal(self, layer: int) -> Float[Tensor, "n C N"]:
         signal = self._signals[self._layer(layer, 1)]
         assert signal is not None
@@ -205,7 +211,7 @@ class Fields:
     def projector(self, layer: int, mu: int, nu: int) -> Float[Tensor, "N N"]:
         """``P^ℓ_{μν} = D^ℓ_μ D^ℓ_ν``: for ReLU symmetric, PSD and idempotent."""
         slopes = self.slopes(layer)
-        return torch.diag(slopes[mu] * slopes[nu])
+        return torch.diag(slopes[self._example(mu)] * slopes[self._example(nu)])
 
     def _pairs(self, t: Float[Tensor, "n C m D"]) -> Tensor:
         return t[:, 0, :, 0] if self.single else t
@@ -266,7 +272,7 @@ class Fields:
         """The pullback Gram metric ``M^ℓ_{μν} = W^{ℓ+1,T} P^{ℓ+1}_{μν} W^{ℓ+1}``, ℓ = 0..L-1."""
         weight = self.chain.weights[self._layer(layer, 0, self.depth - 1)]
         slopes = self.slopes(layer + 1)
-        return torch.einsum("oi,o,oj->ij", weight, slopes[mu] * slopes[nu], weight)
+        return torch.einsum("oi,o,oj->ij", weight, slopes[self._example(mu)] * slopes[self._example(nu)], weight)
 
     def class_metric(
         self, layer: int, labels: Tensor | None = None, pairs: str | tuple[int, int] = "all", *, self_pairs: bool = True
@@ -315,6 +321,7 @@ def _gram(signals: Float[Tensor, "n C N"]) -> Float[Tensor, "n C n C"]:
 
 
 def _checked_input(x: Tensor, chain: Chain) -> Float[Tensor, "n N_0"]:
+    check_tensor(x, "x")
     check_plain(x, "x")
     width = chain.widths[0]
     if x.dim() != 2 or x.shape[1] != width:

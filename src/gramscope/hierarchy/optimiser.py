@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,8 +146,18 @@ def _step(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
             f"optimizer must take the model's gradients, but {type(optimizer).__name__} does not take all of them: "
             f"{error}. Give sparse embeddings and the other parameters an optimiser each, and explain them one by one."
         ) from error
-    # Under autocast the weights of before would be served again from its cache.
-    torch.clear_autocast_cache()
+
+
+@contextmanager
+def autocast_uncached() -> Iterator[None]:
+    """The user's autocast stays in force, but its cache, which would serve the weights of before a step again, is
+    neither read nor filled nor emptied: a loop that stands in one autocast trains on what is in it."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _formula(optimizer: Optimizer, group: dict[str, Any], state: Mapping[str, Any], fresh: bool) -> tuple[Any, Any]:

@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+from torch import Tensor
+
 if TYPE_CHECKING:
     from gramscope.hierarchy.explained import ExplainedStep
 
@@ -27,7 +30,7 @@ def _layers(axes: Any, step: "ExplainedStep") -> None:
 
 
 def _outputs(axes: Any, step: "ExplainedStep") -> None:
-    true, foretold = step.true.flatten().cpu(), step.predicted.flatten().cpu()
+    true, foretold = _array(step.true.flatten()), _array(step.predicted.flatten())
     low, high = float(min(true.min(), foretold.min())), float(max(true.max(), foretold.max()))
     axes.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
     axes.scatter(foretold, true, s=8, color=BLUE, alpha=0.6, linewidths=0)
@@ -40,8 +43,8 @@ def _examples(figure: Any, axes: Any, step: "ExplainedStep") -> None:
         axes.text(0.5, 0.5, "not defined: examples are coupled", ha="center", va="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
         return
-    shown = step.influence.cpu()
-    reach = float(shown.abs().max()) or 1.0
+    shown = _array(step.influence)
+    reach = float(abs(shown).max()) or 1.0
     image = axes.imshow(shown, cmap="RdBu_r", vmin=-reach, vmax=reach, interpolation="nearest", aspect="auto")
     figure.colorbar(image, ax=axes, label="loss change (blue helps)")
 
@@ -55,6 +58,11 @@ def _errors(axes: Any, step: "ExplainedStep") -> None:
     axes.margins(x=0.2)
     axes.invert_yaxis()
     axes.set(title="Where the prediction fails", xlabel="% of the true change of the outputs")
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    # matplotlib would make the array itself, by a call that numpy warns of.
+    return tensor.detach().double().cpu().numpy()
 
 
 def _pyplot() -> Any:

@@ -65,6 +65,7 @@ class Pullback(LinearOperator):
         """``A^ℓ_{μν}`` as a matrix, (N, N) or (C, N, C, N), by the backward recursion or by the closed form."""
         if form not in ("recursion", "closed"):
             raise InputError(f'form must be "recursion" or "closed", got {form!r}.')
+        mu, nu = self.fields._example(mu), self.fields._example(nu)
         dense = self._recursion(mu, nu) if form == "recursion" else self._closed(mu, nu)
         return dense[0, :, 0] if self.fields.single else dense
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
+from gramscope.kernels.dntk import ReadingOptions, Residual, naming_infinities, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, second_derivative
 from gramscope.kernels.kinks import Sides
@@ -161,7 +161,7 @@ def kink_crossings(
           relu: 1 of 1 (up 0, down 1, 1 foreseen)
     """
     _check_lr(lr)
-    watched, _, direction, _ = read_step(model, x, residual, probe, metric, Reading(**reading))
+    watched, _, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
 
@@ -196,9 +196,13 @@ def ntk_step(
         (True, 0)
     """
     _check_lr(lr)
-    options = Reading(**reading)
+    options = Reading.of(reading)
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
-    velocity = dense_velocity(Rows(watched, direction, graph), rates, memory)
+    with naming_infinities(watched, direction):
+        velocity = dense_velocity(Rows(watched, direction, graph), rates, memory)
+        graph = Graph(watched) if graph is None else graph
+        linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
+        curvature = 0.5 * second_derivative(watched, graph, direction, direction)
     real = watched.with_reading(kink="autograd", bandwidth=None)
     before = dense_kernel(Rows(real, None), rates, memory)
     after = real.at(-lr * direction)
@@ -209,9 +213,6 @@ def ntk_step(
         crossing = kernel_after - kept
     else:
         crossing = torch.zeros_like(kernel_after)
-    graph = Graph(watched) if graph is None else graph
-    linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
-    curvature = 0.5 * second_derivative(watched, graph, direction, direction)
     shape = (*watched.rows.shape, *watched.rows.shape)
     return NTKStep(
         lr=lr,
@@ -282,8 +283,11 @@ def _numbered(sites: list[SiteCrossings]) -> tuple[SiteCrossings, ...]:
 
 
 def _check_lr(lr: float) -> None:
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or not math.isfinite(lr):
-        raise InputError(f"lr must be a finite number, the size of the step, got {lr!r}.")
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr < math.inf:
+        raise InputError(
+            f"lr must be a finite number of at least 0, the size of the step, got {lr!r}. To climb, pass the residual "
+            "with the other sign."
+        )
 
 
 def _relative(part: Tensor, whole: Tensor) -> float:

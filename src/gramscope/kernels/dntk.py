@@ -6,7 +6,8 @@ with i = (example, output) and a diagonal learning-rate tensor λ. Neither dH (U
 step of residual ε moves θ along ``-v``, ``v = λ Jᵀε``, and everything of dH that a step feels is a derivative along v.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
@@ -14,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from gramscope.base.errors import InputError
+from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.progress import progress
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction
+from gramscope.kernels.graph import Graph, Tangent, _twice_forward, second_derivative, step_direction
 from gramscope.kernels.memory import free_memory
 from gramscope.kernels.rows import Rows, dense_velocity
 from gramscope.linalg import LinearOperator
@@ -100,11 +101,11 @@ def dntk_velocity(
         >>> dntk_velocity(model, x, torch.ones(2, 1)).abs().max().item()
         0.0
     """
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading(**reading))
+    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
     graph = Graph(watched) if graph is None else graph
-    second_derivative(watched, graph, direction, direction, check)
-    rows = Rows(watched, direction, graph)
-    velocity = -dense_velocity(rows, rates, memory)
+    with naming_infinities(watched, direction):
+        second_derivative(watched, graph, direction, direction, check)
+        velocity = -dense_velocity(Rows(watched, direction, graph), rates, memory)
     return velocity.reshape(*watched.rows.shape, *watched.rows.shape)
 
 
@@ -135,10 +136,11 @@ def dntk_velocity_operator(
         >>> bool(torch.allclose(operator.dense(), dntk_velocity(model, x, residual).reshape(4, 4), atol=1e-5))
         True
     """
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading(**reading))
+    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
     graph = Graph(watched) if graph is None else graph
-    second_derivative(watched, graph, direction, direction, check)
-    return NTKVelocityOperator(graph, graph.tangent(direction), rates)
+    with naming_infinities(watched, direction):
+        second_derivative(watched, graph, direction, direction, check)
+        return NTKVelocityOperator(graph, graph.tangent(direction), rates)
 
 
 @outside_inference_mode
@@ -171,9 +173,10 @@ def output_curvature(
         >>> output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (3 - 6η)² = 9 - 36η + 36η²
         36.0
     """
-    watched, graph, direction, _ = read_step(model, x, residual, probe, metric, Reading(**reading))
+    watched, graph, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
     graph = Graph(watched) if graph is None else graph
-    return 0.5 * second_derivative(watched, graph, direction, direction, check)
+    with naming_infinities(watched, direction):
+        return 0.5 * second_derivative(watched, graph, direction, direction, check)
 
 
 @outside_inference_mode
@@ -202,7 +205,7 @@ def dntk(
         >>> dntk(model, torch.randn(4, 2)).shape
         torch.Size([4, 1, 4, 1, 4, 1])
     """
-    options = Reading(**reading)
+    options = Reading.of(reading)
     at = Expansion(model, x, options)
     graph = Graph(at)
     rates = at.flat_rates(metric)
@@ -212,7 +215,8 @@ def dntk(
     _check_dense(sizes, at, memory)
     first, second = _directions(graph1, rates), _directions(graph2, rates) if graph2 is not graph1 else None
     total = first.sum(dim=1)
-    second_derivative(at, graph, total, total, check)
+    with naming_infinities(at, total):
+        second_derivative(at, graph, total, total, check)
     result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
     with progress("dNTK, direction", sizes[1]) as advance:
         for j in range(sizes[1]):
@@ -244,6 +248,24 @@ def _check_dense(sizes: list[int], at: Expansion, memory: int | None) -> None:
             f"the gradients of {at.cols.size} parameters, got {budget:,}. Take fewer examples or outputs, or the "
             "contracted forms dntk_velocity and output_curvature."
         )
+
+
+@contextmanager
+def naming_infinities(expansion: Expansion, direction: Float[Tensor, " p"]) -> Iterator[None]:
+    """Say of a second derivative that is infinite that it is: it fails the checks of torch's formulas, too."""
+    try:
+        yield
+    except UnsupportedError as error:
+        second = _twice_forward(expansion, direction, direction)
+        if second is None or bool(torch.isfinite(second).all()):
+            raise
+        bad = int((~torch.isfinite(second)).sum())
+        raise InputError(
+            f"second derivatives of the outputs must be finite, but {bad} of {second.numel()} are not along the step: "
+            "an operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has "
+            "at zero (and behind a ReLU or a clamp every unit that is off stands at zero). Keep it away from zero, or "
+            "take a power of 2 or more."
+        ) from error
 
 
 def read_step(

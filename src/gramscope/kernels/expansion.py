@@ -1,10 +1,11 @@
 """A network as a function of its parameters, ready to be differentiated twice and left untouched."""
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import wraps
+from dataclasses import dataclass, fields, replace
+from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -48,6 +49,14 @@ def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+@cache
+def load_forward_mode() -> None:
+    """Have torch compile its forward derivatives, which it does at their first use and warns of its own compiler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.func.jvp(torch.clone, (torch.zeros(1),), (torch.zeros(1),))
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a network is read: which outputs, which parameters, in what precision, and what σ'' of a kink means."""
@@ -57,6 +66,15 @@ class Reading:
     precision: Precision = None
     kink: Kink = "autograd"
     bandwidth: float | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Reading":
+        """A reading from keyword arguments of the caller, whose own name for them the user knows."""
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise UnsupportedError(f"there is no option {unknown[0]!r}; a network is read by {', '.join(known)}.")
+        return cls(**options)
 
     def __post_init__(self) -> None:
         if self.kink not in ("autograd", "distributional"):
@@ -76,6 +94,7 @@ class Expansion:
     """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it."""
 
     def __init__(self, model: nn.Module, x: Any, reading: Reading) -> None:
+        load_forward_mode()
         self.examples = count_examples(x)
         model, self.x = at_precision(model, x, reading.precision)
         self.reading = reading
@@ -181,6 +200,11 @@ class Expansion:
                 f"{tuple(flat.shape)}. Pass a dict by parameter name for numbers per layer."
             )
         check_finite(flat, "metric", "Learning rates are finite numbers.")
+        if bool((flat < 0).any()):
+            raise InputError(
+                f"metric must not be negative, but its least entry is {float(flat.min()):.3g}: a learning rate below "
+                "zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
+            )
         return flat.to(dtype=self.dtype, device=self.device)
 
     def sides(self) -> Sides:

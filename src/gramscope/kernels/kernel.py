@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.warned import undefined
 from gramscope.kernels.ntk import Reduce, ntk
 
 
@@ -38,26 +41,39 @@ class Kernel:
         return torch.linalg.eigvalsh(self._square().double()).flip(0)
 
     def effective_rank(self) -> float:
-        """``tr(K)² / tr(K²)``: how many directions the kernel spreads over, between 1 and its size."""
+        """``tr(K)² / tr(K²)``: how many directions the kernel spreads over, between 1 and its size.
+
+        NaN, with a warning, for a kernel that is zero.
+        """
         matrix = self._square().double()
+        if not bool(matrix.any()):
+            return undefined("an effective rank", "the kernel is zero")
         return float(matrix.trace() ** 2 / matrix.pow(2).sum())
 
     def alignment(self, other: "Kernel | Tensor") -> float:
-        """``⟨K, L⟩ / (|K| |L|)`` with another kernel of the same shape."""
+        """``⟨K, L⟩ / (|K| |L|)`` with another kernel of the same shape; NaN, with a warning, where one is zero."""
         a = self.matrix.double()
         b = _matrix(other.total if isinstance(other, Kernel) else other).double()
         if a.shape != b.shape:
             raise InputError(f"the other kernel must have shape {tuple(a.shape)} as a matrix, got {tuple(b.shape)}.")
+        if not bool(a.any()) or not bool(b.any()):
+            return undefined("an alignment", f"the {'kernel' if not bool(a.any()) else 'other kernel'} is zero")
         return float((a * b).sum() / (a.norm() * b.norm()))
 
     def target_alignment(self, targets: Tensor) -> float:
-        """Alignment with ``y yᵀ``, the targets centred over the examples; labels (n,) count as one-hot."""
-        y = _target_matrix(targets, self.examples)
-        y = y - y.mean(0)
+        """Alignment with ``y yᵀ``, the targets centred over the examples; labels (n,) count as one-hot.
+
+        NaN, with a warning, where the targets are the same for all examples.
+        """
+        given = _target_matrix(targets, self.examples)
+        y = given - given.mean(0)
+        if self.total.dim() == 4 and y.shape[1] != self.outputs:
+            raise InputError(f"targets must have {self.outputs} columns, one for each output, got {y.shape[1]}.")
+        # Rounding of the mean must not pass for a difference.
+        if float(y.abs().max()) <= 1e-14 * float(given.abs().max()):
+            return undefined("a target alignment", "the targets are the same for all examples")
         if self.total.dim() == 2:
             return self.alignment(y @ y.T)
-        if y.shape[1] != self.outputs:
-            raise InputError(f"targets must have {self.outputs} columns, one for each output, got {y.shape[1]}.")
         return self.alignment(torch.outer(y.flatten(), y.flatten()))
 
     def predict(
@@ -68,8 +84,17 @@ class Kernel:
         ``cross`` is the kernel between new examples (rows) and these (columns). For the linearised network after
         training, pass ``y - f₀`` as targets and add the initial outputs of the new examples.
         """
+        if not 0 <= ridge < float("inf"):
+            raise InputError(f"ridge must be a finite number of at least 0, got {ridge!r}.")
         new = _matrix(cross.total if isinstance(cross, Kernel) else cross).double()
         matrix = self._square().double()
+        if targets.dim() == 0 or len(targets) != self.examples:
+            raise InputError(
+                f"targets must have one row for each of the kernel's {self.examples} examples, got shape "
+                f"{tuple(targets.shape)}."
+            )
+        check_finite(targets, "targets", "Clean the data first.")
+        check_finite(new, "the cross kernel", "Look at the step where training diverged.")
         y = targets.double().reshape(self.examples, -1)
         stacked = y if self.total.dim() == 2 else y.reshape(-1, 1)
         if stacked.shape[0] != matrix.shape[0] or new.shape[1] != matrix.shape[0]:
@@ -93,6 +118,7 @@ class Kernel:
             raise InputError('shares need the full kernel, but this one is traced over outputs. Use reduce="none".')
         if not self.sites:
             raise InputError("shares need the kernel by site, but this one was made without. Use by_site=True.")
+        check_finite(residual, "residual", "Is there a NaN in the targets?")
         e = residual.double().reshape(-1).to(self.total.device)
         if len(e) != len(self.matrix):
             raise InputError(f"residual must have {len(self.matrix)} entries (examples x outputs), got {len(e)}.")
@@ -109,7 +135,7 @@ class Kernel:
         if order is not None:
             image = image[order][:, order]
         figure, axes = pyplot.subplots(figsize=(5, 4.2), layout="constrained")
-        shown = axes.imshow(image.cpu(), cmap="viridis", interpolation="nearest")
+        shown = axes.imshow(_array(image), cmap="viridis", interpolation="nearest")
         axes.set(title="Tangent kernel", xlabel="example", ylabel="example")
         figure.colorbar(shown, ax=axes, shrink=0.85)
         return figure
@@ -117,7 +143,7 @@ class Kernel:
     def plot_spectrum(self) -> Any:
         """Eigenvalues on logarithmic axes."""
         pyplot = _pyplot()
-        values = self.spectrum().cpu()
+        values = _array(self.spectrum())
         kept = values[values > 0]
         figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
         axes.loglog(range(1, len(kept) + 1), kept, marker=".", linewidth=1)
@@ -142,6 +168,7 @@ class Kernel:
         matrix = self.matrix
         if matrix.shape[0] != matrix.shape[1]:
             raise InputError(f"this needs a kernel of examples with themselves, got shape {tuple(matrix.shape)}.")
+        check_finite(matrix, "the kernel", "Look at the step where training diverged.")
         return matrix
 
 
@@ -176,9 +203,15 @@ def _matrix(tensor: Tensor) -> Float[Tensor, "rows cols"]:
 def _target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
     if targets.shape[0] != n:
         raise InputError(f"targets must have one row for each of the {n} examples, got {targets.shape[0]}.")
+    check_finite(targets, "targets", "Clean the data first.")
     if not targets.is_floating_point():
         return torch.nn.functional.one_hot(targets.long().reshape(n)).double()
     return targets.double().reshape(n, -1)
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    # matplotlib would make the array itself, by a call that numpy warns of.
+    return tensor.detach().double().cpu().numpy()
 
 
 def _pyplot() -> Any:

@@ -5,7 +5,9 @@ the absolute value ``2 r(z) - z``, a clamp ``lo + r(z - lo) - r(z - hi)``, an EL
 greatest entry is a choice of place instead. What σ'' of a ramp means is a choice:
 
 - ``Sides`` computes as torch does (σ'' = 0) and notes the side of every kink;
-- ``FixedSides`` replays sides noted elsewhere: the network without crossings, polynomial in its parameters;
+- ``FixedSides`` replays sides noted elsewhere: ``r(z)`` becomes ``m z``, m the mask of there. This is the network
+  without crossings, a polynomial of its parameters where all between the kinks is linear (the smooth part of a SELU is
+  not, and it alone goes on as it is: the held function has no jump of slope, but is no branch of SELU continued);
 - ``Smoothed`` convolves each ramp with a Gaussian of standard deviation h, so that σ'' has height 1/(h√(2π)).
 """
 

@@ -26,6 +26,7 @@ from gramscope.capture.network import (
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
+from gramscope.kernels.expansion import load_forward_mode
 from gramscope.kernels.written_out import WrittenOut
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -105,6 +106,7 @@ class Linearization:
         return result.reshape(vectors.shape[1], -1).T.to(self.dtype)
 
     def _forward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
+        load_forward_mode()
         here = tuple(p.detach() for p in self.parameters.values())
         try:
             with untouched(self._evaluation), plain_execution(), in_modes(self._modes):

@@ -24,6 +24,8 @@ def layer_rates(
     Numbers hold for all layers; a mapping gives one for each layer by module name. Linear and convolutional layers are
     known; any other parameter takes ``other``, or is refused by name.
 
+    Rates are finite and not negative: λ is a metric.
+
     Reference: PDLT (arXiv:2106.10165) equation (8.6).
 
     Example:
@@ -43,7 +45,7 @@ def layer_rates(
             elif isinstance(module, WEIGHTED) and name == "bias":
                 rates[full] = _rate(lambda_b, prefix, "lambda_b")
             elif other is not None:
-                rates[full] = float(other)
+                rates[full] = _positive(other, "other")
             else:
                 raise UnsupportedError(
                     f"parameter {full!r} of {type(module).__name__} ({tuple(parameter.shape)}) is neither the weight "
@@ -55,10 +57,16 @@ def layer_rates(
 
 def _rate(rates: float | Mapping[str, float], layer: str, what: str) -> float:
     if not isinstance(rates, Mapping):
-        return float(rates)
+        return _positive(rates, what)
     if layer not in rates:
         raise InputError(f"{what} must have an entry for layer {layer!r}, got {', '.join(map(repr, rates))}.")
-    return float(rates[layer])
+    return _positive(rates[layer], f"{what}[{layer!r}]")
+
+
+def _positive(rate: float, what: str) -> float:
+    if isinstance(rate, str) or not 0 <= (number := float(rate)) < float("inf"):
+        raise InputError(f"{what} must be a finite number of at least 0, a learning rate, got {rate!r}.")
+    return number
 
 
 def _fan_in(module: nn.Module) -> int:

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gramscope.kernels.dntk import ReadingOptions, dntk
+from gramscope.base.errors import InputError
+from gramscope.kernels.dntk import ReadingOptions, dntk, naming_infinities
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph
 
@@ -41,6 +42,7 @@ class TangentKernels:
     def __init__(self, model: nn.Module, *, metric: Rates = None, **reading: Unpack[ReadingOptions]) -> None:
         self.model, self.metric = model, metric
         self.reading: ReadingOptions = {"precision": "float64", **reading}
+        Reading.of(self.reading)
 
     @outside_inference_mode
     def initial(self, x: Any) -> Float[np.ndarray, "n C"]:
@@ -68,31 +70,38 @@ class TangentKernels:
     def curvature(self, x: Any, train: Any, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(x; a, b) Z^{ab}``: second derivatives along the eigenvectors of the symmetric part of Z."""
         graph, fitted = self._graph(x), self._graph(train)
+        _check_fits(pairs, "pairs", 2, fitted)
         values, vectors = np.linalg.eigh((pairs + pairs.T) / 2)
         total = np.zeros(graph.expansion.rows.size)
         for value, vector in zip(values, vectors.T, strict=True):
             if abs(value) > RANK * np.abs(values).max():
                 along = self._direction(fitted, vector)
-                total += value * _array(graph.tangent(along).jvp(along[:, None])[:, 0])
+                with naming_infinities(graph.expansion, along):
+                    total += value * _array(graph.tangent(along).jvp(along[:, None])[:, 0])
         return total
 
     @outside_inference_mode
     def transport(self, x: Any, train: Any, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(a; x, b) Z^{ab}``: one vector over the parameters, then J(x)."""
         graph, fitted = self._graph(x), self._graph(train)
+        _check_fits(pairs, "pairs", 2, fitted)
         left, values, right = np.linalg.svd(pairs)
         moved = torch.zeros(fitted.expansion.cols.size, dtype=fitted.expansion.dtype, device=fitted.expansion.device)
         for value, a, b in zip(values, left.T, right, strict=True):
             if value > RANK * values.max():
-                tangent = fitted.tangent(self._direction(fitted, b))
-                moved = moved + value * tangent.vjp(_column(a, fitted))[:, 0]
+                along = self._direction(fitted, b)
+                with naming_infinities(fitted.expansion, along):
+                    moved = moved + value * fitted.tangent(along).vjp(_column(a, fitted))[:, 0]
         return _array(graph.jvp(self._weighted(fitted, moved[:, None]))[:, 0])
 
     @outside_inference_mode
     def applied(self, x: Any, x2: Any, train: Any, vector: Float[np.ndarray, " v"]) -> Float[np.ndarray, "u w"]:
         """``Σ_a μ̂(x; x2, a) v^a``."""
         graph, other, fitted = self._graph(x), self._graph(x2), self._graph(train)
-        return _array(graph.tangent(self._direction(fitted, vector)).jvp(self._directions(other)))
+        _check_fits(vector, "vector", 1, fitted)
+        along = self._direction(fitted, vector)
+        with naming_infinities(graph.expansion, along):
+            return _array(graph.tangent(along).jvp(self._directions(other)))
 
     def _tensors(self, x: Any) -> Any:
         """Arrays become tensors in the type and on the device of the parameters."""
@@ -103,7 +112,7 @@ class TangentKernels:
         return torch.as_tensor(np.ascontiguousarray(x)).to(device=first.device, dtype=dtype)
 
     def _expansion(self, x: Any) -> Expansion:
-        return Expansion(self.model, self._tensors(x), Reading(**self.reading))
+        return Expansion(self.model, self._tensors(x), Reading.of(self.reading))
 
     def _graph(self, x: Any) -> Graph:
         return Graph(self._expansion(x))
@@ -122,6 +131,18 @@ class TangentKernels:
     def _weighted(self, graph: Graph, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         rates = graph.expansion.flat_rates(self.metric)
         return vectors if rates is None else rates[:, None] * vectors
+
+
+def _check_fits(array: Any, name: str, axes: int, fitted: Graph) -> None:
+    """Raise unless an array over the training outputs has their number on each of its axes."""
+    rows, outputs = fitted.expansion.rows.size, fitted.expansion.f.shape[1]
+    if np.shape(array) != (rows,) * axes:
+        raise InputError(
+            f"{name} must have shape {(rows,) * axes}, with the {rows} outputs of train on each axis "
+            f"({rows // outputs} examples x {outputs}, flattened), got {np.shape(array)}."
+        )
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} must be finite, but it has a NaN or an infinity. Look at what it was solved from.")
 
 
 def _column(vector: Float[np.ndarray, " v"], graph: Graph) -> Float[Tensor, "v 1"]:

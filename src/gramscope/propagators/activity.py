@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.forms import Outer
 from gramscope.linalg import contract
 from gramscope.propagators.global_ntk import GlobalNTK
-from gramscope.propagators.measures import random_modes, rayleigh
+from gramscope.propagators.measures import check_count, random_modes, rayleigh
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
 from gramscope.propagators.strand import ROLES
@@ -42,8 +43,7 @@ def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
     """
     joint = _joint_activity(g)
     n, steps, sites, width = g.axes.shape
-    if not 1 <= k <= min(joint.shape):
-        raise InputError(f"k must be between 1 and {min(joint.shape)}, got {k}.")
+    check_count(k, "k", min(joint.shape))
     left = torch.linalg.svd(joint, full_matrices=False).U[:, :k]
     return _spread(left, n, steps, sites, width)
 
@@ -82,8 +82,10 @@ def self_referential_bias(
     random = rayleigh(g.operator, _spread(noise, n, steps, sites, width))
     target = None
     if targets is not None:
-        if tuple(targets.shape[:2]) != (n, steps):
-            raise InputError(f"targets must have shape ({n}, {steps}, d), got {tuple(targets.shape)}.")
+        if not isinstance(targets, Tensor) or tuple(targets.shape[:2]) != (n, steps):
+            got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+            raise InputError(f"targets must be a tensor of shape ({n}, {steps}, d), got {got}.")
+        check_finite(targets, "targets", "They have no modes otherwise: clean the data first.")
         flat = targets.reshape(n * steps, -1).to(g.values)
         left, sizes, _ = torch.linalg.svd(flat, full_matrices=False)
         keep = int((sizes > 1e-10 * sizes.max()).sum()) if float(sizes.max()) > 0 else 0

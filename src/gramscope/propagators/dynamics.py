@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.measures import check_count
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
 from gramscope.propagators.segment import leaves_below
@@ -101,6 +103,8 @@ def scaled_response(g: GlobalNTK, q: Float[Tensor, " N"]) -> ScaledResponse:
     advance, (n, steps, sites, width) = _advance(g, "a scaled response")
     if q.shape != (g.axes.size,):
         raise InputError(f"q must have shape ({g.axes.size},) to match {g.axes!r}, got {tuple(q.shape)}.")
+    check_finite(q, "q", "A push has finite entries; its response may be as large as it likes.")
+    q = q.to(g.values)
     pushes = q.reshape(n, steps, sites, width)
     now = pushes.new_zeros(n, sites, width)
     scale = torch.full((n,), -torch.inf, dtype=torch.float64, device=q.device)
@@ -169,8 +173,7 @@ def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor,
     advance, (n, steps, sites, width) = _advance(g, "a Lyapunov spectrum")
     whole = sites * width
     count = whole if count is None else count
-    if not 1 <= count <= whole:
-        raise InputError(f"count must be between 1 and {whole}, the number of states of one step, got {count}.")
+    check_count(count, "count", whole, "the number of states of one step")
     basis, runs = _identity(g, n, sites, width), _valid(g, steps, n)
     sums = torch.zeros(n, whole, dtype=torch.float64, device=g.values.device)
     for t in range(steps):

@@ -189,5 +189,9 @@ class GlobalNTK:
 
     def split(self, vector: Float[Tensor, " N"]) -> dict[str, Tensor]:
         """A state vector as one tensor for each site, by name."""
+        if tuple(vector.shape) != (self.axes.size,):
+            raise InputError(
+                f"vector must have shape ({self.axes.size},) to match {self.axes!r}, got {tuple(vector.shape)}."
+            )
         parts = self.states.layout.split(vector[None])
         return {name: part[0] for name, part in zip(self.sites, parts, strict=True)}

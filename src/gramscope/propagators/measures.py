@@ -8,6 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.base.axes import Axes
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
 from gramscope.base.warned import undefined
@@ -67,6 +68,9 @@ def effective_dimension(matrix: Float[Tensor, "n m"], share: float = 0.95) -> fl
     """
     if not 0 < share <= 1:
         raise InputError(f"share must lie between 0 and 1, got {share}.")
+    if matrix.dim() != 2 or matrix.numel() == 0:
+        raise InputError(f"matrix must have rows and columns, got shape {tuple(matrix.shape)}.")
+    check_finite(matrix, "matrix", "It has no singular values otherwise: look at the step where training diverged.")
     weights = torch.linalg.svdvals(matrix.double()) ** 2
     total = float(weights.sum())
     if total == 0:
@@ -123,6 +127,8 @@ def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> 
     """``cos(h_0, h_t)`` of two state vectors; zero where one of them is zero."""
     if a.shape != b.shape:
         raise InputError(f"two state vectors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
+    for name, vector in (("a", a), ("b", b)):
+        check_finite(vector, name, "Look at the step where training diverged.")
     x, y = a.double().flatten(), b.double().flatten()
     return float(_cosine(x @ y, x @ x, y @ y))
 
@@ -276,10 +282,20 @@ def _places(name: Any, given: Any, op: LinearOperator, axis: str) -> Tensor:
 def random_modes(
     n: int, k: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
 ) -> Float[Tensor, "n k"]:
-    """``k`` random orthonormal modes of length ``n``, to compare others with."""
+    """``k`` random orthonormal modes of length ``n``, to compare others with; there are at most n."""
+    check_count(n, "n")
+    check_count(k, "k", n, "the length of a mode")
     rng = generator(child_seed(seed, "random_modes"))
     modes: Tensor = torch.linalg.qr(gaussian(n, k, rng=rng, dtype=dtype, device=device)).Q
     return modes
+
+
+def check_count(value: Any, name: str, most: int | None = None, why: str = "") -> None:
+    """Raise unless ``value`` is a whole number from 1 to ``most``."""
+    whole = not isinstance(value, bool) and hasattr(value, "__index__")
+    if not whole or value < 1 or (most is not None and value > most):
+        reach = "of at least 1" if most is None else f"between 1 and {most}{', ' + why if why else ''}"
+        raise InputError(f"{name} must be a whole number {reach}, got {value!r}.")
 
 
 def _require_square(op: LinearOperator, purpose: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.propagators.global_ntk import GlobalNTK
 
@@ -76,7 +77,11 @@ def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]
         value = loss(outputs)
         if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
             raise InputError(f"loss must return one differentiable number for outputs {tuple(outputs.shape)}.")
-        (gradient,) = torch.autograd.grad(value, outputs)
+        (gradient,) = torch.autograd.grad(value, outputs, allow_unused=True)
+    if gradient is None:
+        raise InputError("loss must depend on the outputs, but its value does not. Write it in terms of its argument.")
+    check_finite(value.detach(), "the loss", "The outputs are: look for NaN in the targets, or a logarithm of zero.")
+    check_finite(gradient, "the loss's gradient at the outputs", "The loss is: look for a root or a norm at zero.")
     return float(value.detach()), gradient.reshape(-1)
 
 
