@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import urllib.request
+import warnings
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_run(config, tmp_path):
         ("model.width=0", "model.width must be a whole number of at least 1, got 0"),
         ("optimiser.lr=abc", "optimiser.lr must be a finite number"),
         ("optimiser.betas=3", "[optimiser] has a value that does not fit"),
-        ("data.n=-300", "[data] has a value that does not fit"),
+        ("data.n=-300", "n must be a whole number of at least 1, got -300"),
         ("watch.out=3", "watch.out must be the path"),
         ("watch.measures=3", "watch.measures must be a name or a list"),
         ("watch.every=never", "every must be"),
@@ -92,6 +93,79 @@ def test_run_with_a_wrong_config(config, tmp_path, change, words):
     assert words in done.output
     assert len(done.output.strip().splitlines()) == 1, "one line"
     assert not (tmp_path / "run").exists(), "nothing half-made is left behind"
+
+
+def test_a_cnn_has_no_depth(config, tmp_path):
+    done = call("run", config, "--set", "model.name=cnn")
+    assert done.exit_code == 2
+    assert done.output == "Error: model.depth is no key that fits this model. It may be width.\n"
+    config.write_text(f'[model]\nname = "cnn"\nwidth = 2\n[train]\nsteps = 2\n[watch]\nmeasures = "loss"\n'
+                      f'out = "{tmp_path / "run"}"\n')  # fmt: skip
+    assert call("run", config).exit_code == 0
+    assert gs.open_run(tmp_path / "run").meta["config"]["model"] == {"name": "cnn", "width": 2}
+
+
+def test_more_than_the_data_has_is_noted(config):
+    done = call("run", config, "--set", "train.batch=1000000", "--set", "watch.probe=100000")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "Note: train.batch is 1,000,000, but the data has 128 training examples: all are taken." in said
+    assert "Note: watch.probe is 100,000 examples of each class, but the smallest class has" in said
+    assert "the probe has 128 examples in all." in said
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_training(config, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "else")
+    for out in ("/proc/x/y", tmp_path / "file" / "x", tmp_path / "dangling"):
+        done = call("run", config, "--set", f"watch.out={out}")
+        assert done.exit_code == 2, (out, done.output)
+        assert "Error: " in done.stderr
+        assert "Run:" not in done.output
+
+
+def test_nothing_is_trained_where_no_run_was_opened(config, tmp_path):
+    from gramscope.cli import training
+
+    with pytest.raises(gs.InputError, match="no run could be opened in"):
+        training._check_opened(tmp_path)
+    assert call("run", config).exit_code == 0
+    training._check_opened(tmp_path / "run")
+
+
+def test_a_divergence_is_told_in_a_few_lines(config):
+    changes = ["optimiser.name=sgd", "optimiser.lr=1e30", "train.loss=mse", "watch.measures=*", "watch.every=2"]
+    done = call("run", config, *(part for change in changes for part in ("--set", change)))
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert 1 <= len(lines) < 7, done.stderr
+    assert all(line.startswith("Warning: ") for line in lines)
+
+
+def test_a_warning_of_each_kind_is_told_and_the_others_are_counted(capsys):
+    from gramscope.cli import training
+
+    with training._briefly():
+        for step in (5, 10):
+            for measure in ("loss", "kernel"):
+                warnings.warn(f"the measure {measure!r} failed at step {step}", gs.record.WatchWarning, stacklevel=1)
+        warnings.warn("the disk is full", gs.record.WatchWarning, stacklevel=1)
+    assert capsys.readouterr().err.splitlines() == [
+        "Warning: the measure 'loss' failed at step 5",
+        "Warning: the disk is full",
+        "Warning: 3 more like these; the run has them all, and its report tells them.",
+    ]
+
+
+def test_a_warning_is_not_blamed_on_typer():
+    code = (
+        "import typer\nfrom gramscope.base.warned import warn\napp = typer.Typer()\n"
+        "@app.command()\ndef f(): pass\n"
+        "exec(compile('def g(): warn(chr(120))', 'x', 'exec'), space := {'warn': warn, '__name__': 'gramscope.x'})\n"
+        "app.command('g')(space['g'])\napp(['g'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.startswith("<string>:8: UserWarning: x"), done.stderr
 
 
 def strictly(text):
@@ -235,7 +309,13 @@ def test_verify_fails_on_a_wrong_kernel(monkeypatch):
     assert "FAILS" in done.output
 
 
-@pytest.mark.parametrize(("target", "words"), [("nothing", "module:callable"), ("no_such_module:f", "importable")])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nothing", "module:callable"),
+        ("no_such_module:f", "but it raised ModuleNotFoundError: No module named 'no_such_module'."),
+    ],
+)
 def test_verify_with_a_wrong_target(target, words):
     done = call("verify", target)
     assert done.exit_code == 2
@@ -248,7 +328,10 @@ def test_verify_with_a_wrong_target(target, words):
         ("def f():\n    raise ValueError('inside')", "but it raised ValueError: inside (mine.py, line 2)."),
         ("def f(width):\n    return width", "but it needs some: missing a required argument: 'width'"),
         ("1 / 0", "but it raised ZeroDivisionError: division by zero (mine.py, line 1)."),
-        ("def f(:", "but it raised SyntaxError"),
+        ("def f(:", "but it raised SyntaxError: invalid syntax (mine.py, line 1)."),
+        ("import json\ndef f():\n    json.loads('{')", "(mine.py, line 3)."),
+        ("import sys\ndef f():\n    sys.exit(7)", "but it called sys.exit(7) (mine.py, line 3)."),
+        ("import no_such_thing", "No module named 'no_such_thing' (mine.py, line 1)."),
     ],
 )
 def test_verify_tells_what_the_users_code_raised(tmp_path, code, words):

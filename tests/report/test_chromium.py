@@ -367,3 +367,22 @@ def test_the_live_page_follows(watched, tmp_path):
         seen.until("document.getElementById('status').textContent.includes('No answer')")
         assert seen.wrong == []
         assert all(url.startswith(server.url) for url in seen.asked)
+
+
+def test_many_runs_are_told_apart_by_colour_and_symbol(browser, tmp_path):
+    runs = []
+    for place in range(20):
+        runs.append(tmp_path / f"r{place}")
+        write_meta(runs[-1], f"r{place}")
+        for step in (0, 20_000):
+            append(runs[-1], step, {"loss": 1.0 + place}, {"kernel": np.eye(3)} if place == 0 else None)
+    seen = Watched(browser)
+    tab = seen.open(report(runs, tmp_path / "r.html"))
+    looks = tab.evaluate(
+        "document.querySelector('[data-panel=training] .plot').data.map(t => [t.line.color, t.marker.symbol])"
+    )
+    assert len({colour for colour, _ in looks}) == 16
+    assert len({tuple(look) for look in looks}) == 20
+    assert tab.locator("[data-panel=kernel] output").inner_text() == "20,000"
+    assert not seen.wrong
+    tab.close()

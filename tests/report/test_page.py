@@ -17,7 +17,7 @@ from gramscope.report import report
 from gramscope.report.figure import pooled, thinned
 from gramscope.report.opening import open_all
 from gramscope.report.page import fragment, gather, payload, script_json
-from gramscope.report.svg import write_svgs
+from gramscope.report.svg import COLOURS, write_svgs
 from gramscope.store import open_run
 from report.synthetic import HOSTILE, append, write_meta, write_run
 
@@ -277,6 +277,109 @@ def test_written_whole_or_not_at_all(two, tmp_path, monkeypatch):
         report(two[1], target)
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["r.html"]
+
+
+@pytest.mark.parametrize("name", ["scalars.jsonl", "meta.json", "writer.lock", "arrays/step_00000000.safetensors"])
+@pytest.mark.parametrize("other", [False, True])
+def test_the_files_of_a_run_are_not_written_over(two, tmp_path, name, other):
+    run = write_run(tmp_path / "a", steps=(0, 1))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    (tmp_path / "link").symlink_to(run)
+    for folder in (run, tmp_path / "link"):
+        with pytest.raises(InputError, match=r"out must not be a file of a run, but .* is one"):
+            report(two[0] if other else run, folder / name)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert report(run, run / "report.html").is_file(), "beside them it may lie"
+    assert report(run, tmp_path / "elsewhere" / name).is_file()
+
+
+def test_figures_that_cannot_be_written_cost_the_page_too(two, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=r"svg_dir must be a folder, but .*file is a file"):
+        report(two[0], tmp_path / "r.html", svg_dir=tmp_path / "file")
+    with pytest.raises(GramscopeError, match=r"writing the figures into .*file/svg failed"):
+        report(two[0], tmp_path / "r.html", svg_dir=tmp_path / "file" / "svg")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def kernel_panel(data):
+    return next(panel for panel in data["panels"] if panel["key"] == "kernel")
+
+
+def test_a_kernel_without_labels_is_not_called_sorted(tmp_path):
+    for name in "ab":
+        write_meta(tmp_path / name, name)
+        labels = {"kernel/labels": np.array([1, 0, 1])} if name == "b" else {}
+        append(tmp_path / name, 0, {"loss": 1.0}, {"kernel": np.diag([1.0, 2.0, 3.0]), **labels})
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    said = " ".join(elements.words)
+    (plot,) = kernel_panel(data)["plots"]
+    assert plot["x"]["title"] == plot["y"]["title"] == "example, in its own order"
+    assert "sorted by class" not in said
+    assert "A bright cell is a pair of examples" in said
+    assert "no labels beside the kernel" in said
+    _, elements, data = opened(report([tmp_path / "a", tmp_path / "b"], tmp_path / "r.html"))
+    titles = [plot["x"]["title"] for plot in kernel_panel(data)["plots"]]
+    assert titles == ["example, in its own order", "example, by class"]
+    assert "Where examples are sorted by class, bright blocks" in " ".join(elements.words)
+    _, elements, _ = opened(report(tmp_path / "b", tmp_path / "r.html"))
+    assert "Examples are sorted by class: bright blocks" in " ".join(elements.words)
+
+
+def heats(data, key):
+    panel = next(panel for panel in data["panels"] if panel["key"] == key)
+    return [mark for plot in panel["plots"] for frame in plot["frames"] for mark in frame if mark["kind"] == "heat"]
+
+
+def test_maps_of_several_runs_have_one_scale(two, tmp_path):
+    _, elements, data = opened(report(two, tmp_path / "r.html"))
+    scales = {(heat["low"], heat["high"]) for heat in heats(data, "linearity")}
+    assert len(heats(data, "linearity")) == 2
+    assert len(scales) == 1
+    assert "All runs are drawn on one scale of colours." in elements.words
+    many = [f"layer{place}" for place in range(30)]
+    runs = [write_run(tmp_path / n, lazy=n == "b", steps=(0, 5, 10), layers=many, seed=len(n)) for n in "ab"]
+    _, _, data = opened(report(runs, tmp_path / "r.html"))
+    for key in ("linearity", "shares", "gram"):
+        assert len({(heat["low"], heat["high"]) for heat in heats(data, key)}) == 1, key
+
+
+@pytest.mark.parametrize(("value", "scale"), [(1.0, (0.0, 1.0)), (-2.0, (-2.0, 0.0)), (0.0, (0.0, 1.0))])
+def test_a_map_of_one_number_has_a_scale_one_can_read(tmp_path, value, scale):
+    write_meta(tmp_path / "a", "a")
+    for step in (0, 1, 2):
+        linearity = {f"target_linearity/{layer}": value * (1 - step * 2e-16) for layer in (0, 2)}
+        append(tmp_path / "a", step, linearity, {"kernel": np.full((3, 3), value), "box": np.full((2, 2), value)})
+    _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html", svg_dir=tmp_path / "svg"))
+    for key in ("linearity", "kernel", "other-arrays"):
+        assert {(heat["low"], heat["high"]) for heat in heats(data, key)} == {scale}
+    assert f">{scale[1]:g}</text>" in (tmp_path / "svg" / "linearity-1.svg").read_text()
+
+
+def test_many_runs_have_colours_of_their_own(tmp_path):
+    runs = [write_run(tmp_path / f"r{place}", steps=(0, 1), seed=place) for place in range(12)]
+    text, elements, _ = opened(report(runs, tmp_path / "r.html", svg_dir=tmp_path / "svg"))
+    swatches = [a["class"] for tag, a in elements.tags if "swatch " in a.get("class", "")]
+    assert len(set(swatches)) == 12
+    for theme in (0, 1):
+        colours = [re.findall(rf"--c{place}: (#\w+);", text)[theme] for place in range(16)]
+        assert len(set(colours)) == 16
+        if theme == 0:
+            assert tuple(colours) == COLOURS, "the files have the colours of the page"
+    drawn = (tmp_path / "svg" / "kernel-moves-1.svg").read_text()
+    assert len({colour for colour in COLOURS if f'stroke="{colour}"' in drawn}) == 12
+
+
+def test_large_counts_are_written_like_large_steps(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    lines = (json.dumps({"step": s, "time": 0.0, "attempt": 0, "scalars": {"loss": 1.0}}) for s in range(2_345))
+    (tmp_path / "a" / "scalars.jsonl").write_text("\n".join(lines) + "\n")
+    _, elements, _ = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    said = " ".join(elements.words)
+    assert "over 2,345 records up to step 2,344." in said
+    assert "2,345 records, " in said
+    assert "2345" not in said
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

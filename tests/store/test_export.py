@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from gramscope.base.errors import UnsupportedError
+from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.store import Run, RunWriter, StoreError, export, open_run
 
 
@@ -86,3 +86,12 @@ def test_an_export_that_fails_leaves_nothing(run: Run, tmp_path: Path) -> None:
         export._whole(tmp_path / "old.csv", fails)
     assert (tmp_path / "old.csv").read_text() == "old"
     assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_a_file_of_a_run_is_not_written_over(run: Run) -> None:
+    before = (run.path / "scalars.jsonl").read_bytes()
+    for export_to in (run.to_csv, run.to_netcdf):
+        with pytest.raises(InputError, match=r"path must not be a file of a run, but .*scalars\.jsonl is one"):
+            export_to(run.path / "scalars.jsonl")
+    assert (run.path / "scalars.jsonl").read_bytes() == before
+    assert run.to_csv(run.path / "scalars.csv").is_file()

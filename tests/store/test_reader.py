@@ -155,6 +155,19 @@ def test_a_damaged_line_is_left_out_and_said_so(run_folder: Path) -> None:
         assert writer.attempt == 2
 
 
+def test_many_damaged_lines_are_one_warning(run_folder: Path) -> None:
+    with (run_folder / "scalars.jsonl").open("ab") as file:
+        file.write(b"rubbish\n" * 300)
+    told = r"300 lines of .*scalars\.jsonl are damaged \(the first is line 4: .*\)"
+    with pytest.warns(UserWarning, match=told) as said:
+        run = open_run(run_folder)
+    assert len(said) == 1
+    assert len(run.damaged) == 300
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.refresh()
+
+
 HOSTILE = [
     b"\n",
     b"null\n",

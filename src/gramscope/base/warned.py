@@ -15,6 +15,8 @@ _BETWEEN = {
     "transformers",
     "accelerate",
     "jaxtyping",
+    "typer",
+    "click",
 }
 
 

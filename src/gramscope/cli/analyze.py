@@ -17,6 +17,7 @@ from gramscope import spectra
 from gramscope.base.errors import InputError
 from gramscope.cli.printed import strict_json
 from gramscope.store.errors import disk_trouble
+from gramscope.store.meta import check_not_of_a_run
 
 SHOWN = 30  # rows of the table that a terminal gets; --out and --json have all
 
@@ -90,6 +91,7 @@ def analyze_checkpoint(path: Path, convention: str, out: Path | None, as_json: b
 
 
 def _write(frame: pd.DataFrame, out: Path) -> None:
+    check_not_of_a_run(out, "--out")
     temporary = out.with_name(out.name + ".part")
     with disk_trouble(f"writing the table {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)

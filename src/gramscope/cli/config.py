@@ -32,11 +32,12 @@ DATA: dict[str, Callable[..., Task]] = {
 OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"name": "digits"},
-    "model": {"name": "mlp", "width": 64, "depth": 3},
+    "model": {"name": "mlp", "width": 64},
     "optimiser": {"name": "sgd", "lr": 0.1},
     "train": {"steps": 400, "batch": 64, "seed": 0, "loss": "cross_entropy", "target_scale": 1.0},
     "watch": {"out": "runs/run", "every": 20, "probe": 20, "measures": "*", "layers": "*"},
 }
+MLP_DEPTH = 3  # no default of [model]: a cnn has none
 
 # Sections whose keys are all known here; those of the others belong to what their name picks.
 KEYS = {"train": tuple(DEFAULTS["train"]), "watch": (*DEFAULTS["watch"], "overhead")}
@@ -56,6 +57,9 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str,
     optimizer = _optimiser(config["optimiser"], model)
     options = config["watch"]
     out = _free(Path(options["out"]))
+    notes = _cut_down(config, task)
+    for note in notes:
+        console.print(f"Note: {note}", style="dim", markup=False)
     scope = train(
         model, task, optimizer, loss, steps=int(config["train"]["steps"]), batch=int(config["train"]["batch"]),
         seed=int(config["train"]["seed"]), out=out, every=options["every"], probe=task.balanced(int(options["probe"])),
@@ -67,7 +71,21 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str,
         f"Run: [bold]{out}[/bold] ({scope.count} steps, watching took {scope.overhead:.0%} of the training time)"
     )
     console.print(f"Now: gramscope report {shlex.quote(str(out))}", style="dim", markup=False, soft_wrap=True)
-    return {"run": str(out), "steps": scope.count, "scalars": last}
+    return {"run": str(out), "steps": scope.count, "scalars": last, "notes": notes}
+
+
+def _cut_down(config: dict[str, dict[str, Any]], task: Task) -> list[str]:
+    """What is asked for and the data has less of, in words."""
+    batch, probe, notes = config["train"]["batch"], config["watch"]["probe"], []
+    if batch > len(task.x):
+        notes.append(f"train.batch is {batch:,}, but the data has {len(task.x):,} training examples: all are taken.")
+    counts = torch.bincount(task.y, minlength=task.classes)
+    if probe > int(counts.min()):
+        notes.append(
+            f"watch.probe is {probe:,} examples of each class, but the smallest class has {int(counts.min()):,}: the "
+            f"probe has {int(counts.clamp(max=probe).sum()):,} examples in all."
+        )
+    return notes
 
 
 def _free(out: Path) -> Path:
@@ -104,14 +122,17 @@ def read_config(path: Path, changes: list[str]) -> dict[str, dict[str, Any]]:
             raise InputError(f"{section} in {path} must be a section, [{section}], got {keys!r}.")
         for key in keys if section in KEYS else ():
             _check_known(f"{section}.{key}", key, KEYS[section], f"key of [{section}]")
-    return {section: {**defaults, **given.get(section, {})} for section, defaults in DEFAULTS.items()}
+    config = {section: {**defaults, **given.get(section, {})} for section, defaults in DEFAULTS.items()}
+    if config["model"]["name"] == "mlp":
+        config["model"].setdefault("depth", MLP_DEPTH)
+    return config
 
 
 def _check_known(shown: str, name: str, known: Iterable[str], kind: str) -> None:
     """A misspelt name would leave its default in place unseen, so it is refused, with the names that are close."""
     names = list(known)
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+        close = difflib.get_close_matches(name, names, n=2, cutoff=0.65)
         advice = f"Did you mean {' or '.join(close)}?" if close else f"It may be {', '.join(names)}."
         raise InputError(f"{shown} is no {kind}. {advice}")
 
@@ -162,14 +183,14 @@ def _data(options: dict[str, Any]) -> Task:
 def _model(options: dict[str, Any], task: Task, seed: int) -> nn.Module:
     inputs, classes = task.x.shape[1], task.classes
 
-    def mlp(width: int = 64, depth: int = 3) -> nn.Module:
+    def mlp(width: int, depth: int) -> nn.Module:
         return tasks.mlp((inputs, *[width] * depth, classes), seed)
 
-    def cnn(width: int = 16, depth: int = 0) -> nn.Module:
+    def cnn(width: int) -> nn.Module:
         size = round(inputs**0.5)
         if size * size != inputs:
             raise InputError(f"a cnn needs square images, but this data has {inputs} inputs. Use model.name = 'mlp'.")
-        return tasks.cnn(seed, classes=classes, width=width, size=size)
+        return tasks.cnn(classes=classes, width=width, size=size, seed=seed)
 
     build, rest = _pick("model", {"mlp": mlp, "cnn": cnn}, options)
     return _built("model", build, **rest)

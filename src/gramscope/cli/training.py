@@ -1,8 +1,12 @@
 """Plain training of a network on a task under the watcher; shared by ``demo`` and ``run``."""
 
-from collections.abc import Callable
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from rich.console import Console
@@ -10,7 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.record import Scope
+from gramscope.base.errors import InputError
+from gramscope.record import Scope, WatchWarning
+from gramscope.store.records import META_FILE
 from gramscope.tasks import Task
 
 
@@ -23,9 +29,11 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), MofNCompleteColumn()
     with (
+        _briefly(),
         gs.watch(model, probe=probe, out=out, every=every, loss=loss, **options) as scope,
         Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress,
     ):
+        _check_opened(out)
         scope.use(optimizer)
         bar = progress.add_task(label, total=steps)
         for _ in range(steps):
@@ -38,6 +46,44 @@ def train(
             scope.step(loss=value)
             progress.advance(bar)
     return scope
+
+
+def _check_opened(out: Path) -> None:
+    """A watcher in a user's own loop trains on where nothing can be written; here the run is all that is asked for."""
+    if not (out / META_FILE).is_file():
+        raise InputError(
+            f"the folder of the run must be one that can be written, but no run could be opened in {out}. "
+            "Choose another."
+        )
+
+
+@contextmanager
+def _briefly() -> Iterator[None]:
+    """The watcher's warnings, each kind as one line: once a run diverges, every measure fails at every record."""
+    seen: set[str] = set()
+    more = 0
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def tell(
+            message: Warning | str, category: type[Warning], filename: str, lineno: int,
+            file: TextIO | None = None, line: str | None = None,
+        ) -> None:  # fmt: skip
+            nonlocal more
+            if not issubclass(category, WatchWarning):
+                others(message, category, filename, lineno, file, line)
+                return
+            kind = re.sub(r"'[^']*'|\d+", "", str(message))  # whatever measure and step it names
+            if kind in seen:
+                more += 1
+                return
+            seen.add(kind)
+            print(f"Warning: {message}", file=sys.stderr)
+
+        warnings.showwarning = tell
+        yield
+    if more:
+        print(f"Warning: {more} more like these; the run has them all, and its report tells them.", file=sys.stderr)
 
 
 @torch.no_grad()

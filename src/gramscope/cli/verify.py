@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from gramscope.capture.network import count_examples, evaluate, in_dtype, prepar
 from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.kernels.gradients import gradient_gram
 
+# Code that stands between us and the user's own, or is called by it.
+LIBRARIES = [Path(gs.__file__).parent, *(Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib"))]
 MOST_OUTPUTS = 32  # of each example: kernels over all outputs of a language model would not fit any machine
 
 
@@ -87,11 +90,22 @@ def _told(must: str) -> Iterator[None]:
         yield
     except GramscopeError:
         raise
+    except SystemExit as error:
+        raise InputError(f"{must}, but it called sys.exit({error.code!r}){_where(error)}.") from error
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = (str(error).splitlines() or [""])[0]
-        where = f"{Path(last.filename).name}, line {last.lineno}"
-        raise InputError(f"{must}, but it raised {type(error).__name__}: {text} ({where}).") from error
+        text = error.msg if isinstance(error, SyntaxError) else (str(error).splitlines() or [""])[0]
+        raise InputError(f"{must}, but it raised {type(error).__name__}: {text}{_where(error)}.") from error
+
+
+def _where(error: BaseException) -> str:
+    """The deepest line of the user's own code; of code that cannot be parsed, the line that is wrong."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({Path(error.filename).name}, line {error.lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if not frame.filename.startswith("<") and not any(map(path.is_relative_to, LIBRARIES)):
+            return f" ({path.name}, line {frame.lineno})"
+    return ""
 
 
 def _check_no_arguments(made: Callable[..., Any], target: str) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 MOST_POINTS = 1000  # of one line on the page; longer ones are thinned, and a note says so
 MOST_CELLS = 160  # rows and columns of a drawn matrix
+SMALLEST_SPAN = 1e-6  # of colours, relative to the numbers: below it a scale would show nothing but rounding
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,10 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Heat:
-    """A matrix of colours; rows are drawn from the top down, ``rows`` and ``columns`` say what they are."""
+    """A matrix of colours; rows are drawn from the top down, ``rows`` and ``columns`` say what they are.
+
+    Colours go from ``low`` to ``high``, by default the least and the largest number.
+    """
 
     name: str
     z: Numbers
@@ -78,15 +82,30 @@ class Heat:
     high: float | None = None
     unit: str = ""
 
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Where the colours begin and end; of numbers that are all one, from zero to them.
+
+        >>> Heat("all but rounding", np.array([[1.0, 1.0 - 1e-15]]), ["a"], ["x", "y"], None).scale
+        (0.0, 1.0)
+        """
+        finite = self.z[np.isfinite(self.z)]
+        low = self.low if self.low is not None else float(finite.min()) if len(finite) else 0.0
+        high = self.high if self.high is not None else float(finite.max()) if len(finite) else 1.0
+        if high / 2 - low / 2 > SMALLEST_SPAN * max(abs(low), abs(high)):  # halved, so that it cannot overflow
+            return low, high
+        return (min(low, 0.0), max(high, 0.0)) if low or high else (0.0, 1.0)
+
     def json(self, most: int = MOST_POINTS) -> dict[str, Any]:
+        low, high = self.scale
         return {
             "name": self.name,
             "z": packed(self.z),
             "rows": [_plain(value) for value in self.rows],
             "columns": [_plain(value) for value in self.columns],
             "run": self.run,
-            "low": _plain(self.low) if self.low is not None else None,
-            "high": _plain(self.high) if self.high is not None else None,
+            "low": low,
+            "high": high,
             "unit": self.unit,
         }
 

@@ -72,11 +72,13 @@ def _view(run: Run, name: str, index: int) -> RunView:
         [(record.step, measure, message) for record in records for measure, message in record.failures.items()],
     )
     if run.damaged:
-        lines = ", ".join(str(line) for line in run.damaged[:8]) + (", …" if len(run.damaged) > 8 else "")
+        lines = ", ".join(str(line) for line in run.damaged[:8]) + (
+            f", … ({len(run.damaged):,} in all)" if len(run.damaged) > 8 else ""
+        )
         view.notes.append(f"Damaged lines of scalars.jsonl are left out: {lines}.")
     superseded = sum(record.event == "step" for record in run.records) - len(records)
     if superseded:
         view.notes.append(
-            f"{superseded} records were superseded by a restart from an earlier checkpoint; the newest are shown."
+            f"{superseded:,} records were superseded by a restart from an earlier checkpoint; the newest are shown."
         )
     return view

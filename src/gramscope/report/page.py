@@ -24,6 +24,7 @@ from gramscope.report.summary import RULE, Words, compared, in_words
 from gramscope.report.svg import write_svgs
 from gramscope.report.view import RunView
 from gramscope.store.errors import disk_trouble
+from gramscope.store.meta import check_not_of_a_run
 
 HERE = Path(str(files("gramscope.report")))
 
@@ -38,7 +39,7 @@ def report(
     """Write one page about one run or several, to be read offline, and return its path.
 
     The page says in words whether the run is lazy or rich, which layer learns and what changed when, and draws all that
-    was recorded; panels without data are listed as left out. It is written whole or not at all.
+    was recorded; panels without data are listed as left out. It is written whole or not at all, after the figures.
 
     Args:
         runs: a run directory, an opened run (:func:`gramscope.store.open_run`), or several of them, to be overlaid.
@@ -61,13 +62,18 @@ def report(
     path = Path(out)
     if path.is_dir():
         raise InputError(f"out must be a file, got the directory {path}. Pass e.g. {path / 'report.html'}.")
+    check_not_of_a_run(path, "out")
+    if svg_dir is not None and Path(svg_dir).exists() and not Path(svg_dir).is_dir():
+        raise InputError(f"svg_dir must be a folder, but {svg_dir} is a file. Pass another path.")
     content = gather(open_all(runs))
     text = rendered(content, title)
+    # The page comes last: where it is new, all that was asked for is there.
+    if svg_dir is not None:
+        with disk_trouble(f"writing the figures into {svg_dir}"):
+            write_svgs(content.panels, Path(svg_dir))
     with disk_trouble(f"writing the report {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
-        if svg_dir is not None:
-            write_svgs(content.panels, Path(svg_dir))
     return path
 
 
@@ -171,7 +177,7 @@ def _run_line(view: RunView) -> Mapping[str, Any]:
         "name": view.name,
         "index": view.index,
         "model": view.meta.get("model", "unknown model"),
-        "records": len(view.steps),
+        "records": "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records",
         "when": str(view.meta.get("created", "unknown date"))[:16].replace("T", " "),
     }
 

@@ -186,7 +186,7 @@ def _outcome(view: RunView) -> list[str]:
         series = _first_of(view, names)
         if series is not None:
             said.append(f"{word} {change(series, say, view.steps[-1])}")
-    records = "1 record" if len(view.steps) == 1 else f"{len(view.steps)} records"
+    records = "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records"
     span = f"over {records} up to step {view.steps[-1]:,}"
     return [f"{'; '.join(said)}, {span}."] if said else [f"Watched {span}."]
 
@@ -339,7 +339,7 @@ def _not_finite(view: RunView) -> list[str]:
             grouped.setdefault(tuple(bad.tolist()), []).append(name)
     said = []
     for steps, names in grouped.items():
-        at = f"step {steps[0]:,.0f}" if len(steps) == 1 else f"{len(steps)} records, first at step {steps[0]:,.0f}"
+        at = f"step {steps[0]:,.0f}" if len(steps) == 1 else f"{len(steps):,} records, first at step {steps[0]:,.0f}"
         verb = "is not a finite number" if len(names) == 1 else "are not finite numbers"
         said.append(f"{_joined(names)} {verb} at {at}.")
     return said
@@ -357,7 +357,7 @@ def _failures(view: RunView) -> list[str]:
     said = []
     for (_, failed), found in grouped.items():
         names = list(dict.fromkeys(measure for measure, _ in found))
-        times = "" if len(failed) == 1 else f" and {len(failed) - 1} more"
+        times = "" if len(failed) == 1 else f" and {len(failed) - 1:,} more"
         what = "Measure" if len(names) == 1 else "Measures"
         said.append(f"{what} {_joined(names, 8)} failed at step {failed[0]:,}{times}: {found[0][1]}")
     return said

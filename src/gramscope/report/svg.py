@@ -15,7 +15,11 @@ from gramscope.report.figure import Colour, Heat, Line, Mark, Numbers, Panel, Pl
 from gramscope.report.scales import Scale, log_ticks, ticks
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 640, 70, 16, 34, 46
-COLOURS = ("#0969b5", "#c2410c", "#157f5b", "#8a3ab9", "#a16207", "#c0266f", "#0e7490", "#57606a")
+# Those of page.css in the light theme.
+COLOURS = (
+    "#0969b5", "#c2410c", "#157f5b", "#8a3ab9", "#a16207", "#c0266f", "#0e7490", "#57606a",
+    "#d100d1", "#69001e", "#003c00", "#2d0f96", "#9d7fae", "#1a2cff", "#4b9a00", "#f0435f",
+)  # fmt: skip
 DEPTHS = np.array([[158, 188, 218], [75, 110, 190], [66, 10, 104]], dtype=np.float64)
 # Viridis at nine places (CC0, by van der Walt and Smith).
 VIRIDIS = np.array(
@@ -158,13 +162,11 @@ def _ticks(scale: Scale) -> list[float]:
 
 
 def _heat(heat: Heat, box: Box) -> list[str]:
-    finite = heat.z[np.isfinite(heat.z)]
-    low = heat.low if heat.low is not None else float(finite.min()) if len(finite) else 0.0
-    high = heat.high if heat.high is not None else float(finite.max()) if len(finite) else 1.0
-    span = high - low if high > low else 1.0
+    low, high = heat.scale
+    shades = (heat.z / 2 - low / 2) / (high / 2 - low / 2)  # halved, so that nothing overflows
     body = [
         f'<image {_inside(box)} preserveAspectRatio="none" '
-        f'style="image-rendering:pixelated" href="data:image/png;base64,{_png((heat.z - low) / span)}"/>'
+        f'style="image-rendering:pixelated" href="data:image/png;base64,{_png(shades)}"/>'
     ]
     for names, start, end, most, across in (
         (heat.columns, box[0], box[2], 10, True),

@@ -101,7 +101,7 @@ class RunView:
                 self._loaded[step] = self.load(step)
             except GramscopeError as error:  # a damaged file costs one frame, not the page; the note names it
                 self._loaded[step] = {}
-                self.notes.append(f"The arrays of step {step} cannot be read: {error}")
+                self.notes.append(f"The arrays of step {step:,} cannot be read: {error}")
             # Panels ask name by name, so files are kept, but not more of them than memory can bear.
             while len(self._loaded) > 1 and self._kept() > self.bytes_kept:
                 del self._loaded[next(iter(self._loaded))]

@@ -10,6 +10,7 @@ import xarray as xr
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.store.errors import disk_trouble
+from gramscope.store.meta import check_not_of_a_run
 
 
 def to_csv(frame: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
@@ -52,6 +53,7 @@ def _for_netcdf3(array: xr.DataArray) -> xr.DataArray:
 
 def _whole(path: str | os.PathLike[str], write: Callable[[Path], object]) -> Path:
     path = Path(path)
+    check_not_of_a_run(path, "path")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_trouble(f"exporting to {path}"):
         try:

@@ -3,7 +3,7 @@
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -78,11 +78,27 @@ class Run:
             self.refresh()
             return True
         *lines, _ = data[overlap:].split(b"\n")
+        reasons = {}
         for line in lines:
-            self._take(line)
+            reason = self._take(line)
+            if reason:
+                reasons[self._lines] = reason
+        if reasons:
+            self._warn_of_damage(reasons)
         return changed or bool(lines)
 
-    def _take(self, line: bytes) -> None:
+    def _warn_of_damage(self, reasons: Mapping[int, str]) -> None:
+        """One warning however many lines: a damaged disk spoils them by the hundred."""
+        file, (first, reason) = self.path / SCALARS_FILE, next(iter(reasons.items()))
+        told = (
+            f"line {first} of {file} is damaged ({reason}) and is left out"
+            if len(reasons) == 1
+            else f"{len(reasons):,} lines of {file} are damaged (the first is line {first}: {reason}) and are left out"
+        )
+        warn(f"{told}; run.verify() lists all damage.")
+
+    def _take(self, line: bytes) -> str:
+        """Add a line; why it cannot be read, or nothing."""
         self._lines += 1
         self._offset += len(line) + 1
         self._last_line = line + b"\n"
@@ -90,13 +106,10 @@ class Run:
             record = decode_line(line)
         except DamagedLine as error:
             self.damaged.append(self._lines)
-            warn(
-                f"line {self._lines} of {self.path / SCALARS_FILE} is damaged ({error}) and is left out; "
-                "run.verify() lists all damage."
-            )
-            return
+            return str(error) or "no commit record"
         self.records.append(record)
         view_add(self._view, record)
+        return ""
 
     @property
     def name(self) -> str:

@@ -86,28 +86,30 @@ def table(family: Mapping[str, Series]) -> tuple[Numbers, Numbers]:
     return steps, rows
 
 
+Limits = tuple[float | None, float | None]
+
+
+def common_limits(families: Iterable[Mapping[str, Series]]) -> Limits:
+    """One scale for the colours of all runs: a colour must mean the same number in each.
+
+    It ends at the 98th percentile: one layer that leads must not darken all others.
+    """
+    values = [series.finite.values for family in families for series in family.values()]
+    finite = np.concatenate(values) if values else np.zeros(0)
+    return (float(finite.min()), float(np.percentile(finite, 98))) if len(finite) else (None, None)
+
+
 def heat_over_steps(
     title: str,
     what: str,
     view: RunView,
     family: Mapping[str, Series],
-    *,
-    bounds: tuple[float, float] | None = None,
+    limits: Limits,
 ) -> Plot:
-    """A row for each layer, a column for each step; on the scale of ``bounds`` where all values lie within.
-
-    Without bounds the colours end at the 98th percentile: one layer that leads must not darken all others.
-    """
+    """A row for each layer, a column for each step; ``limits`` come from all runs that are drawn beside each other."""
     steps, rows = table(family)
     chosen = spread(len(steps), MOST_COLUMNS)
-    finite = rows[np.isfinite(rows)]
     columns = [f"{step:.0f}" for step in steps[chosen].tolist()]
-    limits: tuple[float | None, float | None] = (None, None)
-    if bounds is None and len(finite):
-        limits = (float(finite.min()), float(np.percentile(finite, 98)))
-        limits = limits if limits[0] < limits[1] else (None, None)
-    elif bounds is not None and not ((finite < bounds[0] - 0.01) | (finite > bounds[1] + 0.01)).any():
-        limits = bounds
     heat = Heat(what, rows[:, chosen], list(family), columns, view.index, *limits)
     height = int(np.clip(120 + 26 * len(family), 220, 900))
     return Plot(title, Axis("optimiser step"), Axis("layer"), [[heat]], run=view.index, height=height)
@@ -150,10 +152,6 @@ def frame_places(steps: Sequence[int], control: Control) -> list[int | None]:
 
 def caption(views: Sequence[RunView], view: RunView, text: str) -> str:
     return f"{view.name}: {text}" if len(views) > 1 else text
-
-
-def facets(plots: Iterable[Plot | None]) -> list[Plot]:
-    return [plot for plot in plots if plot is not None]
 
 
 def number(value: float) -> str:

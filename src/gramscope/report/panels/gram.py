@@ -10,6 +10,7 @@ from gramscope.report.panels.drawing import (
     by_layer,
     caption,
     colours_of,
+    common_limits,
     few_in_legend,
     heat_over_steps,
     many,
@@ -36,10 +37,11 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         marks = _pairs(view, gram, covariance, colours)
         if marks:
             plots.append(_against(views, view, marks))
+    limits = common_limits(filter(many, correlations))
     for view, correlation in zip(views, correlations, strict=True):
         title = caption(views, view, "correlation of the two changes")
         if many(correlation):
-            plots.append(heat_over_steps(title, "correlation", view, correlation))
+            plots.append(heat_over_steps(title, "correlation", view, correlation, limits))
         elif correlation:
             lines = by_layer(view, correlation, colours)
             within = unit_range(lines)

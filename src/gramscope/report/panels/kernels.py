@@ -97,16 +97,18 @@ def matrix(views: Sequence[RunView]) -> Panel | None:
     notes: list[str] = []
     frames: dict[int, list[Heat]] = {}
     chosen: dict[int, list[int]] = {}
+    by_class: dict[int, bool] = {}  # whether all kernels of a run could be sorted
     for view in holding:
-        frames[view.index], chosen[view.index] = _frames(view, MOST_NUMBERS // len(holding), notes)
+        found = _frames(view, MOST_NUMBERS // len(holding), notes)
+        frames[view.index], chosen[view.index], by_class[view.index] = found
     control = step_control(chosen, "the kernel")
     if control is None:
         return None
     plots = [
         Plot(
             caption(views, view, "kernel of the probe examples"),
-            Axis("example, by class"),
-            Axis("example, by class"),
+            _example_axis(by_class[view.index]),
+            _example_axis(by_class[view.index]),
             [[heat] for heat in frames[view.index]],
             frame_places(chosen[view.index], control),
             run=view.index,
@@ -120,7 +122,7 @@ def matrix(views: Sequence[RunView]) -> Panel | None:
     return Panel(
         "kernel",
         MATRIX,
-        "Examples are sorted by class: bright blocks along the diagonal mean that the network treats a class as one.",
+        _how([by_class[view.index] for view in holding if frames[view.index]]),
         [_block_words(view, frames[view.index], chosen[view.index]) for view in holding if frames[view.index]],
         plots,
         control,
@@ -128,31 +130,50 @@ def matrix(views: Sequence[RunView]) -> Panel | None:
     )
 
 
-def _frames(view: RunView, budget: int, notes: list[str]) -> tuple[list[Heat], list[int]]:
+def _example_axis(by_class: bool) -> Axis:
+    return Axis("example, by class" if by_class else "example, in its own order")
+
+
+def _how(by_class: Sequence[bool]) -> str:
+    blocks = "bright blocks along the diagonal mean that the network treats a class as one."
+    if all(by_class):
+        return f"Examples are sorted by class: {blocks}"
+    pairs = "A bright cell is a pair of examples of which learning the one also moves the other."
+    return f"{pairs} Where examples are sorted by class, {blocks}" if any(by_class) else pairs
+
+
+def _frames(view: RunView, budget: int, notes: list[str]) -> tuple[list[Heat], list[int], bool]:
     steps = list(view.arrays("kernel"))
     view.arrays("kernel/labels")
     first = next((k for step in steps if (k := view.array("kernel", step)) is not None and k.ndim == 2), None)
     if first is None:
         view.taken_arrays -= {"kernel", "kernel/labels"}  # whatever it is, it is shown among the other arrays
-        return [], []
+        return [], [], False
     size = max(1, pooled(first)[0].size)
     wanted = shown_steps(steps, int(np.clip(budget // size, 2, 12)))
     if len(wanted) < len(steps):
-        notes.append(f"{view.name}: {len(wanted)} of {len(steps)} recorded kernels are on the page.")
+        notes.append(f"{view.name}: {len(wanted)} of {len(steps):,} recorded kernels are on the page.")
     found: list[Heat] = []
     kept: list[int] = []
+    by_class = True
     for step in wanted:
         kernel = view.array("kernel", step)
         if kernel is None or kernel.ndim != 2 or not kernel.size:
             continue
-        found.append(_heat(view, kernel, view.array("kernel/labels", step), notes))
+        labels = view.array("kernel/labels", step)
+        found.append(_heat(view, kernel, labels, notes))
+        by_class = by_class and _labels_fit(kernel, labels)
         kept.append(step)
-    return found, kept
+    return found, kept, by_class
+
+
+def _labels_fit(kernel: Numbers, labels: Numbers | None) -> bool:
+    return labels is not None and labels.ndim == 1 and kernel.shape == (len(labels), len(labels))
 
 
 def _heat(view: RunView, kernel: Numbers, labels: Numbers | None, notes: list[str]) -> Heat:
     names: list[str] | None = None
-    if labels is not None and labels.ndim == 1 and kernel.shape == (len(labels), len(labels)):
+    if labels is not None and _labels_fit(kernel, labels):
         order = np.argsort(labels, kind="stable")
         kernel, names = kernel[np.ix_(order, order)], [f"{value:g}" for value in labels[order].tolist()]
     drawn, block = pooled(kernel)
@@ -166,7 +187,7 @@ def _heat(view: RunView, kernel: Numbers, labels: Numbers | None, notes: list[st
     rows, columns = names[: kernel.shape[0] : block], names[: kernel.shape[1] : block]
     finite = drawn[np.isfinite(drawn)]
     low, high = (float(v) for v in np.percentile(finite, [1, 99])) if len(finite) else (0.0, 1.0)
-    return Heat("kernel", drawn, rows, columns, view.index, low, high if high > low else low + 1e-12)
+    return Heat("kernel", drawn, rows, columns, view.index, low, high)
 
 
 def _block_words(view: RunView, heats: Sequence[Heat], steps: Sequence[int]) -> str:
@@ -176,7 +197,7 @@ def _block_words(view: RunView, heats: Sequence[Heat], steps: Sequence[int]) -> 
         return f"{view.name}: kernels of {len(steps)} steps."
     return (
         f"{view.name}: within classes, apart from the diagonal, the kernel's mean is {number(first[0])} at step "
-        f"{steps[0]} (between classes {number(first[1])}) and {number(last[0])} at step {steps[-1]} "
+        f"{steps[0]:,} (between classes {number(first[1])}) and {number(last[0])} at step {steps[-1]:,} "
         f"(between classes {number(last[1])})."
     )
 

@@ -10,7 +10,7 @@ from gramscope.report.panels.drawing import (
     by_layer,
     caption,
     colours_of,
-    facets,
+    common_limits,
     heat_over_steps,
     many,
     mapped_note,
@@ -32,12 +32,13 @@ def shares(views: Sequence[RunView]) -> Panel | None:
     colours = colours_of(families)
     negative = [view.name for view, family in zip(views, families, strict=True) if _lowest(family) < -1e-3]
     mapped = [view.name for view, family in zip(views, families, strict=True) if many(family)]
+    limits = common_limits(filter(many, families))
     plots: list[Plot] = []
     for view, family in zip(views, families, strict=True):
         if not family:
             continue
         if many(family):
-            plots.append(heat_over_steps(caption(views, view, "shares"), "share", view, family))
+            plots.append(heat_over_steps(caption(views, view, "shares"), "share", view, family, limits))
             continue
         steps, rows = table(family)
         if view.name in negative:
@@ -107,7 +108,12 @@ def linearity(views: Sequence[RunView]) -> Panel | None:
     families = [view.family("target_linearity") for view in views]
     if not any(families):
         return None
-    plots = facets(_linearity_heat(views, view, family) for view, family in zip(views, families, strict=True))
+    limits = common_limits(families)
+    plots = [
+        heat_over_steps(caption(views, view, "target linearity"), "target linearity", view, family, limits)
+        for view, family in zip(views, families, strict=True)
+        if family
+    ]
     words = []
     for view, family in zip(views, families, strict=True):
         growth = {name: s.last - s.first for name, s in family.items() if len(s.finite.values)}
@@ -123,12 +129,7 @@ def linearity(views: Sequence[RunView]) -> Panel | None:
         "read each row from left to right, and the rows downwards through the network.",
         words,
         plots,
-    )
-
-
-def _linearity_heat(views: Sequence[RunView], view: RunView, family: Mapping[str, Series]) -> Plot | None:
-    return (
-        heat_over_steps(caption(views, view, "target linearity"), "target linearity", view, family) if family else None
+        notes=["All runs are drawn on one scale of colours."] if len(plots) > 1 else [],
     )
 
 
@@ -138,11 +139,12 @@ def flips(views: Sequence[RunView]) -> Panel | None:
         return None
     colours = colours_of(families)
     plots = []
+    limits = common_limits(filter(many, families))
     for view, family in zip(views, families, strict=True):
         if family:
             title = caption(views, view, "mask flips")
             if many(family):
-                plots.append(heat_over_steps(title, "mask flips", view, family))
+                plots.append(heat_over_steps(title, "mask flips", view, family, limits))
                 continue
             marks = by_layer(view, family, colours)
             whole = all(float(value).is_integer() for s in family.values() for value in s.finite.values.tolist())

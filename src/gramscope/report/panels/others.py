@@ -9,6 +9,7 @@ from gramscope.report.panels.drawing import (
     STEP,
     by_run,
     caption,
+    common_limits,
     few_in_legend,
     frame_places,
     heat_over_steps,
@@ -40,7 +41,7 @@ def scalars(views: Sequence[RunView]) -> Panel | None:
     for prefix, found in groups.items():
         if len(views) == 1 and many(found[0]):
             parts = {part or views[0].name: series for part, series in found[0].items()}
-            plots.append(heat_over_steps(prefix or "(no name)", prefix, views[0], parts))
+            plots.append(heat_over_steps(prefix or "(no name)", prefix, views[0], parts, common_limits([parts])))
             continue
         marks = few_in_legend(_many(views, found) if len(views) == 1 else by_run(views, found))
         plots.append(

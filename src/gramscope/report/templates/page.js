@@ -16,11 +16,14 @@
   const symbols = ["circle", "square", "diamond", "triangle-up", "x", "cross", "triangle-down", "star"];
 
   function colour([kind, value]) {
-    if (kind === "c") return css(`--c${value % 8}`);
+    if (kind === "c") return css(`--c${value % 16}`);
     const ends = depths[root.dataset.theme], place = Math.min(1, Math.max(0, value)) * 2;
     const low = Math.min(1, Math.floor(place)), rest = place - low;
     return `rgb(${ends[low].map((v, i) => Math.round(v + rest * (ends[low + 1][i] - v))).join(",")})`;
   }
+
+  // Sixteen colours, then they come again: another symbol goes with each, open in the second eight.
+  const symbol = (place) => symbols[(place + Math.floor(place / 16)) % 8] + (place % 16 > 7 ? "-open" : "");
 
   // Plotly reads its texts as a small HTML with %{…} inside; names of a run are neither.
   const text = (name) => String(name).replace(/[&<>%$]/g, (c) => `&#${c.charCodeAt(0)};`);
@@ -67,7 +70,7 @@
       line: { color: drawn, dash: mark.dash, width: mark.stacked ? 1 : 2 },
       fillcolor: mark.stacked ? drawn.replace("rgb(", "rgba(").replace(/\)$/, ",.75)") : undefined,
       marker: { color: drawn, size: mark.mode === "markers" && !few ? 4 : 6, opacity: mark.mode === "markers" && !few ? 0.6 : 1,
-        symbol: symbols[mark.colour[0] === "c" ? mark.colour[1] % symbols.length : 0] },
+        symbol: mark.colour[0] === "c" ? symbol(mark.colour[1]) : symbols[0] },
       hovertemplate: `%{x}: %{y:.4g}<extra>${short(mark.name)}</extra>`, hoverlabel: { namelength: 40 },
     };
   }
@@ -357,8 +360,9 @@
     const option = panel.control.options[position(panel)];
     if (control.type === "range") {
       control.max = panel.control.options.length - 1;
-      control.setAttribute("aria-valuetext", `step ${option}`);
-      section(panel).querySelector("output").textContent = option;
+      const step = Number(option).toLocaleString("en"); // as the words and the axes write it
+      control.setAttribute("aria-valuetext", `step ${step}`);
+      section(panel).querySelector("output").textContent = step;
     }
     control.value = position(panel);
   }
