@@ -51,7 +51,7 @@ def cases(device: torch.device) -> dict[str, Case]:
             100,
         ),
         "ResNet-18": Case(
-            lambda: tasks.resnet18(0).to(device),
+            lambda: tasks.resnet18().to(device),
             images.to(device),
             labels.to(device),
             128 if long else 32,

@@ -64,6 +64,21 @@ def test_low_rank_gives_zeros():
     assert torch.allclose(found.values, torch.tensor([12.0, 0.0, 0.0], dtype=torch.float64), atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("rows", "cols", "rank", "k"), [(12, 9, 2, 9), (9, 12, 1, 4), (5, 5, 4, 5), (7, 6, 0, 3)])
+def test_vectors_beyond_the_rank_are_orthonormal(rows, cols, rank, k, dtype):
+    matrix = decaying(rows, cols, 0.5, 7)[:, :rank] @ decaying(rank, cols, 0.5, 8) if rank else torch.zeros(rows, cols)
+    matrix = matrix.to(dtype)
+    found = randomised_svd(Dense(matrix), k)
+    tol = 1e-12 if dtype == torch.float64 else 1e-5
+    for vectors in (found.left, found.right):
+        assert vectors.dtype == dtype
+        torch.testing.assert_close(vectors.mT @ vectors, torch.eye(k, dtype=dtype), rtol=0, atol=tol)
+    torch.testing.assert_close(found.values, torch.linalg.svdvals(matrix.double())[:k], rtol=tol, atol=tol)
+    torch.testing.assert_close(matrix @ found.right, found.left * found.values.to(dtype), rtol=0, atol=tol)
+    assert found.all_converged
+
+
 @pytest.mark.parametrize("side", ["reverse", "forward"])
 def test_one_sided_trace_is_unbiased_with_an_honest_error(side):
     matrix = decaying(30, 50, 0.3, 2)

@@ -8,6 +8,7 @@ from gramscope.tasks.line_attractor import line_attractor
 from gramscope.tasks.memory_pro import memory_pro
 from gramscope.tasks.modular import modular, modular_transformer
 from gramscope.tasks.parity import parity
+from gramscope.tasks.swiss_roll import swiss_roll
 
 SEQUENCES = {"memory_pro": memory_pro, "flip_flop": flip_flop, "line_attractor": line_attractor, "parity": parity}
 
@@ -75,6 +76,9 @@ def test_modular_can_be_learnt():
     "call",
     [
         lambda: memory_pro(0),
+        lambda: memory_pro(delay=-1),
+        lambda: memory_pro(fixation=-2),
+        lambda: swiss_roll(1),
         lambda: flip_flop(rate=2.0),
         lambda: flip_flop(bits=0),
         lambda: line_attractor(steps=0),

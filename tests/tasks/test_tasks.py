@@ -1,7 +1,10 @@
 """Data sets and models that ship: seeded, shaped, and read from files without a download."""
 
 import gzip
+import inspect
 import struct
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -87,17 +90,65 @@ def test_seeded_without_touching_the_global_stream(make):
     assert set(one.y.tolist()) == set(range(one.classes))
 
 
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (tasks.digits, 1797),
+        (lambda test: tasks.heaviside(n=50, test=test), None),
+        (lambda test: tasks.teacher_student(n=50, test=test), None),
+    ],
+)
+def test_what_is_held_out(make, count):
+    for test in (0, 1, 7):
+        task = make(test=test)
+        assert len(task.y) == (50 if count is None else count - test)
+        assert len(task.y_test) == len(task.x_test) == test
+        assert len(task.x) == len(task.y)
+    with pytest.raises(InputError, match="test must be a whole number of at least 0, got -1"):
+        make(test=-1)
+
+
+@pytest.mark.parametrize("test", [1797, 5000])
+def test_holding_out_every_digit_is_refused(test):
+    with pytest.raises(InputError, match=f"less than the 1797 examples there are.*got {test}"):
+        tasks.digits(test=test)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tasks.teacher_student(n=0),
+        lambda: tasks.teacher_student(hidden=0),
+        lambda: tasks.heaviside(inputs=0),
+        lambda: tasks.mlp(()),
+        lambda: tasks.mlp((3,)),
+        lambda: tasks.mlp((3, 0, 2)),
+    ],
+)
+def test_empty_tasks_and_networks_are_refused(call):
+    with pytest.raises(InputError, match="must"):
+        call()
+
+
+def test_digits_leave_pythons_random_numbers_alone():
+    code = (
+        "import random, gramscope.tasks as t; random.seed(3); before = random.getstate(); t.digits(); "
+        "assert random.getstate() == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)  # scikit-learn draws when it is first imported
+
+
 MODELS = {
-    "cnn": (lambda seed: tasks.cnn(seed, size=8), torch.randn(3, 64), (3, 10)),
-    "resnet18": (lambda seed: tasks.resnet18(seed, width=4), torch.randn(3, 3, 16, 16), (3, 10)),
+    "cnn": (lambda seed: tasks.cnn(size=8, seed=seed), torch.randn(3, 64), (3, 10)),
+    "resnet18": (lambda seed: tasks.resnet18(width=4, seed=seed), torch.randn(3, 3, 16, 16), (3, 10)),
     "transformer": (
-        lambda seed: tasks.transformer(seed, 11, 6, 5, width=8, heads=2),
+        lambda seed: tasks.transformer(11, 6, 5, width=8, heads=2, seed=seed),
         torch.randint(0, 11, (3, 6)),
         (3, 5),
     ),
-    "rnn": (lambda seed: tasks.recurrent(seed, "rnn", 2, 5, 3), torch.randn(3, 7, 2), (3, 7, 3)),
-    "gru": (lambda seed: tasks.recurrent(seed, "gru", 2, 5, 3), torch.randn(3, 7, 2), (3, 7, 3)),
-    "lstm": (lambda seed: tasks.recurrent(seed, "lstm", 2, 5, 3), torch.randn(3, 7, 2), (3, 7, 3)),
+    "rnn": (lambda seed: tasks.recurrent("rnn", 2, 5, 3, seed=seed), torch.randn(3, 7, 2), (3, 7, 3)),
+    "gru": (lambda seed: tasks.recurrent("gru", 2, 5, 3, seed=seed), torch.randn(3, 7, 2), (3, 7, 3)),
+    "lstm": (lambda seed: tasks.recurrent("lstm", 2, 5, 3, seed=seed), torch.randn(3, 7, 2), (3, 7, 3)),
     "mlp": (lambda seed: tasks.mlp((4, 5, 2), seed), torch.randn(3, 4), (3, 2)),
 }
 
@@ -113,6 +164,18 @@ def test_models(name):
     assert not torch.equal(build(4).eval()(x), one(x))
 
 
+@pytest.mark.parametrize("build", [tasks.cnn, tasks.resnet18, tasks.transformer, tasks.recurrent, tasks.mlp])
+def test_a_model_shows_the_seed_it_takes(build):
+    parameters = inspect.signature(build).parameters
+    assert list(parameters)[-1] == "seed"
+    assert parameters["seed"].default == 0
+
+
+def test_first_arguments_are_those_of_the_network():
+    assert tasks.cnn(3, 7, width=4)[-1].out_features == 7
+    assert tasks.cnn(size=9)(torch.randn(2, 81)).shape == (2, 10)
+
+
 def test_an_unknown_cell():
     with pytest.raises(ValueError, match="kind must be one of"):
-        tasks.recurrent(0, "elman", 1, 1, 1)
+        tasks.recurrent("elman", 1, 1, 1)

@@ -15,6 +15,8 @@ def are_adjoint(a: LinearOperator, b: LinearOperator) -> bool:
         return a.symmetric
     if isinstance(a, Scaled) and isinstance(b, Scaled):
         return bool(a.scalar == b.scalar) and are_adjoint(a.operator, b.operator)
+    if isinstance(a, Composition) and isinstance(b, Composition) and len(a.factors) == len(b.factors):
+        return all(are_adjoint(x, y) for x, y in zip(a.factors, reversed(b.factors), strict=True))
     return (isinstance(a, Adjoint) and a.operator is b) or (isinstance(b, Adjoint) and b.operator is a)
 
 
@@ -138,7 +140,7 @@ class Sum(LinearOperator):
 class Composition(LinearOperator):
     """A product ``A₁ A₂ ... A_m``, applied from the right and never multiplied out.
 
-    It is symmetric if it reads the same transposed: ``A Aᵀ``, ``A S Aᵀ`` with symmetric ``S``.
+    It is symmetric if, numbers aside, it reads the same transposed: ``A Aᵀ``, ``A S Aᵀ`` with symmetric ``S``.
 
     >>> import torch
     >>> from gramscope.linalg import Dense, Diagonal
@@ -185,7 +187,19 @@ def _require_composable(left: LinearOperator, right: LinearOperator) -> None:
 
 
 def _reads_same_transposed(factors: tuple[LinearOperator, ...]) -> bool:
-    return all(are_adjoint(a, b) for a, b in zip(factors, reversed(factors), strict=True))
+    bare = tuple(_without_numbers(factors))
+    return all(are_adjoint(a, b) for a, b in zip(bare, reversed(bare), strict=True))
+
+
+def _without_numbers(factors: tuple[LinearOperator, ...]) -> Iterator[LinearOperator]:
+    """The factors without the numbers before them, which may stand anywhere: ``c (A B)`` is A, B."""
+    for factor in factors:
+        while isinstance(factor, Scaled):
+            factor = factor.operator
+        if isinstance(factor, Composition):
+            yield from _without_numbers(factor.factors)
+        else:
+            yield factor
 
 
 def _flattened(operators: tuple[LinearOperator, ...], kind: type[LinearOperator]) -> Iterator[LinearOperator]:

@@ -6,9 +6,13 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import InputError
+from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole
 from gramscope.linalg.lanczos import default_tolerance
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
 from gramscope.linalg.orthogonal import inner, norms
+from gramscope.linalg.scale import column_scales, near_one
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,14 @@ def conjugate_gradient(
     >>> solution.x.tolist(), solution.all_converged
     ([1.0, 0.5], True)
     """
-    require_symmetric(op, "conjugate_gradient")
-    if preconditioner is not None:
-        require_symmetric(preconditioner, "conjugate_gradient's preconditioner")
-    columns = b[:, None] if b.ndim == 1 else b
-    op._check_operand(columns, ndim=2)
+    given = b[:, None] if b.ndim == 1 else b
+    _require_system(op, given, preconditioner)
     tol = default_tolerance(op.dtype) if tol is None else tol
     max_iter = 10 * op.cols.size if max_iter is None else max_iter
+    require_tolerance(tol)
+    require_whole(0, max_iter=max_iter)
+    scales = column_scales(given).to(op.dtype)
+    columns = given / scales
     sizes = norms(columns)
     x, residual = torch.zeros_like(columns), columns.clone()
     iterations = torch.zeros(columns.shape[1], dtype=torch.long, device=op.device)
@@ -83,6 +88,10 @@ def conjugate_gradient(
         # A sweep that did not halve the true residual has reached what rounding allows.
         may_go_on = (after > tol * sizes[at]) & (after < before / 2) & ~negative[at] & (iterations[at] < max_iter)
         open_columns[at] = may_go_on
+    if bool((scales != 1).any()):
+        # The numbers returned may no longer fit the dtype although those divided by a power of two did.
+        x = x * scales
+        residual, products = (given - op.matmat(x)) / scales, products + x.shape[1]
     relative = norms(residual) / torch.where(sizes > 0, sizes, 1.0)
     return Solution(
         x=x[:, 0] if b.ndim == 1 else x,
@@ -94,6 +103,16 @@ def conjugate_gradient(
     )
 
 
+def _require_system(op: LinearOperator, b: Float[Tensor, "n k"], preconditioner: LinearOperator | None) -> None:
+    require_operator(op, "conjugate_gradient")
+    require_symmetric(op, "conjugate_gradient")
+    if preconditioner is not None:
+        require_operator(preconditioner, "conjugate_gradient's preconditioner")
+        require_symmetric(preconditioner, "conjugate_gradient's preconditioner")
+    op._check_operand(b, ndim=2)
+    check_finite(b, "b", "Nothing solves A x = b there; look for where it was divided by zero or overflowed.")
+
+
 def _sweep(
     op: LinearOperator,
     preconditioner: LinearOperator | None,
@@ -102,9 +121,11 @@ def _sweep(
     budget: int,
 ) -> Solution:
     """Plain conjugate gradients from zero, trusting the recurrence, at most ``budget`` steps a column."""
-    x, residual = torch.zeros_like(b), b.clone()
+    x, residual, scale = torch.zeros_like(b), b.clone(), 1.0
     direction = _preconditioned(preconditioner, residual)
-    slope = inner(residual, direction)
+    if preconditioner is not None:  # a multiple of M makes the same steps
+        preconditioner, direction, _ = near_one(preconditioner, direction)
+    slope = _slope(preconditioner, residual, direction)
     steps = torch.zeros(b.shape[1], dtype=torch.long, device=b.device)
     negative = torch.zeros_like(steps, dtype=torch.bool)
     live, products = norms(residual) > target, 0
@@ -114,6 +135,8 @@ def _sweep(
             break
         image = op.matmat(direction[:, at])
         require_finite(image, op)
+        if products == 0:
+            op, image, scale = near_one(op, image)
         products += len(at)
         curvature = inner(direction[:, at], image)
         negative[at] = curvature <= 0
@@ -124,21 +147,25 @@ def _sweep(
         residual[:, at] -= length * image
         steps[at] += 1
         steepest = _preconditioned(preconditioner, residual[:, at])
-        new_slope = inner(residual[:, at], steepest)
+        new_slope = _slope(preconditioner, residual[:, at], steepest)
         direction[:, at] = steepest + (new_slope / slope[at]).to(b.dtype) * direction[:, at]
         slope[at] = new_slope
         live[at] = norms(residual[:, at]) > target[at]
-    return Solution(x, norms(residual), steps, ~live & ~negative, negative, products)
+    return Solution(x / scale, norms(residual), steps, ~live & ~negative, negative, products)
 
 
 def _preconditioned(preconditioner: LinearOperator | None, residual: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    if preconditioner is None:
-        return residual.clone()
-    steepest = preconditioner.matmat(residual)
+    return residual.clone() if preconditioner is None else preconditioner.matmat(residual)
+
+
+def _slope(
+    preconditioner: LinearOperator | None, residual: Float[Tensor, "n k"], steepest: Float[Tensor, "n k"]
+) -> Float64[Tensor, " k"]:
+    """``rᵀ M r``, which must be positive."""
     slope = inner(residual, steepest)
-    if bool(((slope <= 0) & (norms(residual) > 0)).any()):
-        raise ValueError(
+    if preconditioner is not None and bool(((slope <= 0) & (norms(residual) > 0)).any()):
+        raise InputError(
             f"the preconditioner M must be positive definite, got rᵀ M r = {float(slope.min()):.3g}. "
             "Use one that approximates the inverse of the operator, e.g. Diagonal(1 / diagonal)."
         )
-    return steepest
+    return slope

@@ -7,11 +7,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import child_seed, gaussian, generator
+from gramscope.base.errors import InputError
+from gramscope.base.rng import gaussian
+from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole, stream
 from gramscope.linalg.contraction import contract
 from gramscope.linalg.lanczos import RitzPairs, default_tolerance
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
 from gramscope.linalg.orthogonal import gram, norms, orthonormal_columns
+from gramscope.linalg.scale import near_one
 
 End = Literal["largest", "smallest", "both"]
 
@@ -76,6 +79,7 @@ def eigenvalues_top(
     >>> eigenvalues_top(op, 1, end="both").values.round(decimals=8).tolist()
     [3.0, -1.0]
     """
+    require_operator(op, "eigenvalues_top")
     require_symmetric(op, "eigenvalues_top")
     n = op.cols.size
     _require_count(n, k, end, oversample)
@@ -84,15 +88,17 @@ def eigenvalues_top(
     width = min(n, block * sides)
     limit = _width_limit(width, max_basis)
     tol = default_tolerance(op.dtype) if tol is None else tol
-    rng = generator(child_seed(seed, "eigenvalues_top"))
-    fresh = gaussian(n, width, rng=rng, dtype=op.dtype, device=op.device)
+    require_tolerance(tol)
+    fresh = gaussian(n, width, rng=stream(seed, "eigenvalues_top"), dtype=op.dtype, device=op.device)
     space = _Subspace(fresh[:, :0], fresh[:, :0], torch.zeros((0, 0), dtype=torch.float64, device=op.device))
-    iterations, products = 0, 0
+    iterations, products, scale = 0, 0, 1.0
     while True:
         fresh = orthonormal_columns(fresh, space.basis)
         if fresh.shape[1]:
             image = op.matmat(fresh)
             require_finite(image, op)
+            if iterations == 0:
+                op, image, scale = near_one(op, image)
             space = space.extended(fresh, image)
             iterations, products = iterations + 1, products + fresh.shape[1]
         values, small = space.ritz()
@@ -104,7 +110,7 @@ def eigenvalues_top(
         done = not bool(open_pairs[torch.isin(tracked, wanted)].any())
         # Without fresh directions the space is invariant to rounding, and more blocks would add nothing.
         if done or iterations >= max_iter or fresh.shape[1] == 0:
-            return _verified(op, space, values[wanted], small[:, wanted], bound, iterations, products)
+            return _verified(op, space, values[wanted], small[:, wanted], bound, scale, iterations, products)
         if space.basis.shape[1] + int(open_pairs.sum()) > limit:
             kept = _at_ends(len(values), limit // 2 // sides, end)
             space = space.rotated(small[:, kept], values[kept])
@@ -117,6 +123,7 @@ def _verified(
     values: Float64[Tensor, " k"],
     small: Float64[Tensor, "width k"],
     bound: float,
+    scale: float,
     iterations: int,
     products: int,
 ) -> RitzPairs:
@@ -124,9 +131,9 @@ def _verified(
     vectors = _combine(space.basis, small)
     residuals = norms(op.matmat(vectors) - vectors * values.to(op.dtype))
     return RitzPairs(
-        values=values,
+        values=values * scale,
         vectors=vectors,
-        residuals=residuals,
+        residuals=residuals * scale,
         converged=residuals <= bound,
         iterations=iterations,
         products=products + len(values),
@@ -157,12 +164,17 @@ def _width_limit(width: int, max_basis: int | None) -> int:
 
 def _require_count(n: int, k: int, end: End, oversample: int) -> None:
     if end not in ("largest", "smallest", "both"):
-        raise ValueError(f"end must be 'largest', 'smallest' or 'both', got {end!r}. Choose one of the three.")
-    if oversample < 0:
-        raise ValueError(f"oversample must be at least 0, got {oversample}. A few extra columns speed convergence.")
+        raise InputError(f"end must be 'largest', 'smallest' or 'both', got {end!r}. Choose one of the three.")
+    require_whole(0, oversample=oversample)  # a few extra columns speed convergence
+    require_whole(1, k=k)
     most = n // 2 if end == "both" else n
-    if not 1 <= k <= most:
-        raise ValueError(
+    if most == 0:
+        raise InputError(
+            f"{end!r} eigenvalues need an operator of size at least {2 if end == 'both' else 1}, got one of size {n}. "
+            "The one eigenvalue of a matrix of size one is op.dense()."
+        )
+    if k > most:
+        raise InputError(
             f"k must be between 1 and {most} for {end!r} eigenvalues of an operator of size {n}, got {k}. "
             "For the whole spectrum use torch.linalg.eigvalsh(op.dense())."
         )

@@ -1,15 +1,18 @@
 """Lanczos with full reorthogonalisation: a tridiagonal picture of a symmetric operator."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import child_seed, gaussian, generator
+from gramscope.base.errors import InputError
+from gramscope.base.rng import gaussian
+from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole, stream
 from gramscope.linalg.contraction import contract
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
 from gramscope.linalg.orthogonal import project_out
+from gramscope.linalg.scale import column_scales, near_one
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,17 @@ def tridiagonalise(op: LinearOperator, steps: int, *, start: Float[Tensor, " n"]
     >>> T.matrix().round(decimals=5).tolist(), T.invariant
     ([[2.0, 1.0], [1.0, 2.0]], True)
     """
-    require_symmetric(op, "Lanczos")
+    known, scale = _tridiagonal(op, steps, start)
+    return replace(
+        known,
+        diagonal=known.diagonal * scale,
+        off_diagonal=known.off_diagonal * scale,
+        residual=known.residual * scale,
+    )
+
+
+def _tridiagonal(op: LinearOperator, steps: int, start: Float[Tensor, " n"]) -> tuple[Tridiagonal, float]:
+    """That of A divided by a power of two, and the power."""
     _require_start(op, start, steps)
     eps = torch.finfo(op.dtype).eps
     n = op.cols.size
@@ -74,28 +87,33 @@ def tridiagonalise(op: LinearOperator, steps: int, *, start: Float[Tensor, " n"]
     basis = torch.zeros((n, steps), dtype=op.dtype, device=op.device)
     diagonal: list[float] = []
     off_diagonal: list[float] = []
-    vector, scale, beta = start / torch.linalg.vector_norm(start), 0.0, 0.0
+    start = start / column_scales(start[:, None]).to(start.dtype)
+    vector, greatest, beta, scale = start / torch.linalg.vector_norm(start), 0.0, 0.0, 1.0
     for step in range(steps):
         basis[:, step] = vector
         image = op.matvec(vector)
         require_finite(image, op)
-        scale = max(scale, float(torch.linalg.vector_norm(image)))
+        if step == 0:
+            op, columns, scale = near_one(op, image[:, None])
+            image = columns[:, 0]
+        greatest = max(greatest, float(torch.linalg.vector_norm(image)))
         diagonal.append(float(torch.dot(vector.double(), image.double())))
         fresh = project_out(image[:, None], basis[:, : step + 1])[:, 0]
         beta = float(torch.linalg.vector_norm(fresh, dtype=torch.float64))
         # Below this the remainder is the rounding error of the product, not a direction of A.
-        if beta <= 10 * n**0.5 * eps * scale:
+        if beta <= 10 * n**0.5 * eps * greatest:
             break
         off_diagonal.append(beta)
         vector = fresh / beta
     made = len(diagonal)
-    return Tridiagonal(
+    known = Tridiagonal(
         diagonal=torch.tensor(diagonal, dtype=torch.float64, device=op.device),
         off_diagonal=torch.tensor(off_diagonal[: made - 1], dtype=torch.float64, device=op.device),
         basis=basis[:, :made],
         residual=beta,
         invariant=len(off_diagonal) < made,
     )
+    return known, scale
 
 
 @torch.no_grad()
@@ -118,20 +136,21 @@ def lanczos(
     >>> pairs.values.round(decimals=8).tolist(), pairs.all_converged
     ([5.0, 2.0, 1.0], True)
     """
-    require_symmetric(op, "Lanczos")
+    require_operator(op, "Lanczos")
+    tol = default_tolerance(op.dtype) if tol is None else tol
+    require_tolerance(tol)
     if start is None:
-        rng = generator(child_seed(seed, "lanczos"))
+        rng = stream(seed, "lanczos")
         start = gaussian(op.cols.size, 1, rng=rng, dtype=op.dtype, device=op.device)[:, 0]
-    known = tridiagonalise(op, steps, start=start)
+    known, scale = _tridiagonal(op, steps, start)
     values, small = torch.linalg.eigh(known.matrix())
     values, small = values.flip(0), small.flip(1)
     residuals = known.residual * small[-1].abs()
     vectors = contract("n step, step pair -> n pair", known.basis, small.to(op.dtype))
-    tol = default_tolerance(op.dtype) if tol is None else tol
     return RitzPairs(
-        values=values,
+        values=values * scale,
         vectors=vectors,
-        residuals=residuals,
+        residuals=residuals * scale,
         converged=residuals <= tol * values.abs().max(),
         iterations=len(values),
         products=len(values),
@@ -147,14 +166,15 @@ def default_tolerance(dtype: torch.dtype) -> float:
 
 
 def _require_start(op: LinearOperator, start: Tensor, steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}. 20 to 100 are usual.")
+    require_operator(op, "Lanczos")
+    require_symmetric(op, "Lanczos")
+    require_whole(1, steps=steps)
     if op.cols.size == 0:
-        raise ValueError(f"Lanczos needs an operator of size at least 1, got {op!r}. An empty one has no spectrum.")
+        raise InputError(f"Lanczos needs an operator of size at least 1, got {op!r}. An empty one has no spectrum.")
     op._check_operand(start, ndim=1)
-    size = float(torch.linalg.vector_norm(start))
-    if not 0 < size < float("inf"):
-        raise ValueError(
-            f"start must be a finite vector that is not zero, got one of norm {size}. "
+    peak = float(torch.linalg.vector_norm(start, float("inf")))
+    if not 0 < peak < float("inf"):
+        raise InputError(
+            f"start must be a finite vector that is not zero, got one with a greatest entry of {peak}. "
             "Leave it out of lanczos(...) for a random one."
         )

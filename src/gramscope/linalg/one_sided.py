@@ -1,16 +1,21 @@
 """Traces of ``J Jᵀ`` from one side of J alone, and estimates that go on until they are good enough."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from gramscope.base.rng import Distribution, child_seed, generator, probes
+from gramscope.base.errors import InputError
+from gramscope.base.rng import Distribution, probes
+from gramscope.linalg.arguments import require_operator, require_whole, stream
 from gramscope.linalg.operator import LinearOperator, require_finite
 from gramscope.linalg.orthogonal import norms
+from gramscope.linalg.scale import excess
 from gramscope.linalg.traces import Estimate, mean_and_error, require_budget
 
 Side = Literal["reverse", "forward"]
@@ -64,27 +69,41 @@ def one_sided_trace(
     >>> print(one_sided_trace(J, products=4))
     25 ± 0 (reverse, 4 products)
     """
-    if side not in ("reverse", "forward"):
-        raise ValueError(f"side must be 'reverse' or 'forward', got {side!r}.")
+    _require_side(jacobian, side, block)
     require_budget(products, 2, "one_sided_trace")
-    samples = _one_sided_samples(jacobian, side, distribution, seed, 0, products, block)
-    value, error = mean_and_error(samples)
-    return TraceEstimate(value, error, products, seed, side, distribution, jacobian.dtype, jacobian.device)
+    lengths = _one_sided_lengths(jacobian, side, distribution, seed, 0, products, block)
+    value, error, scale = _mean_square(lengths)
+    return TraceEstimate(
+        value * scale * scale,
+        error * scale * scale,
+        products,
+        seed,
+        side,
+        distribution,
+        jacobian.dtype,
+        jacobian.device,
+    )
 
 
-def _one_sided_samples(
+def _mean_square(lengths: Float64[Tensor, " m"]) -> tuple[float, float, float]:
+    """The mean of the squares with its error, of lengths divided by a power of two, and the power."""
+    scale = 2.0 ** excess(lengths)
+    return *mean_and_error((lengths / scale) ** 2), scale
+
+
+def _one_sided_lengths(
     jacobian: LinearOperator, side: Side, distribution: Distribution, seed: int, start: int, stop: int, block: int
 ) -> Float64[Tensor, " m"]:
-    """Samples ``start`` to ``stop`` of the one stream of this seed: a longer run begins with a shorter one's."""
+    """Roots of samples ``start`` to ``stop`` of this seed's one stream: a longer run begins with a shorter one's."""
     op = jacobian.adjoint() if side == "reverse" else jacobian
-    samples = []
+    lengths = []
     for first in range(start, stop, block):
         columns = [
             probes(
                 op.cols.size,
                 1,
                 distribution,
-                rng=generator(child_seed(seed, "one_sided", side, index)),
+                rng=stream(seed, "one_sided", side, index),
                 dtype=op.dtype,
                 device=op.device,
             )
@@ -92,8 +111,8 @@ def _one_sided_samples(
         ]
         product = op.matmat(torch.cat(columns, dim=1))
         require_finite(product, op)
-        samples.append(norms(product) ** 2)
-    return torch.cat(samples)
+        lengths.append(norms(product))
+    return torch.cat(lengths)
 
 
 @torch.no_grad()
@@ -119,18 +138,21 @@ def one_sided_trace_to(
     >>> one_sided_trace_to(J, tolerance=0.05, most=64).converged, one_sided_trace_to(J, tolerance=0.3).converged
     (False, True)
     """
+    _require_side(jacobian, side, block)
     _require_tolerance(tolerance, most, start, 2)
-    samples = _one_sided_samples(jacobian, side, distribution, seed, 0, start, block)
+    lengths = _one_sided_lengths(jacobian, side, distribution, seed, 0, start, block)
     while True:
-        value, error = mean_and_error(samples)
+        value, error, scale = _mean_square(lengths)
         met = error <= tolerance * abs(value)
-        count = len(samples)
+        met = met and (value == 0 or 0 < value * scale * scale < math.inf)  # else no float64 is near it
+        count = len(lengths)
         if met or count >= most:
             kind = (jacobian.dtype, jacobian.device)
+            value, error = value * scale * scale, error * scale * scale
             return TraceEstimate(value, error, count, seed, side, distribution, *kind, tolerance, met)
         wanted = min(most, max(count + 2, count * 3 // 2))
-        more = _one_sided_samples(jacobian, side, distribution, seed, count, wanted, block)
-        samples = torch.cat([samples, more])
+        more = _one_sided_lengths(jacobian, side, distribution, seed, count, wanted, block)
+        lengths = torch.cat([lengths, more])
 
 
 @torch.no_grad()
@@ -154,6 +176,12 @@ def trace_to(
     >>> estimate.converged, abs(estimate.value - 1.63498) < 0.01
     (True, True)
     """
+    require_operator(op, "trace_to")
+    if not callable(method):
+        raise InputError(
+            f"method must be one of the functions hutchinson, hutchpp and xtrace, got {method!r}. "
+            "Pass it itself: from gramscope.linalg import hutchpp; trace_to(op, 0.01, hutchpp)."
+        )
     _require_tolerance(tolerance, most, start, 6)
     spent, products = 0, start
     while True:
@@ -168,8 +196,16 @@ def trace_to(
         products = min(most, 2 * products)
 
 
-def _require_tolerance(tolerance: float, most: int, start: int, least: int) -> None:
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive, a relative standard error such as 0.01, got {tolerance}.")
+def _require_side(jacobian: LinearOperator, side: str, block: int) -> None:
+    require_operator(jacobian, "one_sided_trace")
+    require_whole(1, block=block)
+    if side not in ("reverse", "forward"):
+        raise InputError(f"side must be 'reverse' or 'forward', got {side!r}.")
+
+
+def _require_tolerance(tolerance: Any, most: int, start: int, least: int) -> None:
+    if not isinstance(tolerance, Real) or not float(tolerance) > 0:
+        raise InputError(f"tolerance must be positive, a relative standard error such as 0.01, got {tolerance!r}.")
+    require_whole(0, start=start, most=most)
     if not least <= start <= most:
-        raise ValueError(f"start and most must satisfy {least} <= start <= most, got start={start} and most={most}.")
+        raise InputError(f"start and most must satisfy {least} <= start <= most, got start={start} and most={most}.")

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.axes import Axes
+from gramscope.base.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
@@ -34,6 +35,9 @@ class LinearOperator(ABC):
     >>> ((2 * A - A @ A) @ torch.tensor([1.0, 0.0])).tolist()
     [0.0, -3.0]
     """
+
+    # Without this numpy would take an operator for a number and multiply entry by entry.
+    __array_ufunc__ = None
 
     def __init__(
         self,
@@ -130,7 +134,7 @@ class LinearOperator(ABC):
     def __matmul__(self, other: Tensor) -> Tensor: ...
     @overload
     def __matmul__(self, other: "LinearOperator") -> "LinearOperator": ...
-    def __matmul__(self, other: Union[Tensor, "LinearOperator"]) -> Union[Tensor, "LinearOperator"]:
+    def __matmul__(self, other: Any) -> Union[Tensor, "LinearOperator"]:
         if isinstance(other, LinearOperator):
             from gramscope.linalg.algebra import Composition
 
@@ -138,10 +142,12 @@ class LinearOperator(ABC):
         if isinstance(other, Tensor):
             self._check_operand(other, ndim=1 if other.ndim == 1 else 2)
             return self.matvec(other) if other.ndim == 1 else self.matmat(other)
+        _refuse_array(other)
         return NotImplemented
 
-    def __rmatmul__(self, other: Tensor) -> Tensor:
+    def __rmatmul__(self, other: Any) -> Tensor:
         if not isinstance(other, Tensor):
+            _refuse_array(other)
             return NotImplemented
         return self.adjoint().matvec(other) if other.ndim == 1 else self.adjoint().matmat(other.mT).mT
 
@@ -230,6 +236,14 @@ def require_finite(products: Tensor, operator: LinearOperator) -> None:
         raise ValueError(
             f"products with {operator!r} must be finite, got NaN or infinity. "
             "Check what the operator is made of; in float32 it may have overflowed."
+        )
+
+
+def _refuse_array(other: object) -> None:
+    if hasattr(other, "__array__"):
+        raise UnsupportedError(
+            f"an operator is multiplied with a torch.Tensor, got {type(other).__name__}. Convert it yourself: "
+            "torch.as_tensor(x, dtype=A.dtype, device=A.device); or hand A.to_scipy() to numpy code."
         )
 
 

@@ -6,10 +6,13 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import child_seed, gaussian, generator
+from gramscope.base.errors import InputError
+from gramscope.base.rng import gaussian
+from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole, stream
 from gramscope.linalg.contraction import contract
 from gramscope.linalg.operator import LinearOperator, require_finite
 from gramscope.linalg.orthogonal import norms, orthonormal_columns
+from gramscope.linalg.scale import near_one
 
 
 @dataclass(frozen=True)
@@ -60,27 +63,30 @@ def randomised_svd(
     >>> found.values.round(decimals=6).tolist(), found.all_converged
     ([5.0, 3.0], True)
     """
+    require_operator(op, "randomised_svd")
     rows, cols = op.shape
-    if not 1 <= k <= min(rows, cols):
-        raise ValueError(f"k must be between 1 and {min(rows, cols)} for an operator of shape {op.shape}, got {k}.")
-    if power_steps < 0 or oversample < 0:
-        raise ValueError(f"power_steps and oversample must be at least 0, got {power_steps} and {oversample}.")
+    require_whole(1, k=k)
+    require_whole(0, power_steps=power_steps, oversample=oversample, max_power_steps=max_power_steps or 0)
+    require_tolerance(tol)
+    if k > min(rows, cols):
+        raise InputError(f"k must be between 1 and {min(rows, cols)} for an operator of shape {op.shape}, got {k}.")
     width = min(k + oversample, rows, cols)
-    rng = generator(child_seed(seed, "randomised_svd"))
+    rng = stream(seed, "randomised_svd")
     image = op.matmat(gaussian(cols, width, rng=rng, dtype=op.dtype, device=op.device))
     require_finite(image, op)
+    op, image, scale = near_one(op, image)
     basis, spent, done = _basis(image), width, 0
     limit = max(power_steps, max_power_steps or 0)
     while True:
         if done >= power_steps:
-            left, values, right = _small_svd(op, basis, k)
+            left, values, right = _small_svd(op, basis, k, seed)
             spent += basis.shape[1] + k
             residuals = _residuals(op, left, values, right)
             bound = tol * float(values.max()) if len(values) else 0.0
             converged = residuals <= bound
             if done >= limit or bool(converged.all()):
                 return SingularTriplets(
-                    left, values, right, residuals, converged, spent, done, seed, op.dtype, op.device
+                    left, values * scale, right, residuals * scale, converged, spent, done, seed, op.dtype, op.device
                 )  # fmt: skip
         basis = _basis(op.matmat(_basis(op.adjoint().matmat(basis))))
         spent, done = spent + 2 * basis.shape[1], done + 1
@@ -91,16 +97,25 @@ def _basis(x: Float[Tensor, "n a"]) -> Float[Tensor, "n b"]:
 
 
 def _small_svd(
-    op: LinearOperator, basis: Float[Tensor, "rows width"], k: int
+    op: LinearOperator, basis: Float[Tensor, "rows width"], k: int, seed: int
 ) -> tuple[Float[Tensor, "rows k"], Float64[Tensor, " k"], Float[Tensor, "cols k"]]:
     short = op.adjoint().matmat(basis)  # (cols, width) = (Qᵀ A)ᵀ
     v, sizes, u = torch.linalg.svd(short.double(), full_matrices=False)
     left = contract("n width, k width -> n k", basis, u[:k].to(op.dtype))
+    right = v[:, :k].to(op.dtype)
     missing = k - left.shape[1]
-    if missing > 0:  # the operator has a lower rank than was asked for: the rest are zeros
-        pad = [left.new_zeros(len(left), missing), sizes.new_zeros(missing), v.new_zeros(len(v), missing)]
-        return torch.cat([left, pad[0]], 1), torch.cat([sizes, pad[1]]), torch.cat([v, pad[2]], 1).to(op.dtype)
-    return left, sizes[:k], v[:, :k].to(op.dtype)
+    if missing > 0:  # the rank is lower than k: what is orthogonal to both ranges has the singular value 0
+        left, right = _completed(left, k, seed, "left"), _completed(right, k, seed, "right")
+        sizes = torch.cat([sizes, sizes.new_zeros(missing)])
+    return left, sizes[:k], right
+
+
+def _completed(basis: Float[Tensor, "n a"], k: int, seed: int, side: str) -> Float[Tensor, "n k"]:
+    """Orthonormal columns made up to ``k`` with others, drawn at random."""
+    n, have = basis.shape
+    # A few more than are missing, of which the most independent are taken.
+    drawn = gaussian(n, k - have + 8, rng=stream(seed, "null", side), dtype=basis.dtype, device=basis.device)
+    return torch.cat([basis, orthonormal_columns(drawn, basis)[:, : k - have]], dim=1)
 
 
 def _residuals(
@@ -109,4 +124,4 @@ def _residuals(
     scaled = values.to(op.dtype)
     forward = norms(op.matmat(right) - left * scaled)
     backward = norms(op.adjoint().matmat(left) - right * scaled)
-    return (forward**2 + backward**2).sqrt()
+    return torch.hypot(forward, backward)

@@ -1,14 +1,18 @@
 """Random estimates of a trace or a diagonal from products alone, with their standard errors."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import Distribution, child_seed, generator, probes
+from gramscope.base.errors import InputError
+from gramscope.base.rng import Distribution, probes
+from gramscope.linalg.arguments import require_operator, require_whole, stream
 from gramscope.linalg.operator import LinearOperator, require_finite, require_square
 from gramscope.linalg.orthogonal import inner, norms, orthonormal_columns, project_out
+from gramscope.linalg.scale import excess, near_one
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ def hutchinson(
     >>> print(hutchinson(Diagonal(torch.tensor([1.0, 2.0, 3.0])), products=4))
     6 ± 0 (hutchinson, 4 products)
     """
-    require_square(op, "a trace")
-    require_budget(products, 2, "hutchinson")
-    rng = generator(child_seed(seed, "hutchinson"))
+    require_estimate(op, products, 2, "hutchinson")
+    require_whole(1, block=block)
+    rng = stream(seed, "hutchinson")
     samples = []
     for start in range(0, products, block):
         z = draw_probes(op, min(block, products - start), distribution, rng)
@@ -94,24 +98,25 @@ def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "
     >>> round(estimate.value, 9), estimate.standard_error < 1e-9
     (8.0, True)
     """
-    require_square(op, "a trace")
-    require_budget(products, 6, "hutchpp")
-    n, rng = op.cols.size, generator(child_seed(seed, "hutchpp"))
+    require_estimate(op, products, 6, "hutchpp")
+    n, rng = op.cols.size, stream(seed, "hutchpp")
     sketch = min(products // 3, n)
     image = _finite_product(op, draw_probes(op, sketch, distribution, rng))
+    op, image, scale = near_one(op, image)
     basis = orthonormal_columns(image, image[:, :0])
     known = float(inner(basis, _finite_product(op, basis)).sum())
     spent, rank = sketch + basis.shape[1], basis.shape[1]
     if rank == n:
-        return Estimate(known, 0.0, sketch, spent, seed, "hutchpp", distribution, op.dtype, op.device)
+        return Estimate(known * scale, 0.0, sketch, spent, seed, "hutchpp", distribution, op.dtype, op.device)
     left = products - 2 * sketch
     z = project_out(draw_probes(op, left, distribution, rng), basis)
     if distribution == "sphere":
         z = z * ((n - rank) ** 0.5 / norms(z)).to(z.dtype)
     value, error = mean_and_error(inner(z, _finite_product(op, z)))
     return Estimate(
-        known + value, error, sketch + left, spent + left, seed, "hutchpp", distribution, op.dtype, op.device
-    )
+        (known + value) * scale, error * scale, sketch + left, spent + left, seed, "hutchpp", distribution, op.dtype,
+        op.device,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -125,21 +130,24 @@ def hutchinson_diagonal(op: LinearOperator, products: int, *, seed: int = 0, blo
     >>> hutchinson_diagonal(Diagonal(torch.tensor([1.0, 2.0])), products=3).value.tolist()
     [1.0, 2.0]
     """
-    require_square(op, "a diagonal")
-    require_budget(products, 2, "hutchinson_diagonal")
-    rng = generator(child_seed(seed, "hutchinson_diagonal"))
+    require_estimate(op, products, 2, "hutchinson_diagonal", "a diagonal")
+    require_whole(1, block=block)
+    rng, scale = stream(seed, "hutchinson_diagonal"), 1.0
     mean = torch.zeros(op.cols.size, dtype=torch.float64, device=op.device)
     spread = torch.zeros_like(mean)
     for start in range(0, products, block):
         z = draw_probes(op, min(block, products - start), "rademacher", rng)
         samples = z.double() * _finite_product(op, z).double()
+        if start == 0:
+            scale = 2.0 ** excess(samples)
+        samples = samples / scale
         # Moments are merged about their means (Chan, Golub & LeVeque 1983): E[x²] − E[x]² would cancel.
         count, offset = samples.shape[1], samples.mean(dim=1) - mean
         spread += samples.var(dim=1, correction=0) * count + offset**2 * (start * count / (start + count))
         mean += offset * (count / (start + count))
     error = (spread / (products - 1) / products).sqrt()
     return DiagonalEstimate(
-        mean, error, products, products, seed, "hutchinson_diagonal", "rademacher", op.dtype, op.device
+        mean * scale, error * scale, products, products, seed, "hutchinson_diagonal", "rademacher", op.dtype, op.device
     )
 
 
@@ -150,13 +158,23 @@ def draw_probes(op: LinearOperator, k: int, distribution: Distribution, rng: tor
 
 def mean_and_error(samples: Float64[Tensor, " m"]) -> tuple[float, float]:
     """The mean and its standard error, ``std / √m`` with the unbiased variance."""
-    return float(samples.mean()), float(samples.std(correction=1)) / len(samples) ** 0.5
+    scale = 2.0 ** excess(samples)
+    near_one = samples / scale
+    return float(near_one.mean()) * scale, float(near_one.std(correction=1)) / len(samples) ** 0.5 * scale
 
 
-def require_budget(products: int, least: int, method: str) -> None:
+def require_estimate(op: LinearOperator, products: int, least: int, method: str, purpose: str = "a trace") -> None:
+    """Raise unless there is a square operator, and products enough."""
+    require_operator(op, method)
+    require_square(op, purpose)
+    require_budget(products, least, method)
+
+
+def require_budget(products: Any, least: int, method: str) -> None:
     """Raise unless there are products enough for an estimate and its error."""
+    require_whole(0, products=products)
     if products < least:
-        raise ValueError(
+        raise InputError(
             f"{method} needs products >= {least} to estimate a value and its standard error, got {products}. "
             "Allow more, or take op.dense().trace() of a small operator."
         )

@@ -4,11 +4,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.rng import Distribution, child_seed, generator
+from gramscope.base.rng import Distribution
+from gramscope.linalg.arguments import stream
 from gramscope.linalg.contraction import contract
-from gramscope.linalg.operator import LinearOperator, require_finite, require_square
+from gramscope.linalg.operator import LinearOperator, require_finite
 from gramscope.linalg.orthogonal import gram, inner, norms
-from gramscope.linalg.traces import Estimate, draw_probes, mean_and_error, require_budget
+from gramscope.linalg.scale import near_one
+from gramscope.linalg.traces import Estimate, draw_probes, mean_and_error, require_estimate
 
 
 @torch.no_grad()
@@ -29,13 +31,13 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
     >>> round(estimate.value, 9), estimate.standard_error < 1e-9
     (8.0, True)
     """
-    require_square(op, "a trace")
-    require_budget(products, 4, "xtrace")
+    require_estimate(op, products, 4, "xtrace")
     n = op.cols.size
-    rng = generator(child_seed(seed, "xtrace"))
+    rng = stream(seed, "xtrace")
     omega = draw_probes(op, min(products // 2, n), distribution, rng)
     image = op.matmat(omega)
     require_finite(image, op)
+    op, image, scale = near_one(op, image)
     basis, dropped = leave_one_out(image)
     basis_image = op.matmat(basis)
     require_finite(basis_image, op)
@@ -51,9 +53,13 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
         sampled = sampled * codimension / norms(residual) ** 2
     # Where a projector is the identity nothing is left to sample; 0/0 or rounding stands there now.
     sampled = torch.where(codimension > 0, sampled, 0.0)
-    value, error = mean_and_error(projected.trace() - lost + sampled)
+    # One probe is all that an operator of size one has room for: it has no spread, and meets the trace exactly.
+    exact = (float(projected.trace()), 0.0)
+    value, error = exact if n == 1 else mean_and_error(projected.trace() - lost + sampled)
     spent = omega.shape[1] + basis.shape[1]
-    return Estimate(value, error, omega.shape[1], spent, seed, "xtrace", distribution, op.dtype, op.device)
+    return Estimate(
+        value * scale, error * scale, omega.shape[1], spent, seed, "xtrace", distribution, op.dtype, op.device
+    )
 
 
 def leave_one_out(

@@ -1,11 +1,16 @@
 """Handwritten digits, 8 x 8 pixels: 1,797 images that come with scikit-learn, so nothing is downloaded."""
 
+import random
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.tasks.sizes import require_held_out, require_positive
 
 
 @dataclass(frozen=True)
@@ -29,18 +34,36 @@ class Task:
 
 def digits(seed: int = 0, test: int = 397) -> Task:
     """Digits with pixels standardised as one variable, shuffled by ``seed``; the last ``test`` are held out."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _scikit_learn_digits()
+    require_held_out(test, len(labels))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     x = torch.as_tensor(images, dtype=torch.float32)[order]
     y = torch.as_tensor(labels)[order].long()
     x = (x - x.mean()) / x.std()
-    return Task(x[:-test], y[:-test], x[-test:], y[-test:])
+    return held_out(x, y, test)
+
+
+def held_out(x: Float[Tensor, "n d"], y: Int[Tensor, " n"], test: int) -> Task:
+    """The last ``test`` examples held out, the others for training."""
+    train = len(y) - test  # x[:-test] would hold out all of them where test is 0
+    return Task(x[:train], y[:train], x[train:], y[train:])
+
+
+def _scikit_learn_digits() -> tuple[Any, Any]:
+    stream = random.getstate()  # importing scikit-learn draws from Python's random numbers
+    from sklearn.datasets import load_digits
+
+    random.setstate(stream)
+    return load_digits(return_X_y=True)
 
 
 def mlp(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
     """A ReLU network with torch's default initialisation, seeded without touching the global random stream."""
+    if len(widths) < 2:
+        raise InputError(
+            f"widths must name at least the inputs and the outputs, got {widths}. Pass e.g. (784, 64, 10)."
+        )
+    require_positive(**{f"widths[{place}]": width for place, width in enumerate(widths)})
     layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

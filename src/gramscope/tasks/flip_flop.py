@@ -2,7 +2,8 @@
 
 import torch
 
-from gramscope.tasks.sequences import SequenceTask, require_positive
+from gramscope.tasks.sequences import SequenceTask
+from gramscope.tasks.sizes import require_positive
 
 
 def flip_flop(trials: int = 32, *, seed: int = 0, steps: int = 60, bits: int = 3, rate: float = 0.1) -> SequenceTask:

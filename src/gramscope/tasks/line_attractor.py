@@ -2,7 +2,8 @@
 
 import torch
 
-from gramscope.tasks.sequences import SequenceTask, require_positive
+from gramscope.tasks.sequences import SequenceTask
+from gramscope.tasks.sizes import require_positive
 
 
 def line_attractor(trials: int = 32, *, seed: int = 0, steps: int = 50, scale: float = 0.2) -> SequenceTask:

@@ -2,7 +2,8 @@
 
 import torch
 
-from gramscope.tasks.sequences import SequenceTask, require_positive
+from gramscope.tasks.sequences import SequenceTask
+from gramscope.tasks.sizes import require_at_least, require_positive
 
 
 def memory_pro(
@@ -26,6 +27,7 @@ def memory_pro(
     (torch.Size([4, 80, 3]), torch.Size([4, 80, 3]), True)
     """
     require_positive(trials=trials, stimulus=stimulus, response=response)
+    require_at_least(0, fixation=fixation, delay=delay)
     rng = torch.Generator().manual_seed(seed)
     start = float(torch.rand((), generator=rng))
     angles = 2 * torch.pi * (torch.arange(trials) / trials + start)

@@ -1,24 +1,18 @@
 """Networks to train and watch, in plain torch, each seeded without touching the global random stream."""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-P = ParamSpec("P")
 
-
-def _seeded(build: Callable[P, nn.Module]) -> Callable[..., nn.Module]:
-    @wraps(build)
-    def seeded(seed: int, *args: P.args, **kwargs: P.kwargs) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return build(*args, **kwargs)
-
-    return seeded
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 class Residual(nn.Module):
@@ -44,29 +38,29 @@ def _block(fan_in: int, fan_out: int, stride: int) -> Residual:
     return Residual(branch, shortcut)
 
 
-@_seeded
-def cnn(channels: int = 1, classes: int = 10, width: int = 16, size: int = 8) -> nn.Sequential:
+def cnn(channels: int = 1, classes: int = 10, width: int = 16, size: int = 8, *, seed: int = 0) -> nn.Sequential:
     """Two convolutions, a pool and a linear readout, for square images given flat or as (n, channels, size, size)."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Unflatten(1, (channels, size, size)), nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
-        nn.Linear(2 * width * (size // 2) ** 2, classes),
-    )  # fmt: skip
+    with _seeded(seed):
+        return nn.Sequential(
+            nn.Flatten(), nn.Unflatten(1, (channels, size, size)), nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
+            nn.Linear(2 * width * (size // 2) ** 2, classes),
+        )  # fmt: skip
 
 
-@_seeded
-def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Sequential:
+def resnet18(channels: int = 3, classes: int = 10, width: int = 64, *, seed: int = 0) -> nn.Sequential:
     """ResNet-18 for small images: a 3 x 3 stem, four stages of two blocks, no first pool."""
     stages: list[nn.Module] = []
     fan_in = width
-    for place in range(4):
-        fan_out = width * 2**place
-        stages += [_block(fan_in, fan_out, 1 if place == 0 else 2), _block(fan_out, fan_out, 1)]
-        fan_in = fan_out
-    return nn.Sequential(
-        nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), *stages,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, classes),
-    )  # fmt: skip
+    with _seeded(seed):
+        for place in range(4):
+            fan_out = width * 2**place
+            stages += [_block(fan_in, fan_out, 1 if place == 0 else 2), _block(fan_out, fan_out, 1)]
+            fan_in = fan_out
+        return nn.Sequential(
+            nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), *stages,
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, classes),
+        )  # fmt: skip
 
 
 class Transformer(nn.Module):
@@ -89,12 +83,12 @@ class Transformer(nn.Module):
         return self.head(x[:, -1])
 
 
-@_seeded
 def transformer(
-    tokens: int, length: int, classes: int, width: int = 64, heads: int = 4, layers: int = 2
+    tokens: int, length: int, classes: int, width: int = 64, heads: int = 4, layers: int = 2, *, seed: int = 0
 ) -> Transformer:
     """A small transformer; see :class:`Transformer`."""
-    return Transformer(tokens, length, classes, width, heads, layers)
+    with _seeded(seed):
+        return Transformer(tokens, length, classes, width, heads, layers)
 
 
 class Recurrent(nn.Module):
@@ -112,7 +106,7 @@ class Recurrent(nn.Module):
         return self.readout(self.cell(x)[0])
 
 
-@_seeded
-def recurrent(kind: str, inputs: int, hidden: int, outputs: int) -> Recurrent:
+def recurrent(kind: str, inputs: int, hidden: int, outputs: int, *, seed: int = 0) -> Recurrent:
     """An RNN, GRU or LSTM with a readout; see :class:`Recurrent`."""
-    return Recurrent(kind, inputs, hidden, outputs)
+    with _seeded(seed):
+        return Recurrent(kind, inputs, hidden, outputs)

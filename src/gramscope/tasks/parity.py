@@ -2,7 +2,8 @@
 
 import torch
 
-from gramscope.tasks.sequences import SequenceTask, require_positive
+from gramscope.tasks.sequences import SequenceTask
+from gramscope.tasks.sizes import require_positive
 
 
 def parity(trials: int = 64, *, seed: int = 0, steps: int = 12, every_step: bool = True) -> SequenceTask:

@@ -18,9 +18,3 @@ class SequenceTask:
         """Mean squared error over the entries that count."""
         error = ((outputs - self.y.to(outputs)) ** 2).mean(dim=2)
         return (error * self.mask.to(error)).sum() / self.mask.sum()
-
-
-def require_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}.")

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.tasks.sizes import require_at_least
+
 __all__ = ["SwissRoll", "swiss_roll"]
 
 
@@ -28,6 +30,7 @@ def swiss_roll(n: int = 500, seed: int = 0, *, noise: float = 0.0, dtype: torch.
     >>> roll.x.shape, roll.y.shape
     (torch.Size([100, 3]), torch.Size([100, 1]))
     """
+    require_at_least(2, n=n)  # one point has no spread to be standardised by
     rng = torch.Generator().manual_seed(seed)
     along, across = torch.rand(2, n, generator=rng, dtype=torch.float64)
     angle = 1.5 * math.pi * (1 + 2 * along)

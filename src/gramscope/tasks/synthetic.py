@@ -1,29 +1,29 @@
 """Small data sets made from a seed: a teacher network, and the sign of one direction."""
 
 import torch
-from torch import Tensor
 
-from gramscope.tasks.digits import Task, mlp
+from gramscope.tasks.digits import Task, held_out, mlp
+from gramscope.tasks.sizes import require_at_least, require_positive
 
 
 def teacher_student(
     n: int = 512, inputs: int = 20, hidden: int = 4, classes: int = 3, test: int = 256, seed: int = 0
 ) -> Task:
     """Gaussian inputs, labelled by the largest output of a random two-layer ReLU network."""
+    require_positive(n=n, inputs=inputs, hidden=hidden, classes=classes)
+    require_at_least(0, test=test)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n + test, inputs, generator=generator)
     with torch.no_grad():
         scores = mlp((inputs, hidden, classes), seed)(x)
     y = (scores - scores.mean(0)).argmax(1)
-    return _split(x, y, test)
+    return held_out(x, y, test)
 
 
 def heaviside(n: int = 512, inputs: int = 20, test: int = 256, seed: int = 0) -> Task:
     """Gaussian inputs, labelled by the sign of their first coordinate: one feature is all there is to find."""
+    require_positive(n=n, inputs=inputs)
+    require_at_least(0, test=test)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n + test, inputs, generator=generator)
-    return _split(x, (x[:, 0] > 0).long(), test)
-
-
-def _split(x: Tensor, y: Tensor, test: int) -> Task:
-    return Task(x[:-test], y[:-test], x[-test:], y[-test:])
+    return held_out(x, (x[:, 0] > 0).long(), test)

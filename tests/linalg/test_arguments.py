@@ -1,0 +1,97 @@
+"""What solvers refuse, and how they say so; wrong types in a process without runtime checks of annotations."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.linalg import Dense, Diagonal, Identity, conjugate_gradient, eigenvalues_top, lanczos, randomised_svd
+from gramscope.linalg.arguments import require_operator, require_whole, stream
+
+F64 = torch.float64
+EYE = Identity(4, dtype=F64)
+
+WRONG_TYPES = """
+import torch, gramscope.linalg as L
+from gramscope.base.errors import GramscopeError
+matrix, op = torch.eye(4), L.Identity(4, dtype=torch.float64)
+calls = [
+    lambda: L.hutchinson(matrix, 8), lambda: L.hutchpp(matrix, 8), lambda: L.xtrace(matrix, 8),
+    lambda: L.hutchinson_diagonal(matrix, 8), lambda: L.eigenvalues_top(matrix, 1), lambda: L.lanczos(matrix, 1),
+    lambda: L.tridiagonalise(matrix, 1, start=matrix[0]), lambda: L.randomised_svd(matrix, 1),
+    lambda: L.conjugate_gradient(matrix, matrix[0]), lambda: L.one_sided_trace(matrix, 4),
+    lambda: L.trace_to(matrix, 0.1, L.xtrace), lambda: L.trace_to(op, 0.1, "hutchinson"),
+    lambda: L.trace_to(op, "a", L.xtrace), lambda: L.hutchinson(op, 2.5), lambda: L.xtrace(op, "a"),
+    lambda: L.hutchpp(op, 8.5), lambda: L.one_sided_trace(op, 2.5), lambda: L.eigenvalues_top(op, 1.5),
+    lambda: L.randomised_svd(op, 1.5), lambda: L.lanczos(op, 1.5), lambda: L.hutchinson(op, 8, seed="x"),
+    lambda: L.xtrace(op, 8, seed=None), lambda: L.eigenvalues_top(op, 1, seed=1.5), lambda: L.lanczos(op, 1, seed="x"),
+    lambda: L.randomised_svd(op, 1, seed=True), lambda: L.one_sided_trace(op, 4, seed="x"),
+    lambda: L.conjugate_gradient(op, torch.ones(4, dtype=torch.float64), tol="a"),
+]
+for place, call in enumerate(calls):
+    try:
+        call()
+    except GramscopeError:
+        continue
+    except Exception as error:
+        print(place, type(error).__name__, error)
+    else:
+        print(place, "accepted")
+"""
+
+
+def test_wrong_types_are_named() -> None:
+    done = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
+def test_messages() -> None:
+    with pytest.raises(UnsupportedError, match=r"xtrace needs a LinearOperator, got Tensor. Wrap a matrix: Dense"):
+        require_operator(torch.eye(3), "xtrace")
+    with pytest.raises(InputError, match=r"k must be at least 1, a whole number, got 1.5"):
+        require_whole(1, k=1.5)
+    with pytest.raises(InputError, match="seed must be a whole number, got 'x'"):
+        stream("x", "a")
+    assert stream(np.int64(3), "a").initial_seed() == stream(3, "a").initial_seed()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_right_sides_must_be_finite(bad: float) -> None:
+    b = torch.ones(4, dtype=F64)
+    b[2] = bad
+    with pytest.raises(InputError, match="b must be finite, but 1 of 4 entries"):
+        conjugate_gradient(EYE, b)
+
+
+@pytest.mark.parametrize("tol", [-1.0, float("nan"), float("inf")])
+def test_tolerances_must_be_relative_residuals(tol: float) -> None:
+    for call in (
+        lambda: conjugate_gradient(EYE, torch.ones(4, dtype=F64), tol=tol),
+        lambda: eigenvalues_top(EYE, 1, tol=tol),
+        lambda: lanczos(EYE, 1, tol=tol),
+        lambda: randomised_svd(EYE, 1, tol=tol),
+    ):
+        with pytest.raises(InputError, match="tol must be a relative residual"):
+            call()
+    with pytest.raises(InputError, match="max_iter must be at least 0"):
+        conjugate_gradient(EYE, torch.ones(4, dtype=F64), max_iter=-1)
+
+
+def test_both_ends_of_a_number() -> None:
+    with pytest.raises(InputError, match="'both' eigenvalues need an operator of size at least 2, got one of size 1"):
+        eigenvalues_top(Diagonal(torch.ones(1)), 1, end="both")
+
+
+def test_numpy_arrays_are_named() -> None:
+    op, array = Dense(torch.eye(3)), np.eye(3, dtype=np.float32)
+    for product in (lambda: op @ array, lambda: array @ op, lambda: op @ array[0]):
+        with pytest.raises(
+            UnsupportedError, match=r"torch\.Tensor, got ndarray. Convert it yourself: torch\.as_tensor"
+        ):
+            product()
+    assert (np.float64(2.0) * op).dense().tolist() == (op * 2.0).dense().tolist()
+    with pytest.raises(TypeError):
+        op + array
