@@ -179,3 +179,21 @@ def test_first_arguments_are_those_of_the_network():
 def test_an_unknown_cell():
     with pytest.raises(ValueError, match="kind must be one of"):
         tasks.recurrent("elman", 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: tasks.mlp((3, 2), 5),
+        lambda: tasks.cnn(seed=5),
+        lambda: tasks.modular_transformer(tasks.modular(3), width=8, heads=2),
+    ],
+)
+def test_models_seed_no_gpu(build, monkeypatch):
+    """torch.manual_seed would seed every GPU too, at once or when the first one is used."""
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    before = torch.get_rng_state()
+    build()
+    assert not seeds
+    assert torch.equal(before, torch.get_rng_state())

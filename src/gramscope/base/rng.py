@@ -6,6 +6,8 @@ or the dtype. Vectors are drawn one after another, so the first of a long run ar
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -23,6 +25,17 @@ def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise ValueError(f"seed must be an int with 0 <= seed < 2**63, got {seed!r}. Pass e.g. seed=0.")
     return torch.Generator(device=device).manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's CPU stream at ``seed`` for code that draws from it (initialisations), and back where it was after.
+
+    Not ``torch.manual_seed``, which would seed every GPU as well.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def child_seed(seed: int, *labels: str | int) -> int:

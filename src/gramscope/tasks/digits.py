@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.rng import seeded
 from gramscope.tasks.sizes import require_held_out, require_positive
 
 
@@ -65,8 +66,7 @@ def mlp(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
         )
     require_positive(**{f"widths[{place}]": width for place, width in enumerate(widths)})
     layers: list[nn.Module] = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         for place, (fan_in, fan_out) in enumerate(pairwise(widths)):
             layers += [nn.Linear(fan_in, fan_out)]
             if place < len(widths) - 2:

@@ -1,18 +1,10 @@
 """Networks to train and watch, in plain torch, each seeded without touching the global random stream."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+from gramscope.base.rng import seeded
 
 
 class Residual(nn.Module):
@@ -40,7 +32,7 @@ def _block(fan_in: int, fan_out: int, stride: int) -> Residual:
 
 def cnn(channels: int = 1, classes: int = 10, width: int = 16, size: int = 8, *, seed: int = 0) -> nn.Sequential:
     """Two convolutions, a pool and a linear readout, for square images given flat or as (n, channels, size, size)."""
-    with _seeded(seed):
+    with seeded(seed):
         return nn.Sequential(
             nn.Flatten(), nn.Unflatten(1, (channels, size, size)), nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
@@ -52,7 +44,7 @@ def resnet18(channels: int = 3, classes: int = 10, width: int = 64, *, seed: int
     """ResNet-18 for small images: a 3 x 3 stem, four stages of two blocks, no first pool."""
     stages: list[nn.Module] = []
     fan_in = width
-    with _seeded(seed):
+    with seeded(seed):
         for place in range(4):
             fan_out = width * 2**place
             stages += [_block(fan_in, fan_out, 1 if place == 0 else 2), _block(fan_out, fan_out, 1)]
@@ -87,7 +79,7 @@ def transformer(
     tokens: int, length: int, classes: int, width: int = 64, heads: int = 4, layers: int = 2, *, seed: int = 0
 ) -> Transformer:
     """A small transformer; see :class:`Transformer`."""
-    with _seeded(seed):
+    with seeded(seed):
         return Transformer(tokens, length, classes, width, heads, layers)
 
 
@@ -108,5 +100,5 @@ class Recurrent(nn.Module):
 
 def recurrent(kind: str, inputs: int, hidden: int, outputs: int, *, seed: int = 0) -> Recurrent:
     """An RNN, GRU or LSTM with a readout; see :class:`Recurrent`."""
-    with _seeded(seed):
+    with seeded(seed):
         return Recurrent(kind, inputs, hidden, outputs)

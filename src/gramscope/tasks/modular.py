@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gramscope.base.rng import seeded
+
 
 @dataclass(frozen=True)
 class TokenTask:
@@ -71,6 +73,5 @@ def modular_transformer(
     >>> modular_transformer(task, width=8, heads=2)(task.x[:2]).shape
     torch.Size([2, 5])
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return ModularTransformer(task.vocabulary, task.classes, width, heads, hidden, task.x.shape[1])
