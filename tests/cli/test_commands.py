@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import gramscope as gs
 from gramscope.cli.main import app
+from gramscope.cli.verify import default_target
 from gramscope.tasks import mlp
 
 
@@ -228,7 +229,7 @@ def test_analyze_says_what_it_has_no_numbers_for(tmp_path):
     done = call("analyze", tmp_path / "vec.pt")
     assert done.exit_code == 0, done.output
     assert "No spectra: vec.pt holds no weight matrix" in " ".join(done.output.split())
-    assert "bias (" in done.output
+    assert "Left out: bias, scale (" in done.output
     assert "┃" not in done.output, "no empty table"
     torch.save({"[a].weight": torch.full((5, 5), float("nan")), "b.weight": torch.randn(30, 40)}, tmp_path / "nan.pt")
     done = call("analyze", tmp_path / "nan.pt")
@@ -236,6 +237,72 @@ def test_analyze_says_what_it_has_no_numbers_for(tmp_path):
     reason = frame.set_index("name").loc["[a].weight", "reason"]
     assert reason
     assert f"[a].weight: {reason}" in " ".join(done.output.split())
+
+
+def named(report):
+    """Names of the rows, and reasons by the names of what was left out; no name may stand twice."""
+    rows, left_out = ([row["name"] for row in report[part]] for part in ("weights", "skipped"))
+    assert len({*rows, *left_out}) == len(rows) + len(left_out)
+    return set(rows), {row["name"]: row["reason"] for row in report["skipped"]}
+
+
+def analysed(path, content):
+    torch.save(content, path)
+    done = call("analyze", path, "--json")
+    assert done.exit_code == 0, done.output
+    return named(json.loads(done.output))
+
+
+def test_analyze_names_every_tensor_beside_the_state_dict(tmp_path):
+    state, matrix = {"0.weight": torch.randn(6, 8)}, torch.randn(5, 4)
+    content = {"model": state, "ema": {"0.weight": matrix}, "head.weight": torch.randn(4, 3), "past": [matrix + 1]}
+    rows, reasons = analysed(tmp_path / "m.pt", content)
+    assert rows == {"0.weight"}
+    assert set(reasons) == {"ema.0.weight", "head.weight", "past.0"}
+    assert all("outside 'model'" in reason for reason in reasons.values())
+    inner = {"model": {"state_dict": state, "extra": matrix}, "module": {"0.weight": matrix + 1}}
+    rows, reasons = analysed(tmp_path / "inner.pt", inner)
+    assert rows == {"0.weight"}
+    assert set(reasons) == {"model.extra", "module.0.weight"}
+    assert all("outside 'model.state_dict'" in reason for reason in reasons.values())
+
+
+def test_analyze_finds_weights_under_other_names(tmp_path):
+    content = {"backbone": {"0.weight": torch.randn(6, 8)}, "temp": torch.ones(()), "heads": [torch.randn(4, 3)]}
+    rows, reasons = analysed(tmp_path / "m.pt", content)
+    assert rows == {"backbone.0.weight", "heads.0"}
+    assert set(reasons) == {"temp"}
+    # The name of a state dict over something without tensors is none.
+    rows, _ = analysed(tmp_path / "config.pt", {"model": {"name": "mlp"}, "0.weight": torch.randn(6, 8)})
+    assert rows == {"0.weight"}
+
+
+def test_analyze_leaves_out_the_state_of_an_optimiser(tmp_path):
+    model = mlp((6, 5, 4))
+    optimiser = torch.optim.Adam(model.parameters())
+    model(torch.randn(3, 6)).sum().backward()
+    optimiser.step()
+    rows, reasons = analysed(tmp_path / "m.pt", {"net": model.state_dict(), "opt": optimiser.state_dict()})
+    assert rows == {"net.0.weight", "net.2.weight"}
+    assert "optimiser" in reasons["opt.state.0.exp_avg"]
+    assert len(reasons) == 2 + 4 * 3  # biases; step and two moments of each parameter
+    torch.save(optimiser.state_dict(), tmp_path / "opt.pt")
+    done = call("analyze", tmp_path / "opt.pt")
+    assert done.exit_code == 2
+    assert "optimiser" in done.output
+    shown = call("analyze", tmp_path / "m.pt").output
+    assert shown.count("optimiser") == 1, "a reason is told once"
+
+
+def test_analyze_loses_no_tensor_to_an_equal_name_or_a_loop(tmp_path):
+    looped = {"a": {"b": torch.randn(6, 8)}, "a.b": torch.randn(7, 8), "last": torch.randn(5, 8)}
+    looped["again"] = looped["model"] = looped
+    rows, _ = analysed(tmp_path / "m.pt", looped)
+    assert rows == {"a.b", "a.b (2)", "last"}
+    many = {f"{i}.bias": torch.ones(2) for i in range(200)}
+    torch.save({"weight": torch.randn(6, 8), **many}, tmp_path / "many.pt")
+    done = call("analyze", tmp_path / "many.pt")
+    assert "and 170 more" in " ".join(done.output.split())
 
 
 def test_analyze_makes_the_folder_of_its_table(tmp_path):
@@ -281,6 +348,16 @@ def test_a_bad_checkpoint_is_told_in_our_words(tmp_path, kind):
     assert "weights_only`" not in done.output
     assert len(done.output.strip().splitlines()) == 1
     assert "must be a checkpoint of plain tensors" in done.output
+
+
+def test_the_built_in_model_leaves_the_streams_of_all_devices_alone(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    before = torch.get_rng_state()
+    (one, x), (two, _) = default_target(), default_target()
+    assert torch.equal(before, torch.get_rng_state())
+    assert seeded == [], "before CUDA starts, the seed would wait for it"
+    assert torch.equal(one(x), two(x))
 
 
 def test_verify_the_built_in_and_an_own_model(tmp_path):

@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 
 from gramscope.base.errors import GramscopeError
-from gramscope.store import RunWriter, StoreError, open_run
+from gramscope.store import Disk, RunWriter, StoreError, open_run
 from store.conftest import TESTS
 from store.content import arrays_of, assert_record_holds, scalars_of
 from store.failing_disk import FailingDisk
 
 STEPS = [0, 1, 2]
+
+
+def committed_files(path: Path) -> list[str]:
+    if not (path / "meta.json").exists():
+        return []
+    return [Path(record.arrays.file).name for record in open_run(path).records if record.arrays]
 
 
 class Bench:
@@ -39,8 +45,14 @@ class Bench:
         assert self.failures[-1].errno == self.disk.number
         assert "disk is full" in str(self.failures[-1])
         self.assert_readable()
+        if not self.disk.lasting:
+            self.assert_no_arrays_without_a_line()
         self.disk.heal()
         return action()
+
+    def assert_no_arrays_without_a_line(self) -> None:
+        files = [file.name for file in (self.path / "arrays").glob("*")]  # with a dot too: temporary ones
+        assert sorted(files) == sorted(committed_files(self.path))
 
     def assert_readable(self) -> None:
         if not (self.path / "meta.json").exists():
@@ -84,12 +96,7 @@ class Bench:
         assert again == 2 or (again == 3 and self.disk.lasting)
         assert [(r.step, r.attempt) for r in run.view] == [(0, 0), (1, 0), (2, again), (3, again)]
         assert len(run.history()) == 6
-        files = {file.name for file in (self.path / "arrays").iterdir()}
-        committed = {Path(record.arrays.file).name for record in run.records if record.arrays}
-        # A commit that failed takes its arrays back, unless the disk refused that too.
-        assert committed <= files
-        if not self.disk.lasting:
-            assert len(files - committed) <= 1
+        self.assert_no_arrays_without_a_line()
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["nothing taken", "half taken"])
@@ -111,6 +118,44 @@ def test_full_disk_at_every_call(tmp_path: Path, lasting: bool, short: bool) -> 
         shutil.rmtree(bench.path)
     # Half a write is gone on with, but for the seven lines that commit six steps and a restart.
     assert raised == (7 if short and not lasting else len(places))
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "until mended"])
+def test_a_failed_commit_leaves_no_arrays(tmp_path: Path, lasting: bool) -> None:
+    """Training goes on: the step that failed is not tried again, so nothing would write over its arrays."""
+    healthy = FailingDisk(10**9)
+    with RunWriter.create(tmp_path / "healthy", disk=healthy) as writer:
+        before = len(healthy.calls)
+        writer.append(0, {"loss": 1.0}, {"kernel": [1.0]})
+    calls = healthy.calls[before:]
+    assert calls == ["open", "write", "flush", "rename", "flush", "write", "flush"]
+    for place in range(1, len(calls) + 1):
+        path = tmp_path / str(place)
+        disk = FailingDisk(10**9, lasting=lasting)
+        with RunWriter.create(path, disk=disk) as writer:
+            writer.append(0, {"loss": 1.0}, {"kernel": [1.0]})
+            disk.fail_at = len(disk.calls) + place
+            with pytest.raises(StoreError, match="disk is full"):
+                writer.append(1, {"loss": 0.5}, {"kernel": [0.5]})
+            disk.heal()
+            if lasting:  # nothing could be taken back then; the next step does it
+                writer.append(2, {"loss": 0.25})
+            files = [file.name for file in (path / "arrays").iterdir()]
+            assert files == ["step_00000000.safetensors"], (place, calls[place - 1])
+        assert open_run(path).verify() == []
+
+
+def test_a_failed_amendment_keeps_the_arrays_of_its_step(tmp_path: Path) -> None:
+    disk = FailingDisk(10**9)
+    with RunWriter.create(tmp_path / "a", disk=disk) as writer:
+        writer.append(0, {"loss": 1.0}, {"kernel": [1.0]})
+        disk.fail_at = len(disk.calls) + 1
+        with pytest.raises(StoreError, match="disk is full"):
+            writer.amend({"late": 2.0})
+        writer.append(1, {"loss": 0.5})
+    run = open_run(tmp_path / "a")
+    assert run.array("kernel", 0).tolist() == [1.0]
+    assert run.verify() == []
 
 
 def test_the_bench_finds_a_lost_step(tmp_path: Path) -> None:
@@ -174,6 +219,25 @@ def test_an_interrupt_in_the_middle_of_a_commit_is_taken_back(tmp_path: Path) ->
         assert open_run(tmp_path / "a").steps == [0]
         writer.append(1, {"loss": 0.25})
     assert open_run(tmp_path / "a").scalars()["loss"].tolist() == [1.0, 0.25]
+
+
+@pytest.mark.parametrize("call", ["write", "rename", "flush_directory"])
+def test_an_interrupt_while_arrays_are_written_leaves_none(tmp_path: Path, call: str) -> None:
+    class Interrupted(Disk):
+        def __getattribute__(self, name: str) -> object:
+            if name == call and stopped:
+                stopped.clear()
+                raise KeyboardInterrupt
+            return super().__getattribute__(name)
+
+    stopped: list[bool] = []
+    with RunWriter.create(tmp_path / "a", disk=Interrupted()) as writer:
+        stopped.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(0, {"loss": 1.0}, {"kernel": [1.0]})
+        assert list((tmp_path / "a" / "arrays").iterdir()) == []
+        writer.append(0, {"loss": 1.0}, {"kernel": [1.0]})
+    assert open_run(tmp_path / "a").verify() == []
 
 
 def test_a_run_that_was_removed_is_noticed(tmp_path: Path) -> None:

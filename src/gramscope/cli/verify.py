@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.progress import progress
+from gramscope.base.rng import seeded
 from gramscope.capture.network import count_examples, evaluate, in_dtype, prepare_input, slice_examples, unwrap
 from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.kernels.gradients import gradient_gram
@@ -136,8 +137,7 @@ def default_target() -> tuple[nn.Module, Tensor]:
             x = torch.tanh(self.shared(torch.tanh(self.shared(x))))
             return self.head(x.mean(1))
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return Mixed(), torch.randn(6, 2, 5)
 
 

@@ -96,7 +96,7 @@ class Heat:
             return low, high
         return (min(low, 0.0), max(high, 0.0)) if low or high else (0.0, 1.0)
 
-    def json(self, most: int = MOST_POINTS) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         low, high = self.scale
         return {
             "name": self.name,
@@ -213,7 +213,8 @@ class Panel:
 
 
 def _mark(mark: Mark, most: int) -> dict[str, Any]:
-    return {"kind": "heat" if isinstance(mark, Heat) else "line", **mark.json(most)}
+    """``most`` is of the points of a line; a matrix is cut to ``MOST_CELLS`` where it is made."""
+    return {"kind": "heat", **mark.json()} if isinstance(mark, Heat) else {"kind": "line", **mark.json(most)}
 
 
 def numbers(values: Numbers) -> list[int | float | None]:

@@ -68,11 +68,11 @@ class Disk:
 
     def write_whole(self, path: Path, data: bytes) -> None:
         """``path`` holds all of ``data`` or what it held before: temporary file, flush, rename, directory flush."""
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = temporary_name(path)
         try:
             self._fill(temporary, data)
             self.rename(temporary, path)
-        except OSError:
+        except BaseException:  # an interrupt too
             self.remove_if_possible(temporary)
             raise
         self.flush_directory(path.parent)
@@ -87,12 +87,20 @@ class Disk:
         finally:
             os.close(descriptor)
 
-    def remove_if_possible(self, path: Path) -> None:
-        """Tidying up after a failure must not hide the failure; what stays behind is never read."""
+    def remove_if_possible(self, path: Path) -> bool:
+        """Whether it is gone. Tidying up after a failure must not hide the failure; what stays behind is never read."""
         try:
             self.remove(path)
+        except FileNotFoundError:
+            return True
         except OSError:
-            return
+            return False
+        return True
+
+
+def temporary_name(path: Path) -> Path:
+    """Where a file is written before it takes its own name."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def open_inside(root: Path, relative: str) -> int:

@@ -18,21 +18,17 @@ _SET_HERE = ("schema", "created", "gramscope")
 
 def fresh_meta(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The meta data of a new run: what the caller gives, and schema, name, time and version."""
-    check_changes(given)
+    taken = [key for key in _SET_HERE if key in given]
+    if taken:
+        raise InputError(
+            f"{', '.join(taken)} of meta.json are set by gramscope itself. Choose other names, or 'config'."
+        )
     stamp = {"schema": SCHEMA, "name": clean_text(path.resolve().name), "created": _now(), "gramscope": __version__}
     return {**stamp, **strict_json(given)}
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def check_changes(changes: Mapping[str, Any]) -> None:
-    taken = [key for key in _SET_HERE if key in changes]
-    if taken:
-        raise InputError(
-            f"{', '.join(taken)} of meta.json are set by gramscope itself. Choose other names, or 'config'."
-        )
 
 
 def write_meta(path: Path, meta: Mapping[str, Any], disk: Disk) -> None:

@@ -19,13 +19,12 @@ import numpy.typing as npt
 from gramscope.base.errors import InputError
 from gramscope.store.arrays import encode_arrays, read_arrays
 from gramscope.store.errors import RunExists, StoreError, disk_trouble
-from gramscope.store.files import Disk, read_inside
+from gramscope.store.files import Disk, read_inside, temporary_name
 from gramscope.store.lock import WriterLock
-from gramscope.store.meta import check_changes, fresh_meta, read_meta, write_meta
+from gramscope.store.meta import fresh_meta, read_meta, write_meta
 from gramscope.store.names import check_name
 from gramscope.store.records import (
     ARRAYS_FOLDER,
-    META_FILE,
     SCALARS_FILE,
     Arrays,
     DamagedLine,
@@ -36,7 +35,6 @@ from gramscope.store.records import (
     decode_line,
     encode_line,
     newest_view,
-    strict_json,
 )
 
 
@@ -71,6 +69,7 @@ class RunWriter:
         self._mutex = threading.RLock()
         self._length = 0  # of scalars.jsonl, up to the end of the last committed line
         self._torn = False  # whether bytes after that may be on the disk, of a write that failed
+        self._loose: list[Path] = []  # files of arrays that no line names yet
         self._lowest = 0  # the lowest step that may come next
         self._last: Record | None = None
         self._kept: list[Record] = []  # of earlier attempts, that this one goes on from
@@ -215,7 +214,7 @@ class RunWriter:
             record = dataclasses.replace(self._last, scalars=scalars, attempt=self.attempt)
             with disk_trouble(f"committing step {record.step} to {self.path}"):
                 self._mend()
-                self._commit(record, keep_arrays=True)
+                self._commit(record)
             self._last = record
             return record
 
@@ -237,10 +236,15 @@ class RunWriter:
 
     def _write_arrays(self, step: int, data: bytes, arrays: Mapping[str, Any]) -> Arrays:
         file = arrays_file(step, self.attempt)
-        self._disk.write_whole(self.path / file, data)
+        self._loose += [temporary_name(self.path / file), self.path / file]
+        try:
+            self._disk.write_whole(self.path / file, data)
+        except BaseException:
+            self._take_back()
+            raise
         return Arrays(file, hashlib.sha256(data).hexdigest(), tuple(arrays))
 
-    def _commit(self, record: Record, keep_arrays: bool = False) -> None:
+    def _commit(self, record: Record) -> None:
         line = encode_line(record)
         self._torn = True
         try:
@@ -252,24 +256,26 @@ class RunWriter:
                 )
             self._disk.flush_if_asked(self._scalars)
         except BaseException:
-            self._take_back(None if keep_arrays else record.arrays)
+            self._take_back()
             raise
         self._length += len(line)
         self._torn = False
+        self._loose.clear()
 
-    def _take_back(self, arrays: Arrays | None) -> None:
+    def _take_back(self) -> None:
         """Undo a commit that failed; if that fails too, the next append does it (:meth:`_mend`)."""
         try:
-            self._cut_tail()
+            self._tidy()
         except OSError:
             return
-        if arrays is not None:
-            self._disk.remove_if_possible(self.path / arrays.file)
 
-    def _cut_tail(self) -> None:
-        self._disk.truncate(self._scalars, self._length)
-        self._disk.flush_if_asked(self._scalars)
-        self._torn = False
+    def _tidy(self) -> None:
+        """First the line, then the arrays that it names: no reader may find a line without them."""
+        if self._torn:
+            self._disk.truncate(self._scalars, self._length)
+            self._disk.flush_if_asked(self._scalars)
+            self._torn = False
+        self._loose = [path for path in self._loose if not self._disk.remove_if_possible(path)]
 
     def _mend(self) -> None:
         """Before new bytes: nothing but committed lines may be in the file."""
@@ -280,21 +286,12 @@ class RunWriter:
                 "Close this writer and create a new run.",
                 errno.ENOENT,
             )
-        if self._torn:
-            self._cut_tail()
-        elif status.st_size != self._length:
+        if not self._torn and status.st_size != self._length:
             raise StoreError(
                 f"{self.path / SCALARS_FILE} must have {self._length} bytes, but has {status.st_size}: another program "
                 "has changed it. Close this writer, look at the run, and go on with RunWriter.resume."
             )
-
-    def update_meta(self, changes: Mapping[str, Any]) -> None:
-        """Replace some entries of ``meta.json``, as a whole file or not at all."""
-        check_changes(changes)
-        with self._writing(), disk_trouble(f"writing {self.path / META_FILE}"):
-            content = {**self.meta, **strict_json(changes)}
-            write_meta(self.path, content, self._disk)
-            self.meta = content
+        self._tidy()
 
     def close(self) -> None:
         """End writing and free the lock; the run can be resumed. Closing twice is fine."""
