@@ -2,6 +2,7 @@
 
 import itertools
 
+import mpmath
 import numpy as np
 import torch
 
@@ -31,14 +32,20 @@ class Brackets:
 
 def reference_step(layer, jets, C_b, C_W, lambda_b, lambda_W, r, order=200):
     """The recursions of theory 3, sections 1, 2 and 4, one component at a time; ``layer`` is a dict of tensors."""
+    m = Brackets(jets, layer["K"], order)
+    return reference_loops(
+        layer, m, C_b, C_W, lambda_b, lambda_W, r, zeros=lambda shape: torch.zeros(shape, dtype=torch.float64)
+    )
+
+
+def reference_loops(layer, m, C_b, C_W, lambda_b, lambda_W, r, zeros):
+    """:func:`reference_step` with brackets ``m`` of any kind of number; ``zeros(shape)`` makes an array for them."""
     K, Th, V, D, F, A, B, P, Q = (layer[name] for name in TENSORS)
     n = K.shape[0]
-    m = Brackets(jets, K, order)
-    pair = {
-        (i, j): torch.stack([torch.stack([m((a, i), (b, j)) for b in range(n)]) for a in range(n)])
-        for i, j in itertools.product(range(4), repeat=2)
-        if i + j <= 4
-    }
+    pair = {orders: zeros((n, n)) for orders in ((0, 0), (1, 1), (0, 2), (2, 0), (2, 2), (1, 3), (3, 1))}
+    for (i, j), table in pair.items():
+        for a, b in itertools.product(range(n), repeat=2):
+            table[a, b] = m((a, i), (b, j))
 
     def ss_DD(a, b, T):
         return pair[2, 0][a, b] * T[a, a] + 2 * pair[1, 1][a, b] * T[a, b] + pair[0, 2][a, b] * T[b, b]
@@ -48,12 +55,12 @@ def reference_step(layer, jets, C_b, C_W, lambda_b, lambda_W, r, order=200):
         return lambda_W * ss_DD(a, b, T) + C_W * Th[a, b] * slopes
 
     def of_pairs(outer, c, d, inner, T):
-        table = torch.zeros(n, n, dtype=torch.float64)
+        table = zeros((n, n))
         for p, q in itertools.product(range(n), repeat=2):
             table[p, q] = inner(c, d, T[p, q])
         return lambda a, b: outer(a, b, table)
 
-    new = {name: torch.zeros_like(layer[name]) for name in TENSORS}
+    new = {name: zeros(layer[name].shape) for name in TENSORS}
     mean_w = lambda_W * pair[0, 0] + C_W * Th * pair[1, 1]
     new["K"] = C_b + C_W * pair[0, 0]
     new["Theta"] = lambda_b + lambda_W * pair[0, 0] + C_W * pair[1, 1] * Th
@@ -97,6 +104,110 @@ def reference_step(layer, jets, C_b, C_W, lambda_b, lambda_W, r, order=200):
             + r * C_W**2 * (pair[1, 1][i, j] * inner + Th[i, j] * through)
         )
     return new
+
+
+class PlaneBrackets:
+    """Brackets of a piecewise linear s for samples z_a = v_a·g with g in the plane, in mpmath's digits.
+
+    With polar coordinates of g all comes down to trigonometric polynomials on the arcs between the kinks; a δ(z_a)
+    leaves a line of g, on which every factor is a power. No covariance is formed, so no small angle is lost.
+    """
+
+    def __init__(self, a_plus, a_minus, vectors):
+        self.slopes = mpmath.mpf(a_plus), mpmath.mpf(a_minus)
+        self.lengths = [mpmath.hypot(*v) for v in vectors]
+        self.angles = [mpmath.atan2(v[1], v[0]) for v in vectors]
+        self.seen = {}
+
+    def __call__(self, *factors):
+        factors = tuple(sorted(factors))
+        if factors not in self.seen:
+            self.seen[factors] = self.bracket(factors)
+        return self.seen[factors]
+
+    def bracket(self, factors):
+        orders = sorted(order for _, order in factors)
+        if orders[-1] <= 1:
+            return self.over_arcs(factors)
+        if orders in ([2, 2], [1, 3]):
+            (i, _), (j, _) = sorted(factors, key=lambda f: -f[1])
+            # Two δ of one sample: infinite, and cancel in every use.
+            return mpmath.mpf(0) if i == j else self.two_kinks(i, j, orders)
+        return self.on_line(factors)
+
+    def slope(self, z):
+        return self.slopes[0] if z > 0 else self.slopes[1]
+
+    def over_arcs(self, factors):
+        powers = sum(order == 0 for _, order in factors)
+        turn = 2 * mpmath.pi
+        kinks = sorted({(self.angles[a] + q * mpmath.pi / 2) % turn for a, _ in factors for q in (1, 3)})
+        total = mpmath.mpf(0)
+        for left, right in itertools.pairwise([*kinks, kinks[0] + turn]):
+            middle = (left + right) / 2
+            weight = mpmath.fprod(self.slope(mpmath.cos(middle - self.angles[a])) for a, _ in factors)
+            if weight:
+                total += weight * self.cosines([self.angles[a] for a, o in factors if o == 0], left, right)
+        sizes = mpmath.fprod(self.lengths[a] for a, order in factors if order == 0)
+        return total / turn * sizes * 2 ** (mpmath.mpf(powers) / 2) * mpmath.gamma(1 + mpmath.mpf(powers) / 2)
+
+    @staticmethod
+    def cosines(angles, left, right):
+        """∫ ∏ cos(t - φ) dt, the product being a mean of cosines of sums."""
+        total = mpmath.mpf(0)
+        for signs in itertools.product((1, -1), repeat=len(angles)):
+            times, phase = sum(signs), mpmath.fdot(signs, angles) if angles else mpmath.mpf(0)
+            if times:
+                total += (mpmath.sin(times * right - phase) - mpmath.sin(times * left - phase)) / times
+            else:
+                total += (right - left) * mpmath.cos(phase)
+        return total / 2 ** len(angles)
+
+    def on_line(self, factors):
+        (i,) = (a for a, order in factors if order == 2)
+        same = [order for a, order in factors if a == i and order < 2]
+        if 0 in same:
+            return mpmath.mpf(0)
+        m, (up, down) = len(same), self.slopes
+        weight = (up ** (m + 1) - down ** (m + 1)) / (m + 1) / (mpmath.sqrt(2 * mpmath.pi) * self.lengths[i])
+        total = mpmath.mpf(0)
+        others = [(self.lengths[a] * mpmath.sin(self.angles[a] - self.angles[i]), o) for a, o in factors if a != i]
+        powers = sum(order == 0 for _, order in others)
+        for side in (1, -1):
+            total += mpmath.fprod(self.slope(side * t) * (side * t if o == 0 else 1) for t, o in others) / 2
+        moment = 2 ** (mpmath.mpf(powers) / 2) * mpmath.gamma((mpmath.mpf(powers) + 1) / 2) / mpmath.sqrt(mpmath.pi)
+        return weight * total * moment
+
+    def two_kinks(self, i, j, orders):
+        """<s''_i s''_j>, or <s'''_i s'_j> = -J d/dz_i E[s'_j | z_i] p(z_i) at 0, J = a₊ - a₋."""
+        jump = self.slopes[0] - self.slopes[1]
+        sine = abs(mpmath.sin(self.angles[i] - self.angles[j]))
+        density = jump**2 / (2 * mpmath.pi * self.lengths[i] * self.lengths[j] * sine)
+        if orders == [2, 2]:
+            return density
+        return -density * mpmath.cos(self.angles[i] - self.angles[j]) * self.lengths[j] / self.lengths[i]
+
+
+def plane_flow(x, a_plus, a_minus, widths, C_b, C_W, lambda_b, lambda_W):
+    """Layers of two inputs, or layer 2 of several in the plane with C_b = 0, in mpmath's digits."""
+    exact = np.array([[mpmath.mpf(v) for v in row] for row in x.tolist()], dtype=object)
+    gram = exact @ exact.T / x.shape[1]
+
+    def zeros(shape):
+        return np.full(shape, mpmath.mpf(0), dtype=object)
+
+    n = len(exact)
+    layers = [{"K": C_b + C_W * gram, "Theta": lambda_b + lambda_W * gram} | {t: zeros((n,) * 4) for t in TENSORS[2:]}]
+    vectors = [[mpmath.sqrt(C_W / mpmath.mpf(2)) * v for v in row] for row in exact]
+    for place in range(1, len(widths) - 1):
+        K = layers[-1]["K"]
+        if n == 2:
+            long, other = mpmath.sqrt(K[0, 0]), K[0, 1] / mpmath.sqrt(K[0, 0])
+            vectors = [(long, mpmath.mpf(0)), (other, mpmath.sqrt(K[1, 1] - other**2))]
+        m = PlaneBrackets(a_plus, a_minus, vectors)
+        r = mpmath.mpf(widths[place]) / widths[place - 1] if place > 1 else 1
+        layers.append(reference_loops(layers[-1], m, C_b, C_W, lambda_b, lambda_W, r, zeros))
+    return layers
 
 
 def forward(weights, x, function):

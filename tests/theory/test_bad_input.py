@@ -1,11 +1,18 @@
 """What cannot be computed is refused with a reason."""
 
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.theory.cutoff import depth_to_width
 from gramscope.theory.finite_width import FiniteWidthMLP
+from gramscope.theory.nearly_kernel import NearlyKernelRegressor
+from gramscope.theory.quadratic import QuadraticModel
 
 X = torch.tensor([[1.0, -0.5]])
 
@@ -111,3 +118,99 @@ def test_inputs():
         mlp.flow_from_gram(torch.ones(1, 1, dtype=torch.complex128))
     with pytest.raises(InputError, match="kink"):
         mlp.flow(X, kink="smooth")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: torch.softmax(z, -1),
+        lambda z: z - z.mean(),
+        lambda z: torch.cumsum(z, 0),
+        lambda z: torch.tanh(z + 1e-3 * torch.rand_like(z)),
+        lambda z: z / z.norm(),
+    ],
+)
+def test_activations_that_are_not_elementwise(function):
+    with pytest.raises(InputError, match="each element alone"):
+        FiniteWidthMLP(widths=[2, 4, 1], activation=function)
+
+
+def test_depth_to_width_of_what_is_not_fully_connected():
+    linear = [nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)]
+    with pytest.raises(InputError, match="weights in Conv2d"):
+        depth_to_width(nn.Sequential(nn.Conv2d(1, 8, 3), *linear))
+    plain = depth_to_width(nn.Sequential(*linear))
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.LayerNorm(16), nn.PReLU(), nn.Linear(16, 2))
+    assert depth_to_width(normed) == plain
+    torch.nn.utils.parametrizations.weight_norm(normed[1])
+    assert depth_to_width(normed) == plain
+
+
+@pytest.mark.parametrize(
+    "samples", [torch.tensor([2]), [-3], torch.tensor([0.0]), torch.tensor([True]), torch.tensor(0)]
+)
+def test_samples_of_the_drift(samples):
+    flow = FiniteWidthMLP(widths=[2, 4, 1], activation="sin").flow(torch.tensor([[1.0, -0.5], [0.3, 0.8]]))
+    with pytest.raises(InputError, match="indices of the 2 inputs"):
+        flow.ntk_drift(samples)
+    assert torch.equal(flow.ntk_drift([1]), flow.ntk_drift(torch.tensor([False, True])))
+
+
+def test_quadratic_models():
+    def features(x):
+        return x
+
+    def meta(x):
+        return x[:, :, None] * x[:, None, :]
+
+    x, y = np.eye(2, 3), np.ones((2, 1))
+    with pytest.raises(InputError, match="epsilon must be a finite number"):
+        QuadraticModel(features, meta, float("nan"))
+    model = QuadraticModel(features, meta, 0.1)
+    for call in (model, model.effective_features):
+        with pytest.raises(InputError, match=r"weights must have shape \(outputs, 3\)"):
+            call(x, np.ones((1, 2)))
+    with pytest.raises(InputError, match=r"features\(x\) must be finite"):
+        model.train(np.full((2, 3), np.nan), y)
+    with pytest.raises(InputError, match="y must be finite"):
+        model.train(x, y * np.nan)
+
+
+@pytest.mark.parametrize("output", [5, -1, True])
+def test_outputs_of_a_trained_kernel(output):
+    x = np.linspace(-1, 1, 4)[:, None]
+    fitted = NearlyKernelRegressor().fit(x, x[:, 0])
+    for kernel in (fitted.trained_kernel, fitted.effective_kernel):
+        with pytest.raises(InputError, match="output must be an integer of 0"):
+            kernel(x, output=output)
+
+
+WRONG_TYPES = """
+import numpy as np, torch
+from gramscope.base.errors import InputError
+from gramscope.theory import FiniteWidthMLP, QuadraticModel, ensemble, strengths
+mlp = FiniteWidthMLP([2, 4, 1])
+flow = mlp.flow(torch.ones(1, 2))
+for call, part in [
+    (lambda: FiniteWidthMLP([2, 4, 1], C_W="1"), "C_W must be a number"),
+    (lambda: FiniteWidthMLP([2, 4, 1], C_W=["1", "1"]), "C_W must be a number"),
+    (lambda: mlp.flow(np.ones((1, 2))), "got ndarray. Pass torch.tensor"),
+    (lambda: mlp.flow(torch.ones(1, 2, 1)), "Flatten the features"),
+    (lambda: flow.ntk_drift([0.5]), "indices of the 1 inputs"),
+    (lambda: flow.ntk_drift(0), "a list or a tensor of indices"),
+    (lambda: ensemble(flow, width=4.5), "width must be one or several integers"),
+    (lambda: ensemble(mlp), "theory must be a Flow"),
+    (lambda: strengths(mlp), "flow must be a Flow"),
+    (lambda: QuadraticModel(len, len, "a"), "epsilon must be a finite number"),
+]:
+    try:
+        call()
+    except InputError as error:
+        assert part in str(error), (part, str(error))
+    else:
+        raise AssertionError(part)
+"""
+
+
+def test_wrong_types_without_the_type_checks_of_the_tests():
+    subprocess.run([sys.executable, "-c", WRONG_TYPES], check=True, timeout=120)

@@ -244,6 +244,7 @@ def differentiated(function: Callable[[Tensor], Tensor], name: str | None = None
     """
     label = name or str(getattr(function, "__name__", type(function).__name__))
     result = Differentiated(label, function)
+    _check_elementwise(result)
     _check_derivatives(result)
     return result
 
@@ -276,6 +277,20 @@ def _derivative(value: Tensor, leaf: Tensor, order: int, label: str) -> Tensor:
             f"{error}. Write it with differentiable torch operations, or use a named activation."
         ) from error
     return torch.zeros_like(leaf) if slope is None else slope
+
+
+def _check_elementwise(activation: Smooth) -> None:
+    z = torch.linspace(-2.3, 2.7, 12, dtype=torch.float64).reshape(3, 4)
+    together = activation.jets(z)[0].flatten()
+    alone = torch.cat([activation.jets(v.reshape(1))[0] for v in z.flatten()])
+    differs = ~torch.isclose(together, alone, rtol=1e-9, atol=1e-9, equal_nan=True)
+    if bool(differs.any()):
+        where = int(differs.nonzero()[0])
+        raise InputError(
+            f"activation {activation.name!r} must act on each element alone, but s({float(z.flatten()[where]):.3g}) is "
+            f"{float(alone[where]):.6g} by itself and {float(together[where]):.6g} among other elements. The theory is "
+            "that of elementwise activations: leave out softmax, normalisation and noise."
+        )
 
 
 def _check_derivatives(activation: Smooth, reach: float = 6.0, cells: int = 1200) -> None:

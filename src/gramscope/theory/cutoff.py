@@ -7,9 +7,10 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from gramscope.base.errors import InputError
-from gramscope.theory.finite_width import FiniteWidthMLP, Flow
+from gramscope.theory.finite_width import FiniteWidthMLP, Flow, check_flow
 
 Regime = Literal["infinite-width", "representation learning", "strongly coupled"]
 
@@ -63,6 +64,12 @@ def depth_to_width(network: FiniteWidthMLP | Flow | nn.Module | Sequence[int]) -
 
 def _linear_widths(model: nn.Module) -> list[int]:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    others = [type(module).__name__ for module in model.modules() if _mixes(module)]
+    if others:
+        raise InputError(
+            f"the module must be a chain of Linear layers, but it has weights in {', '.join(sorted(set(others)))}, "
+            "which the theory of fully connected networks does not know. Pass the widths n_0, ..., n_L that you mean."
+        )
     chained = all(a.out_features == b.in_features for a, b in pairwise(layers))
     if not layers or not chained:
         shapes = [(layer.in_features, layer.out_features) for layer in layers]
@@ -71,6 +78,13 @@ def _linear_widths(model: nn.Module) -> list[int]:
             "Pass the widths n_0, ..., n_L that you mean."
         )
     return [layers[0].in_features, *(layer.out_features for layer in layers)]
+
+
+def _mixes(module: nn.Module) -> bool:
+    """Whether it is no Linear layer and has a weight matrix; gains and biases of a normalisation are vectors."""
+    if isinstance(module, nn.Linear | ParametrizationList):
+        return False
+    return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
 
 
 def strengths(flow: Flow) -> dict[str, torch.Tensor]:
@@ -83,6 +97,7 @@ def strengths(flow: Flow) -> dict[str, torch.Tensor]:
     >>> round(float(strengths(mlp.flow(torch.ones(1, 3)))["Q"][-1]) * 64 / 8, 3)       # l/3n, up to 1/l²
     0.328
     """
+    check_flow(flow, "flow")
     if len(flow) < 2:
         raise InputError("the flow must have at least two layers: a single layer has no 1/n tensors.")
     found: dict[str, list[torch.Tensor]] = {}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.theory.activations import Activation, Kinked, Real, resolve
 from gramscope.theory.moments import check_kernel, gaussian_moments
+from gramscope.theory.narrow_flow import Source, narrow_layers, of_gram, of_inputs
 from gramscope.theory.recursions import Layer, Rates, first_layer, next_layer
 
 Rate: TypeAlias = Real | Sequence[Real] | Tensor | np.ndarray
@@ -74,15 +76,20 @@ class FiniteWidthMLP:
                 autograd compute: s'' = 0 inside the network. They differ in P and Q, between different inputs.
             tolerance: to which the Gaussian expectations are refined, where they have no closed form.
         """
-        if not isinstance(x, Tensor) or x.ndim != 2:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise InputError(f"x must be a tensor of shape (n, n_0), got {got}. Add a batch axis: x[None].")
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"x must be a tensor of shape (n, n_0), got {type(x).__name__}. Pass torch.tensor(x), in float64."
+            )
+        if x.ndim != 2:
+            advice = " Add a batch axis: x[None]." if x.ndim < 2 else " Flatten the features: x.flatten(1)."
+            raise InputError(f"x must have shape (n, n_0), got {tuple(x.shape)}.{advice}")
         if x.shape[0] == 0 or x.shape[1] == 0:
             raise InputError(f"x must hold at least one input of at least one feature, got shape {tuple(x.shape)}.")
         check_plain(x, "x")
         check_finite(x, "x", "Remove or mend those inputs.")
         inputs = x.detach().to(torch.float64)
-        return self._flow(inputs @ inputs.T / x.shape[1], x.shape[1], inputs, kink, tolerance)
+        gram = inputs @ inputs.T / x.shape[1]
+        return self._flow(gram, of_inputs(inputs, x.dtype), x.shape[1], inputs, kink, tolerance)
 
     def flow_from_gram(
         self, gram: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10
@@ -96,18 +103,26 @@ class FiniteWidthMLP:
         check_plain(gram, "gram")
         matrix = gram.detach().to(torch.float64)
         check_kernel(matrix, "gram")
-        return self._flow(matrix, None, None, kink, tolerance)
+        return self._flow(matrix, of_gram(matrix), None, None, kink, tolerance)
 
-    def _flow(self, gram: Tensor, n_0: int | None, x: Tensor | None, kink: str, tolerance: Real) -> "Flow":
+    def _flow(
+        self, gram: Tensor, source: Source, n_0: int | None, x: Tensor | None, kink: str, tolerance: Real
+    ) -> "Flow":
         if kink not in ("distributional", "autograd"):
             raise InputError(f"kink must be 'distributional' or 'autograd', got {kink!r}. See FiniteWidthMLP.flow.")
         widths = self.layer_widths(n_0)
         rates = self.layer_rates(len(widths))
-        layers = [first_layer(gram, rates[0])]
-        for place, rate in enumerate(rates[1:]):
-            ratio = widths[place] / widths[place - 1] if place else 1.0  # at layer 1 there is nothing to carry
-            moments = gaussian_moments(self.activation, layers[-1].K, tolerance)
-            layers.append(next_layer(layers[-1], moments, rate, ratio, explicit_kink=kink == "distributional"))
+        # At layer 1 there is nothing to carry.
+        ratios = [Fraction(widths[place], widths[place - 1]) if place else Fraction(1) for place in range(len(widths))]
+        explicit = kink == "distributional"
+        layers = None
+        if isinstance(self.activation, Kinked) and not self.activation.is_linear:
+            layers = narrow_layers(self.activation, source, gram, rates, ratios, explicit)
+        if layers is None:
+            layers = [first_layer(gram, rates[0])]
+            for rate, ratio in zip(rates[1:], ratios, strict=False):
+                moments = gaussian_moments(self.activation, layers[-1].K, tolerance)
+                layers.append(next_layer(layers[-1], moments, rate, float(ratio), explicit))
         return Flow(tuple(layers), self, widths, rates, gram, x, kink)
 
     def layer_widths(self, n_0: int | None = None) -> tuple[int, ...]:
@@ -183,7 +198,7 @@ class Flow:
             raise IndexError(f"layer must be 2 ... {len(self)}: only these have a hidden layer below, got {layer!r}.")
         return self.widths[layer - 2]
 
-    def ntk_drift(self, samples: Tensor | None = None) -> Float[Tensor, "n n"]:
+    def ntk_drift(self, samples: Tensor | Sequence[int] | None = None) -> Float[Tensor, "n n"]:
         """Mean change of the output NTK in one step of gradient descent on ½Σ(z - y)², divided by the step η.
 
         E[H_ii;12(1) - H_ii;12(0)]/η = -(1/n_{L-1}) Σ_a (P_12aa + n_L Q_12aa + Q_1a2a + (1↔2)), for targets that do not
@@ -195,11 +210,38 @@ class Flow:
         0.0159268
         """
         layer = self[len(self)]
-        index = torch.arange(layer.K.shape[0]) if samples is None else samples
+        index = _checked_samples(samples, layer.K.shape[0])
         P, Q = layer.P, layer.Q
         half = torch.einsum("abcc->abc", P) + self.widths[-1] * torch.einsum("abcc->abc", Q)
         half = (half + torch.einsum("acbc->abc", Q))[..., index.to(P.device)].sum(-1)
         return -(half + half.T) / self.fan_in(len(self))
+
+
+def check_flow(value: object, what: str) -> None:
+    """Raise unless ``value`` is a flow, and not the ensemble that it is the flow of."""
+    if not isinstance(value, Flow):
+        advice = " Pass mlp.flow(x)." if isinstance(value, FiniteWidthMLP) else ""
+        raise InputError(
+            f"{what} must be a Flow, as FiniteWidthMLP(...).flow(x) gives, got {type(value).__name__}.{advice}"
+        )
+
+
+def _checked_samples(samples: Tensor | Sequence[int] | None, n: int) -> Tensor:
+    if samples is None:
+        return torch.arange(n)
+    if not isinstance(samples, Tensor | Sequence | np.ndarray) or np.ndim(samples) == 0:
+        raise InputError(
+            f"samples must be a list or a tensor of indices of the {n} inputs of this flow, got {samples!r}."
+        )
+    index = torch.as_tensor(samples) if len(samples) else torch.arange(0)
+    if index.dtype is torch.bool and tuple(index.shape) == (n,):
+        return index.nonzero()[:, 0]
+    whole = index.ndim == 1 and index.dtype is not torch.bool and not index.is_floating_point()
+    if not whole or bool(((index < -n) | (index >= n)).any()):
+        raise InputError(
+            f"samples must be indices of the {n} inputs of this flow, 0 ... {n - 1}, or a mask of {n}, got {samples!r}."
+        )
+    return index
 
 
 def _checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
@@ -229,6 +271,8 @@ def _checked_rates(
     value: Rate, name: str, at_least: float | None = None, above: float | None = None
 ) -> tuple[float, ...]:
     given = list(value) if isinstance(value, Sequence | Tensor | np.ndarray) else [value]
+    if any(isinstance(v, str | bytes) for v in [value, *given]):
+        raise InputError(f"{name} must be a number, or one for each layer, got the text {value!r}.")
     try:
         found = tuple(float(v) for v in given)
     except (TypeError, ValueError) as error:

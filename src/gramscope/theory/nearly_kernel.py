@@ -184,13 +184,13 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         """
         check_is_fitted(self)
         X, X2 = self._pair(X, X2)
-        return self._source.kernel(X, X2) + 0.5 * self._source.applied(X, X2, self.dual_coef_[:, output])
+        return self._source.kernel(X, X2) + 0.5 * self._source.applied(X, X2, self._coefficients(output))
 
     def effective_kernel(self, X: Any, X2: Any = None, output: int = 0) -> Float[np.ndarray, "n m"]:
         """``kᴱ_de = k_de + Σ_a (μ_{d e a} + μ_{e d a}) v^a``: the kernel of the trained effective features (11.138)."""
         check_is_fitted(self)
         X, X2 = self._pair(X, X2)
-        v = self.dual_coef_[:, output]
+        v = self._coefficients(output)
         moved = self._source.applied(X, X2, v) + self._source.applied(X2, X, v).T
         return self._source.kernel(X, X2) + moved
 
@@ -266,6 +266,14 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     def _correction(self, X: Any, z_a: Array, z_b: Array, source: Source | None = None) -> Array:
         source = self._source if source is None else source
         return source.transport(X, z_a) + source.curvature(X, z_b)
+
+    def _coefficients(self, output: int) -> Array:
+        """v of one output; of a network there is one v for all of them."""
+        outputs = self.dual_coef_.shape[1]
+        if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < outputs:
+            reason = " (those of a network share one)" if self._of_network else ""
+            raise InputError(f"output must be an integer of 0 ... {outputs - 1}{reason}, got {output!r}.")
+        return self.dual_coef_[:, output]
 
     def _pair(self, X: Any, X2: Any) -> tuple[Any, Any]:
         if self._precomputed:

@@ -14,9 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_COLLAPSED = 1e-13  # a variance that conditioning has brought below this part of what it was is zero
-_COLLINEAR = 1e-12  # of 1 - ρ²
+from gramscope.theory.arcs import four_close_signs
+from gramscope.theory.arithmetic import NARROW, Decimals, Doubles, Number
+
 _PAIRS = ((0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 2, 0, 3), (1, 3, 0, 2), (2, 3, 0, 1))
+_CHOICES = tuple(itertools.combinations(range(4), 2))
 
 
 def _double_exponential(step: float = 0.055, reach: float = 3.4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,27 +65,30 @@ def _minor(gaps: Tensor, i: int, j: int, k: int, m: int) -> Tensor:
     return 2 * ij * across - right * down + ij * (right * ik - ij * across) - im * ij * (2 * ik - down)
 
 
-Covariance = tuple[tuple[float, ...], ...]
+Covariance = tuple[tuple[Number, ...], ...]
 
 
 class SignMoments:
     """E[∏ z_i^{p_i} ∏_{i in signs} sgn z_i] of one Gaussian vector of at most four variables, remembered.
+
+    In floats, or in decimals where variables lie at small angles.
 
     >>> moments = SignMoments([[1.0, 0.0], [0.0, 4.0]])
     >>> round(moments((1, 1), (0, 1)), 12) == round(4 / math.pi, 12)    # E|z₁| E|z₂| = (2/π) · 2
     True
     """
 
-    def __init__(self, covariance: Sequence[Sequence[float]]) -> None:
-        self._covariance: Covariance = tuple(tuple(float(v) for v in row) for row in covariance)
+    def __init__(self, covariance: Sequence[Sequence[Number]], numbers: Doubles | None = None) -> None:
+        self._numbers = numbers or Doubles()
+        self._covariance: Covariance = tuple(tuple(self._numbers.number(v) for v in row) for row in covariance)
         self._scales = tuple(row[i] for i, row in enumerate(self._covariance))
-        self._seen: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], float] = {}
+        self._seen: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Number] = {}
         self._conditioned: dict[tuple[int, ...], Covariance] = {(): self._covariance}
 
-    def __call__(self, powers: tuple[int, ...], signs: tuple[int, ...], at_zero: tuple[int, ...] = ()) -> float:
+    def __call__(self, powers: tuple[int, ...], signs: tuple[int, ...], at_zero: tuple[int, ...] = ()) -> Number:
         """The moment given that the variables ``at_zero`` are 0 (a density of δ functions is the caller's)."""
         if any(powers[j] for j in at_zero) or (sum(powers) + len(signs)) % 2:
-            return 0.0
+            return self._numbers.number(0)
         turned, signs = self._cancelled(signs, at_zero)
         key = (powers, signs, at_zero)
         if key not in self._seen:
@@ -95,12 +100,16 @@ class SignMoments:
         covariance = self.conditioned(at_zero)
         for j, k in itertools.combinations(signs, 2):
             product = covariance[j][j] * covariance[k][k]
-            # The conditioned variances carry the rounding of the variances that they were taken from.
-            noise = self._scales[j] / max(covariance[j][j], 1e-300) + self._scales[k] / max(covariance[k][k], 1e-300)
-            if product > 0 and 1 - covariance[j][k] ** 2 / product <= max(_COLLINEAR, 1e-14 * noise):
+            if product > 0 and 1 - covariance[j][k] ** 2 / product <= self._least(j, k, at_zero):
                 turned, rest = self._cancelled(tuple(i for i in signs if i not in (j, k)), at_zero)
                 return (turned if covariance[j][k] > 0 else -turned), rest
         return 1, signs
+
+    def _least(self, j: int, k: int, at_zero: tuple[int, ...]) -> Number:
+        """The 1 - ρ² that is none: conditioned variances carry the rounding of those that they were taken from."""
+        covariance = self.conditioned(at_zero)
+        noise = self._scales[j] / covariance[j][j] + self._scales[k] / covariance[k][k]
+        return max(self._numbers.collinear, self._numbers.noise * noise)
 
     def conditioned(self, at_zero: tuple[int, ...]) -> Covariance:
         """Covariance given that these variables are 0; their rows are zero."""
@@ -112,19 +121,21 @@ class SignMoments:
             )
         return self._conditioned[at_zero]
 
-    def density(self, j: int, at_zero: tuple[int, ...] = ()) -> float:
+    def density(self, j: int, at_zero: tuple[int, ...] = ()) -> Number:
         """Density of z_j at 0, given the others at 0; 0 where nothing of its variance is left."""
         variance = self.conditioned(at_zero)[j][j]
-        return 0.0 if self._collapsed(j, variance) else 1 / math.sqrt(2 * math.pi * variance)
+        if self._collapsed(j, variance):
+            return self._numbers.number(0)
+        return 1 / self._numbers.sqrt(2 * self._numbers.pi * variance)
 
-    def _collapsed(self, j: int, variance: float) -> bool:
-        return variance <= _COLLAPSED * self._scales[j]
+    def _collapsed(self, j: int, variance: Number) -> bool:
+        return bool(variance <= self._numbers.collapsed * self._scales[j])
 
-    def _lowered(self, powers: tuple[int, ...], signs: tuple[int, ...], at_zero: tuple[int, ...]) -> float:
+    def _lowered(self, powers: tuple[int, ...], signs: tuple[int, ...], at_zero: tuple[int, ...]) -> Number:
         i = next(k for k, power in enumerate(powers) if power)
         covariance = self.conditioned(at_zero)
         left = _lower(powers, i)
-        total = 0.0
+        total = self._numbers.number(0)
         for j, c in enumerate(covariance[i]):
             if j in at_zero or c == 0:
                 continue
@@ -137,21 +148,26 @@ class SignMoments:
                     total += 2 * c * density * self(left, rest, tuple(sorted((*at_zero, j))))
         return total
 
-    def _signs_alone(self, signs: tuple[int, ...], at_zero: tuple[int, ...]) -> float:
+    def _signs_alone(self, signs: tuple[int, ...], at_zero: tuple[int, ...]) -> Number:
+        numbers = self._numbers
         if not signs:
-            return 1.0
+            return numbers.number(1)
         covariance = self.conditioned(at_zero)
         if any(self._collapsed(j, covariance[j][j]) for j in signs):
-            return 0.0
-        scale = [math.sqrt(covariance[j][j]) for j in signs]
+            return numbers.number(0)
+        scale = [numbers.sqrt(covariance[j][j]) for j in signs]
         if len(signs) == 2:
             rho = covariance[signs[0]][signs[1]] / (scale[0] * scale[1])
-            return 2 / math.pi * math.asin(max(-1.0, min(1.0, rho)))
+            return 2 / numbers.pi * numbers.arcsin(rho)
         rows = [
             [covariance[j][k] / (a * b) for k, b in zip(signs, scale, strict=True)]
             for j, a in zip(signs, scale, strict=True)
         ]
-        return float(four_signs(torch.tensor(rows, dtype=torch.float64)))
+        # Where no two are close nothing is divided by a small angle, and the digits of a double are enough.
+        if isinstance(numbers, Decimals) and any(1 - rows[i][j] ** 2 < NARROW**2 for i, j in _CHOICES):
+            return four_close_signs(rows, numbers)
+        table = torch.tensor([[float(v) for v in row] for row in rows], dtype=torch.float64)
+        return numbers.number(float(four_signs(table)))
 
 
 def _lower(powers: tuple[int, ...], i: int) -> tuple[int, ...]:

@@ -40,16 +40,24 @@ class QuadraticModel:
     meta_features: Callable[[Array], Array]
     epsilon: float
 
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, bool | str) or not np.isscalar(self.epsilon) or not np.isfinite(self.epsilon):
+            raise InputError(
+                f"epsilon must be a finite number, the strength of the quadratic term, got {self.epsilon!r}."
+            )
+
     def phi(self, x: Array) -> Float[np.ndarray, "n f"]:
         phi = np.asarray(self.features(x), dtype=np.float64)
         if phi.ndim != 2 or len(phi) != len(x):
             raise InputError(f"features(x) must have shape ({len(x)}, f), one row for each example, got {phi.shape}.")
+        _check_finite(phi, "features(x)")
         return phi
 
     def psi(self, x: Array) -> Float[np.ndarray, "n f f"]:
         psi = np.asarray(self.meta_features(x), dtype=np.float64)
         if psi.ndim != 3 or psi.shape[1] != psi.shape[2] or len(psi) != len(x):
             raise InputError(f"meta_features(x) must have shape ({len(x)}, f, f), got {psi.shape}.")
+        _check_finite(psi, "meta_features(x)")
         if not np.allclose(psi, psi.transpose(0, 2, 1), rtol=1e-10, atol=1e-12 * max(1.0, np.abs(psi).max(initial=0))):
             raise InputError(
                 "meta_features(x) must be symmetric in its last two axes, which is all that the model sees of them. "
@@ -59,12 +67,16 @@ class QuadraticModel:
 
     def __call__(self, x: Array, weights: Float[np.ndarray, "i f"]) -> Float[np.ndarray, "n i"]:
         """``z_i(x)`` for weights (outputs, features) (11.105)."""
-        quadratic = np.einsum("if,ig,nfg->ni", weights, weights, self.psi(x), optimize=True)
-        return self.phi(x) @ weights.T + 0.5 * self.epsilon * quadratic
+        phi, psi = self.phi(x), self.psi(x)
+        _check_weights(weights, phi, psi)
+        quadratic = np.einsum("if,ig,nfg->ni", weights, weights, psi, optimize=True)
+        return phi @ weights.T + 0.5 * self.epsilon * quadratic
 
     def effective_features(self, x: Array, weights: Float[np.ndarray, "i f"]) -> Float[np.ndarray, "n i f"]:
         """``φᴱ_ij = ∂z_i/∂W_ij = φ_j + ε Σ_k W_ik ψ_kj`` (11.107); ``z_i = ½ Σ_j W_ij (φ_j + φᴱ_ij)`` exactly."""
-        return self.phi(x)[:, None, :] + self.epsilon * np.einsum("ig,ngf->nif", weights, self.psi(x))
+        phi, psi = self.phi(x), self.psi(x)
+        _check_weights(weights, phi, psi)
+        return phi[:, None, :] + self.epsilon * np.einsum("ig,ngf->nif", weights, psi)
 
     def kernel(self, x: Array, x2: Array) -> Float[np.ndarray, "n m"]:
         """``k = φ φᵀ`` (11.121)."""
@@ -96,6 +108,7 @@ class QuadraticModel:
         x, y = np.asarray(x), np.asarray(y, dtype=np.float64)
         if y.ndim != 2 or len(y) != len(x):
             raise InputError(f"y must have shape ({len(x)}, outputs), got {y.shape}.")
+        _check_finite(y, "y")
         phi, psi = self.phi(x), self.epsilon * self.psi(x)
         if np.linalg.matrix_rank(phi) < len(x):
             raise InputError(
@@ -113,6 +126,25 @@ class QuadraticModel:
         if (step is not None) != (algorithm == "gradient-descent"):
             raise InputError("step must be given for algorithm='gradient-descent' and only there.")
         return np.stack([solve[algorithm](target) for target in y.T])
+
+
+def _check_finite(values: Array, what: str) -> None:
+    if not np.isfinite(values).all():
+        bad = int((~np.isfinite(values)).sum())
+        raise InputError(
+            f"{what} must be finite, but {bad} of {values.size} numbers are not. Check x and the functions."
+        )
+
+
+def _check_weights(weights: Array, phi: Array, psi: Array) -> None:
+    if psi.shape[1] != phi.shape[1]:
+        raise InputError(
+            f"meta_features(x) must have shape (n, f, f) for the f = {phi.shape[1]} features, got {psi.shape}."
+        )
+    if weights.ndim != 2 or weights.shape[1] != phi.shape[1]:
+        raise InputError(
+            f"weights must have shape (outputs, {phi.shape[1]}), one column for each feature, got {weights.shape}."
+        )
 
 
 def _residual(phi: Array, psi: Array, y: Array, w: Array) -> tuple[Array, Array]:

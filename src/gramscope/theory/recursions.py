@@ -9,12 +9,16 @@ Tensors carry sample axes only, in the index order of the theory. At layer l, wi
 """
 
 from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.theory.families import Moments
+
+Array: TypeAlias = Any  # a tensor, or a numpy array of decimals where doubles do not reach (see arithmetic.py)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ def next_layer(layer: Layer, moments: Moments, rates: Rates, ratio: float, expli
     ``ratio`` is n_l/n_{l-1}; ``explicit_kink=False`` drops the s'' that autograd drops (theory 3, section 4b, reading
     3) and keeps those that come from differentiating an expectation; it is meant for activations with a kink.
     """
+    return Layer(**next_arrays(layer, moments, rates, ratio, explicit_kink))
+
+
+def next_arrays(layer: Any, moments: Any, rates: Any, ratio: Any, explicit_kink: bool) -> dict[str, Array]:
+    """:func:`next_layer` for anything with these attributes: tensors and floats, or numpy arrays of decimals."""
     c, lw = rates.C_W, rates.lambda_W
     s = moments
     theta = layer.Theta
@@ -72,95 +81,97 @@ def next_layer(layer: Layer, moments: Moments, rates: Rates, ratio: float, expli
     ssw = lw * s.q0000 + c * s.q0011 * theta[None, None]  # <s_a s_b w_cd>
     F = _next_F(layer, s, c, ratio)
     P, Q = _next_P_Q(layer, s, F, rates, ratio, explicit_kink)
-    return Layer(
-        K=rates.C_b + c * s.p00,
-        Theta=rates.lambda_b + lw * s.p00 + c * s.p11 * theta,
-        V=c**2 * (s.q0000 - _outer(s.p00, s.p00)) + ratio * c**2 / 4 * grow.both(grow.ss, layer.V, grow.ss),
-        D=c * (ssw - _outer(s.p00, mean_w))
-        + ratio
-        * c
-        * (grow.both(grow.ss, layer.V, grow.w) / 4 + c / 2 * s.p11[None, None] * grow.first(grow.ss, layer.D)),
-        F=F,
-        A=_next_A(layer, s, grow, mean_w, rates, ratio),
-        B=c**2 * (s.q1111 * torch.einsum("ac,bd->abcd", theta, theta) + ratio * _outer(s.p11, s.p11) * layer.B),
-        P=P,
-        Q=Q,
-    )
+    through_V = grow.ss(layer.V)
+    return {
+        "K": rates.C_b + c * s.p00,
+        "Theta": rates.lambda_b + lw * s.p00 + c * s.p11 * theta,
+        "V": c**2 * (s.q0000 - _outer(s.p00, s.p00)) + ratio * c**2 / 4 * _swap(grow.ss(_swap(through_V))),
+        "D": c * (ssw - _outer(s.p00, mean_w))
+        + ratio * c * (_swap(grow.w(_swap(through_V))) / 4 + c / 2 * s.p11[None, None] * grow.ss(layer.D)),
+        "F": F,
+        "A": _next_A(layer, s, grow, mean_w, rates, ratio),
+        "B": c**2 * (s.q1111 * einsum("ac,bd->abcd", theta, theta) + ratio * _outer(s.p11, s.p11) * layer.B),
+        "P": P,
+        "Q": Q,
+    }
 
 
 class _Carriers:
-    """DD[f_ab ; T] = Σ_pq <∂_p ∂_q f_ab> T_pq as tensors (a, b, p, q), for f = s_a s_b and f = w_ab."""
+    """DD[f_ab ; T] = Σ_pq <∂_p ∂_q f_ab> T_pq.. on the first pair of indices of T, for f = s_a s_b and f = w_ab."""
 
-    def __init__(self, s: Moments, theta: Tensor, c: float, lw: float) -> None:
-        self.ss = _second_derivatives(s.p02.T, s.p11, s.p02)
-        slopes = _second_derivatives(s.p13.T, s.p22, s.p13)
-        self.w = lw * self.ss + c * theta[:, :, None, None] * slopes
+    def __init__(self, s: Any, theta: Array, c: Any, lw: Any) -> None:
+        self._s, self._theta, self._c, self._lw = s, theta, c, lw
 
-    @staticmethod
-    def first(carrier: Tensor, tensor: Tensor) -> Tensor:
-        return torch.einsum("abpq,pqcd->abcd", carrier, tensor)
+    def ss(self, tensor: Array) -> Array:
+        return _second_derivatives(self._s.p02.T, self._s.p11, self._s.p02, tensor)
 
-    @classmethod
-    def both(cls, left: Tensor, tensor: Tensor, right: Tensor) -> Tensor:
-        return torch.einsum("abpq,cdpq->abcd", cls.first(left, tensor), right)
+    def w(self, tensor: Array) -> Array:
+        slopes = _second_derivatives(self._s.p13.T, self._s.p22, self._s.p13, tensor)
+        return self._lw * self.ss(tensor) + self._c * self._theta[:, :, None, None] * slopes
 
 
-def _second_derivatives(aa: Tensor, ab: Tensor, bb: Tensor) -> Tensor:
-    """<f''_a f_b> on (a, a), twice <f'_a f'_b> on (a, b), <f_a f''_b> on (b, b)."""
-    eye = torch.eye(aa.shape[0], dtype=aa.dtype, device=aa.device)
+def _second_derivatives(aa: Array, ab: Array, bb: Array, tensor: Array) -> Array:
+    """<f''_a f_b> T_aa + 2 <f'_a f'_b> T_ab + <f_a f''_b> T_bb."""
     return (
-        torch.einsum("ab,ap,aq->abpq", aa, eye, eye)
-        + 2 * torch.einsum("ab,ap,bq->abpq", ab, eye, eye)
-        + torch.einsum("ab,bp,bq->abpq", bb, eye, eye)
+        einsum("ab,aacd->abcd", aa, tensor)
+        + 2 * einsum("ab,abcd->abcd", ab, tensor)
+        + einsum("ab,bbcd->abcd", bb, tensor)
     )
 
 
-def _outer(left: Tensor, right: Tensor) -> Tensor:
-    return torch.einsum("ab,cd->abcd", left, right)
+def _swap(tensor: Array) -> Array:
+    """The second pair of indices first."""
+    return einsum("abcd->cdab", tensor)
 
 
-def _next_A(layer: Layer, s: Moments, grow: _Carriers, mean_w: Tensor, rates: Rates, ratio: float) -> Tensor:
+def einsum(equation: str, *operands: Array) -> Array:
+    return (torch.einsum if isinstance(operands[0], Tensor) else np.einsum)(equation, *operands)
+
+
+def _outer(left: Array, right: Array) -> Array:
+    return einsum("ab,cd->abcd", left, right)
+
+
+def _next_A(layer: Any, s: Any, grow: _Carriers, mean_w: Array, rates: Any, ratio: Any) -> Array:
     c, lw, theta = rates.C_W, rates.lambda_W, layer.Theta
     mixed = c * lw * s.q0011 * theta[None, None]
-    mean_ww = lw**2 * s.q0000 + mixed + mixed.permute(2, 3, 0, 1) + c**2 * s.q1111 * _outer(theta, theta)
-    through_D = c / 2 * s.p11[None, None] * grow.first(grow.w, layer.D)
-    carried = grow.both(grow.w, layer.V, grow.w) / 4 + through_D + through_D.permute(2, 3, 0, 1)
+    mean_ww = lw**2 * s.q0000 + mixed + _swap(mixed) + c**2 * s.q1111 * _outer(theta, theta)
+    through_D = c / 2 * s.p11[None, None] * grow.w(layer.D)
+    carried = _swap(grow.w(_swap(grow.w(layer.V)))) / 4 + through_D + _swap(through_D)
     carried = carried + c**2 * _outer(s.p11, s.p11) * layer.A
     return mean_ww - _outer(mean_w, mean_w) + ratio * carried
 
 
-def _next_F(layer: Layer, s: Moments, c: float, ratio: float) -> Tensor:
+def _next_F(layer: Any, s: Any, c: Any, ratio: Any) -> Array:
     # F'_abcd: source <s_a s_c s'_b s'_d> Θ_bd; derivatives of s_a s'_b fall on a or on b, and likewise for c, d.
-    source = torch.einsum("acbd,bd->abcd", s.q0011, layer.Theta)
+    source = einsum("acbd,bd->abcd", s.q0011, layer.Theta)
     on_first = _outer_first(s, layer.F)
-    carried = torch.einsum("cd,abcd->abcd", s.p11, on_first) + torch.einsum("cd,abdd->abcd", s.p02, on_first)
+    carried = einsum("cd,abcd->abcd", s.p11, on_first) + einsum("cd,abdd->abcd", s.p02, on_first)
     return c**2 * (source + ratio * carried)
 
 
-def _outer_first(s: Moments, F: Tensor) -> Tensor:
-    return torch.einsum("ab,abcd->abcd", s.p11, F) + torch.einsum("ab,bbcd->abcd", s.p02, F)
+def _outer_first(s: Any, F: Array) -> Array:
+    return einsum("ab,abcd->abcd", s.p11, F) + einsum("ab,bbcd->abcd", s.p02, F)
 
 
-def _next_P_Q(
-    layer: Layer, s: Moments, next_F: Tensor, rates: Rates, ratio: float, explicit: bool
-) -> tuple[Tensor, Tensor]:
+def _next_P_Q(layer: Any, s: Any, next_F: Array, rates: Any, ratio: Any, explicit: bool) -> tuple[Array, Array]:
     c, theta = rates.C_W, layer.Theta
-    keep = 1.0 if explicit else 0.0
+    keep = 1 if explicit else 0
     s20, s11 = s.p02.T, s.p11  # <s''_a s_b>, <s'_a s'_b>
-    source = keep * torch.einsum("abcd,ab,ac->abcd", s.q2110, theta, theta)
-    inner = torch.einsum("ad,abca->abcd", s20, layer.P) + keep * torch.einsum("ad,aabc->abcd", s20, layer.B)
-    inner = inner + torch.einsum("ad,abcd->abcd", s11, layer.P)
-    P = c**2 * (source + ratio * torch.einsum("bc,abcd->abcd", s11, inner))
-    inner = torch.einsum("cd,abcc->abcd", s20, layer.Q) + torch.einsum("cd,abcd->abcd", s11, layer.Q)
-    carried = torch.einsum("ab,abcd->abcd", s11, inner)
+    source = keep * einsum("abcd,ab,ac->abcd", s.q2110, theta, theta)
+    inner = einsum("ad,abca->abcd", s20, layer.P) + keep * einsum("ad,aabc->abcd", s20, layer.B)
+    inner = inner + einsum("ad,abcd->abcd", s11, layer.P)
+    P = c**2 * (source + ratio * einsum("bc,abcd->abcd", s11, inner))
+    inner = einsum("cd,abcc->abcd", s20, layer.Q) + einsum("cd,abcd->abcd", s11, layer.Q)
+    carried = einsum("ab,abcd->abcd", s11, inner)
     if explicit:
         carried = carried + theta[:, :, None, None] * _through_F(layer.F, s)
-    Q = c**2 * (source + ratio * carried) + rates.lambda_W / c * next_F.permute(1, 0, 3, 2)
+    Q = c**2 * (source + ratio * carried) + rates.lambda_W / c * einsum("abcd->badc", next_F)
     return P, Q
 
 
-def _through_F(F: Tensor, s: Moments) -> Tensor:
+def _through_F(F: Array, s: Any) -> Array:
     """Σ_{p in {0,1}} Σ_{q in {2,3}} u_p v_q F_{p 0 q 2}; the indices 0 1 2 3 are a b c d."""
     s31, s22, s20, s11 = s.p13.T, s.p22, s.p02.T, s.p11
-    right = torch.einsum("cd,pacc->pacd", s20, F) + torch.einsum("cd,padc->pacd", s11, F)
-    return torch.einsum("ab,aacd->abcd", s31, right) + torch.einsum("ab,bacd->abcd", s22, right)
+    right = einsum("cd,pacc->pacd", s20, F) + einsum("cd,padc->pacd", s11, F)
+    return einsum("ab,aacd->abcd", s31, right) + einsum("ab,bacd->abcd", s22, right)

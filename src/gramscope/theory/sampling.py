@@ -1,7 +1,7 @@
 """Monte Carlo bridge: the tensors of the theory measured on ensembles of sampled networks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, generator
 from gramscope.theory.comparison import Comparison, Estimate, Estimates
 from gramscope.theory.estimators import network_statistics
-from gramscope.theory.finite_width import Flow
+from gramscope.theory.finite_width import Flow, check_flow
 
 _CHUNK_NUMBERS = 2**20  # float64 numbers of the largest intermediate of a batch: larger ones leave the cache
 
@@ -45,6 +45,7 @@ def ensemble(
     >>> report.max_pull < 4, report.networks
     (True, 400)
     """
+    check_flow(theory, "theory")
     if len(theory) < 2:
         raise InputError("the theory must have at least two layers: a single layer is Gaussian and has no 1/n tensors.")
     if not isinstance(count, int) or count < 8:
@@ -75,12 +76,13 @@ def ensemble(
 
 
 def _ladder(width: int | Sequence[int], extrapolate: bool) -> list[int]:
-    several = [width] if isinstance(width, int) else sorted(set(width))
+    several = list(width) if isinstance(width, Iterable) and not isinstance(width, str) else [width]
     for n in several:
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise InputError(f"width must be one or several integers of at least 1, got {width!r}.")
     if not several:
         raise InputError("width must be one or several integers, got an empty sequence.")
+    several = sorted(set(several))
     if not extrapolate:
         return several[-1:]
     if len(several) == 1:
