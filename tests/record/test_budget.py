@@ -74,7 +74,7 @@ def test_all_come_round_again_after_a_cold_start(clock, register):
     scope = gs.watch(nn.Linear(4, 2), (X, Y), every=1, measures=list(reads), overhead=SHARE)
     worst = train(scope, clock, 40)
     assert worst <= SHARE
-    assert scope.overhead > 0.6 * SHARE, "there was time that nobody was given"
+    assert scope.overhead > 0.5 * SHARE, "there was time that nobody was given"
     assert all(len(steps) > 12 for steps in reads.values()), {name: len(steps) for name, steps in reads.items()}
     for steps in reads.values():
         late = [step for step in steps if step > 700]
@@ -84,7 +84,7 @@ def test_all_come_round_again_after_a_cold_start(clock, register):
 def test_a_dear_measure_takes_its_part_and_no_more(clock, register):
     cheap, dear = register("cheap", 1e-3), register("dear", 1.0, guess=1.0)
     scope = gs.watch(nn.Linear(4, 2), X, every=1, measures=["cheap", "dear"], overhead=SHARE)
-    assert train(scope, clock, 45) <= SHARE
+    assert train(scope, clock, 80) <= SHARE
     assert 1 <= len(dear) <= 2
     assert len(cheap) > 500
     gaps = [b - a for a, b in itertools.pairwise(cheap)]
@@ -133,10 +133,58 @@ def test_refusals_cost_next_to_nothing_and_are_not_written(clock, register, monk
 def test_what_was_logged_is_written_when_nothing_can_be_read(clock, register):
     register("plain", 2.0)
     scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
-    while clock.now < 60:
+    while clock.now < 100:
         clock.now += STEP
         scope.step(loss=1.0)
-    assert len([record for record in scope.records if record["scalars"].get("loss") == 1.0]) > 30
+    lines = [record for record in scope.records if record["scalars"].get("loss") == 1.0]
+    assert 30 < len(lines) < 50, "once a second, after the start is paid for: not at every step"
+
+
+def test_counting_does_not_use_up_the_budget(clock, register, monkeypatch):
+    """A loop of 4,000 steps a second whose every step costs the watch some microseconds: measures still come round."""
+    reads = {"plain": register("plain", 0.01), "dear": register("dear", 0.02, guess=0.02)}
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures=list(reads), overhead=SHARE)
+    steps, asked, due = 40_000, [], scope._due
+
+    def timed(step):
+        clock.now += 12e-6
+        asked.append(step)
+        return due(step)
+
+    monkeypatch.setattr(scope, "_due", timed)
+    for _ in range(steps):
+        clock.now += 1 / 4000
+        scope.step(loss=1.0)
+    assert scope.count == steps
+    assert len(asked) < 0.1 * steps, "most steps are neither timed nor looked up"
+    assert all(len(found) > 4 for found in reads.values()), reads
+    assert max(b - a for found in reads.values() for a, b in itertools.pairwise(found)) < 0.4 * steps
+    empty = [record for record in scope.records if not {"plain/value", "dear/value"} & set(record["scalars"])]
+    assert len(empty) < 100
+    assert scope.overhead < SHARE
+
+
+def test_a_loop_that_becomes_slower_is_soon_asked_again(clock, register):
+    """Steps are skipped unasked only as far as their speed foretells that they would be refused."""
+    reads = register("plain", 0.01)
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
+    for seconds, steps in ((1e-4, 20_000), (1.0, 40)):
+        before = len(reads)
+        for _ in range(steps):
+            clock.now += seconds
+            scope.step()
+    assert len(reads) - before > 5
+
+
+def test_a_resumed_run_has_not_paid_for_the_steps_before(tmp_path, clock, register):
+    register("plain", 0.0)
+    with gs.watch(nn.Linear(4, 2), X, tmp_path / "a", every=1, measures="plain") as scope:
+        scope.step()
+    scope = gs.watch(nn.Linear(4, 2), X, tmp_path / "a", every=1, measures="plain", resume=1_000_000)
+    due = scope._due
+    scope._due = lambda step: setattr(clock, "now", clock.now + 1e-5) or due(step)
+    scope.step()
+    assert scope.budget.spent < 1e-3
 
 
 def test_a_rehearsal_without_an_optimiser_is_not_taken_for_cheap():

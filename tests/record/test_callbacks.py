@@ -137,6 +137,16 @@ def test_lightning_again_and_several_optimisers(tmp_path):
     assert gs.open_run(tmp_path / "run").steps[-1] == 24
 
 
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
+def test_lightning_steps_jumped_over_are_measured_after_them(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from gramscope.record.lightning import WatchCallback
+
+    watcher = WatchCallback(probe=(X[:8], Y[:8]), every=3, measures="norm", overhead=None, module="net")
+    _lightning_fit(lightning, tmp_path, watcher)
+    assert [record["step"] for record in watcher.scope.records] == [0, 4, 6, 8]  # 8 is the last
+
+
 def test_lightning_from_a_checkpoint_and_in_half_precision(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from gramscope.record.lightning import WatchCallback

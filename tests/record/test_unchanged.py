@@ -91,6 +91,12 @@ def mixed_precision(model, optimizer, scope, attached):
                 scope.step(loss=loss)
 
 
+def in_one_autocast(model, optimizer, scope, attached):
+    """The cache of one autocast around all serves the weights of the first step again and again: so it must stay."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain(model, optimizer, scope, attached)
+
+
 OPTIMISERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -101,6 +107,7 @@ RUNS = {
     "accumulating": (network, accumulating, "adam", False),
     "accumulating, attached": (network, accumulating, "sgd", True),
     "mixed precision": (network, mixed_precision, "sgd", True),
+    "in one autocast": (network, in_one_autocast, "sgd", False),
     "tied": (Tied, plain, "adam", False),
     "frozen": (frozen, plain, "sgd", True),
     "compiled": (lambda: torch.compile(network(), backend="eager"), plain, "sgd", False),

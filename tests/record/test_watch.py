@@ -190,6 +190,8 @@ def test_log_and_forward():
     assert seen[-1][1]["loss"] > 0
     with pytest.raises(InputError, match="one number"):
         scope.log(bad="text")
+    with pytest.raises(InputError, match="a number that a float can hold"):
+        scope.log(huge=10**400)
 
 
 def test_tensorboard_takes_the_forwarded_numbers(tmp_path):
@@ -274,6 +276,12 @@ def test_no_warning_reaches_the_user():
         ({"lr": "a"}, "lr must be a positive number"),
         ({"lr": math.nan}, "lr must be a positive number"),
         ({"forward": 3}, "forward must be a function"),
+        ({"out": 3}, "out must be the path of a directory, or None, got 3"),
+        ({"out": "a\0b"}, "out must name a directory, got 'a.x00b'"),
+        ({"layers": 0}, "layers must be a name or glob, .*got 0 of type int"),
+        ({"layers": [nn.Linear]}, "layers must be a name or glob"),
+        ({"measures": 7}, "measures must be a name or glob"),
+        ({"probe": (X, Y, Y)}, "A probe of 3 entries is taken for 3 arguments of the model"),
         ({"start": 2.5}, "start must be a whole number"),
         ({"start": -1}, "start must be a whole number"),
         ({"probe": (X[:5, :4], Y[:5])}, r"got \(5, 4\). The model said: mat1"),
@@ -317,6 +325,100 @@ def test_a_reader_whose_numbers_cannot_be_stored_never_stops_training(tmp_path, 
         scope.step()
     assert len(said) == 2
     assert scope.count == 1
+
+
+def test_a_raising_schedule_never_stops_training():
+    def every(step):
+        raise ZeroDivisionError("bad schedule")
+
+    model = network()
+    scope = gs.watch(model, (X, Y), every=every, measures="norm", overhead=None)
+    with pytest.warns(WatchWarning, match=r"every failed at step 1, .*bad schedule") as said:
+        train(model, scope, 3)
+    assert not scope.due_next()
+    assert len(said) == 1
+    assert scope.count == 3
+    with pytest.raises(ZeroDivisionError):
+        gs.watch(model, (X, Y), every=every, measures="norm", on_error="raise").step()
+
+
+def test_an_attached_watch_counts_once():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scope = gs.watch(model, (X, Y), every=1, measures="norm", overhead=None).attach(optimizer)
+    with pytest.warns(WatchWarning, match="step\\(\\) counts nothing more") as said:
+        train(model, scope, 4, optimizer)
+    assert len(said) == 1
+    assert scope.count == 4
+    assert [record["step"] for record in scope.records] == [0, 1, 2, 3, 4]
+    assert "loss" in scope.records[-1]["scalars"]
+
+
+def test_the_last_step_is_measured(tmp_path):
+    model = network()
+    with gs.watch(model, (X, Y), tmp_path / "a", every=5, measures=["loss", "norm"], overhead=None) as scope:
+        train(model, scope, 7)
+    assert gs.open_run(tmp_path / "a").steps == [0, 5, 7]
+    assert scope.records[-1]["scalars"]["loss/probe"] == pytest.approx(float(F.cross_entropy(model(X), Y).detach()))
+    assert "loss" in scope.records[-1]["scalars"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = gs.watch(model, (X, Y), every=5, measures="norm", overhead=None).attach(optimizer)
+    train(model, None, 2, optimizer)
+    attached.close()
+    assert [record["step"] for record in attached.records] == [0, 2]
+    assert "norm/parameters" in attached.records[-1]["scalars"]
+
+
+def test_a_resumed_watch_without_a_step_adds_nothing(tmp_path):
+    model = network()
+    with gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm", overhead=None) as scope:
+        train(model, scope, 2)
+    gs.watch(model, (X, Y), tmp_path / "a", every=2, measures="norm", overhead=None, resume=5).close()
+    assert gs.open_run(tmp_path / "a").steps == [0, 2]
+
+
+def test_what_was_interrupted_is_not_measured():
+    model = network()
+    scope = gs.watch(model, (X, Y), every=5, measures="norm", overhead=None)
+    train(model, scope, 2)
+    scope.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert scope.records[-1]["step"] == 2
+    assert set(scope.records[-1]["scalars"]) == {"loss", "overhead"}
+
+
+def test_every_weight_has_its_shuffled_null():
+    """Parts of packed weights and convolutions too; of a plain matrix it is the public function's."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.attention = nn.Conv1d(5, 6, 3, padding=1), nn.MultiheadAttention(6, 2, batch_first=True)
+            self.cell, self.head = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            z = self.conv(x[:, :, None].expand(-1, -1, 4)).mT
+            return self.head(self.cell(self.attention(z, z, z)[0])[0][:, -1])
+
+    torch.manual_seed(0)
+    model = Mixed().double()
+    seen = gs.watch(model, X, measures="spectra", on_error="raise", overhead=None).records[0]["scalars"]
+    weights = {name.partition("/")[2] for name in seen if name.startswith("alpha/")}
+    assert {"conv.weight", "attention.in_proj_weight[q]", "cell.weight_hh_l0[f]", "head.weight"} <= weights
+    assert {name.partition("/")[2] for name in seen if name.startswith("alpha_null/")} == weights
+    null = gs.spectra.shuffled_null(model.head.weight.detach(), shuffles=1, seed=0)
+    assert seen["alpha_null/head.weight"] == pytest.approx(float(null.alpha[0]), nan_ok=True)
+    kernel = model.conv.weight.detach().permute(2, 0, 1)
+    pooled = gs.spectra.shuffled_null(kernel, shuffles=1, seed=0)
+    assert seen["alpha_null/conv.weight"] == pytest.approx(float(pooled.alpha[0]), nan_ok=True)
+
+
+@pytest.mark.parametrize("out", ["file/x", "link", "x" * 300, "/proc/nowhere/run"])
+def test_a_folder_that_cannot_be_made_is_refused_at_the_start(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(gs.store.StoreError, match=r"the run .* failed: "):
+        gs.watch(network(), (X, Y), out, measures="norm")
 
 
 def test_warnings_point_at_the_users_line(tmp_path, monkeypatch):

@@ -58,8 +58,8 @@ def explain_step(
         y: targets, of the shape that the loss asks for beside the outputs that were chosen.
         lr: learning rate; may be left out with an optimiser of your own (given, it overrides the optimiser's).
         loss: "mse" (torch's mean squared error), "half_squared" (``½ Σ (f - y)²``, the papers'), "cross_entropy"
-            (torch's; outputs (n, T, V) with labels (n, T) count as n · T tokens), or any function (output, y) ->
-            number.
+            (torch's; outputs (n, T, V) with labels (n, T) count as n · T tokens, outputs (n, V, T) as torch has them;
+            where T = V, write the loss out), or any function (output, y) -> number.
         optimizer: a torch optimiser in use (copied with its momenta), a class or function that makes one, or "sgd"
             (plain, the default), "adam", "adamw". As after ``zero_grad()``, a parameter that gets no gradient has None
             and is left alone.
@@ -94,8 +94,13 @@ class _Rehearsal:
         self, model: nn.Module, x: Any, y: Any, n: int, loss: Loss, outputs: Outputs, precision: Precision
     ) -> None:
         self.n, self.loss, self.outputs, self.precision = n, loss, outputs, precision
-        self.memo: dict[int, Any] = {}
+        self.memo: dict[Any, Any] = {}
         self.before, self.after = copied(model), copied(model, self.memo)
+        # TorchScript's copies of parameters are plain tensors, and not in the memo that the optimiser is copied with.
+        for p, *twins in zip(model.parameters(), self.before.parameters(), self.after.parameters(), strict=True):
+            for twin in twins:
+                twin._is_param = True
+            self.memo[id(p)] = twins[1]
         dtype = None
         if precision == "float64":
             dtype = torch.float64
@@ -296,8 +301,14 @@ def _cross_entropy(f: Tensor, y: Any) -> Tensor:
     if y.is_floating_point():
         return _checked_cross_entropy(f, y.to(f.dtype))
     # torch has the classes on axis 1; sequence models have them last.
-    tokens = f.dim() > 2 and y.shape == f.shape[:-1] and y.shape[1:] != f.shape[2:]
-    return _checked_cross_entropy(f.movedim(-1, 1) if tokens else f, y)
+    last, first = y.shape == f.shape[:-1], y.shape == (f.shape[0], *f.shape[2:])
+    if f.dim() > 2 and last and first:
+        raise InputError(
+            f"it must be plain which axis of the outputs holds the classes, got outputs of shape {tuple(f.shape)} and "
+            f"y of {tuple(y.shape)}. Pass loss=lambda f, y: F.cross_entropy(f.movedim(-1, 1), y) where it is the last, "
+            "loss=F.cross_entropy where it is the second."
+        )
+    return _checked_cross_entropy(f.movedim(-1, 1) if f.dim() > 2 and last else f, y)
 
 
 def _checked_cross_entropy(f: Tensor, y: Tensor) -> Tensor:

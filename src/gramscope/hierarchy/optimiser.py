@@ -40,7 +40,7 @@ class StepParts:
 
 
 def prepare(
-    optimizer: OptimiserLike, lr: float | None, parameters: Mapping[str, nn.Parameter], memo: dict[int, Any]
+    optimizer: OptimiserLike, lr: float | None, parameters: Mapping[str, nn.Parameter], memo: dict[Any, Any]
 ) -> Optimizer:
     """An optimiser for the copied parameters: a copy of the user's with its state, or a new one."""
     if isinstance(optimizer, Optimizer):
@@ -72,7 +72,7 @@ def prepare(
     return made
 
 
-def _twin(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+def _twin(optimizer: Optimizer, memo: dict[Any, Any]) -> Optimizer:
     """The same optimiser over the copied parameters. Its hooks, which belong to the user's loop, do not come along."""
     twin = copy.deepcopy(optimizer, memo)
     # Optimisers pickle their state and groups only; what else a subclass keeps (LBFGS its list of parameters) is lost.

@@ -2,6 +2,8 @@
 
 import math
 import operator
+import os
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
@@ -14,8 +16,7 @@ from gramscope.base.errors import InputError
 def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any) -> None:
     if on_error not in ("warn", "raise"):
         raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}.')
-    if out is not None and not str(out):
-        raise InputError('out must name a directory, got "". Pass out=None to keep the records in memory only.')
+    check_out(out)
     if loss is not None and not callable(loss):
         raise InputError(
             f"loss must be a function (outputs, y) -> number, got {loss!r}. "
@@ -26,6 +27,25 @@ def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any) -> 
     number = isinstance(lr, Real) and not isinstance(lr, bool)
     if lr is not None and not (number and 0 < float(lr) < math.inf):
         raise InputError(f"lr must be a positive number, got {lr!r}. Leave it out where an optimiser is attached.")
+
+
+def check_out(out: Any) -> None:
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise InputError(f"out must be the path of a directory, or None, got {out!r}. Write e.g. out='runs/a'.")
+    if out is not None and (not str(out) or "\0" in str(out)):
+        raise InputError(f"out must name a directory, got {str(out)!r}. out=None keeps the records in memory only.")
+
+
+def globs(given: Any, what: str) -> list[str]:
+    """Names or globs, one or several."""
+    found = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    wrong = [pattern for pattern in found if not isinstance(pattern, str)]
+    if wrong:
+        raise InputError(
+            f"{what} must be a name or glob, or several of them in a list, got {wrong[0]!r} of type "
+            f"{type(wrong[0]).__name__}. Pass names as text, or leave it out for all."
+        )
+    return found
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from gramscope.base.errors import InputError
 
-MARGIN = 0.7  # the rest is for what cannot be timed from here: cold caches and queues, and the counting of every step
+MARGIN = 0.6  # the rest is for what cannot be timed from here: cold caches and queues, and calls around the clocks
+LAST_MARGIN = 0.7  # at the end, when no training comes after
 LAST = 3  # readings that an estimate looks back on
 
 
@@ -28,6 +29,7 @@ class Budget:
     spent: float = 0.0
     costs: dict[str, float] = field(default_factory=dict)
     used: dict[str, float] = field(default_factory=dict)
+    margin: float = MARGIN
     _recent: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,7 +47,13 @@ class Budget:
         """Seconds that may be spent now."""
         if self.share is None:
             return float("inf")
-        return MARGIN * self.share * self.training_time - self.spent
+        return self.margin * self.share * self.training_time - self.spent
+
+    def when(self, room: float) -> float:
+        """The clock's time at which there will be so much room, if nothing is spent until then."""
+        if self.share is None:
+            return 0.0
+        return self.started + self.spent + (room + self.spent) / (self.margin * self.share)
 
     def choose(self, foreseen: Mapping[str, float | None], cold: Collection[str] = ()) -> list[str]:
         """The turns to take now, given what each would cost (None: unknown, so that it is tried).

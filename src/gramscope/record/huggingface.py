@@ -35,7 +35,7 @@ class WatchCallback(TrainerCallback):
         device = next(model.parameters()).device
         probe = map_tensors(lambda t: t.to(device), probe)
         self.scope = open_scope(self.scope, model, probe, out, state.global_step, self._options)
-        weakref.finalize(self, self.scope.close)  # the Trainer tells nobody of an interruption
+        weakref.finalize(self, self.scope.close, False)  # the Trainer tells nobody of an interruption
         chosen = holding([optimizer], self.scope.model)
         if chosen is not None:
             self.scope.use(chosen)
@@ -68,7 +68,7 @@ class WatchCallback(TrainerCallback):
     ) -> None:
         self._step()
         if self.scope is not None:
-            self.scope.close()
+            self.scope.close(measure=not args.load_best_model_at_end)  # whose weights are not those of the last step
 
     def _step(self) -> None:
         """The Trainer logs a step's loss after its end, so that a step which will be logged is counted after that."""

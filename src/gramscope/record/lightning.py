@@ -47,13 +47,13 @@ class WatchCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.scope is None or trainer.global_step == self._seen:
             return
-        self.scope.count += trainer.global_step - self._seen - 1  # several optimisers step in one batch
-        self._seen = trainer.global_step
+        taken, self._seen = trainer.global_step - self._seen, trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self.scope.step(loss=loss)
+        self.scope.advance(taken, loss)  # several optimisers step in one batch
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._close()
+        if self.scope is not None:
+            self.scope.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close()
@@ -63,7 +63,7 @@ class WatchCallback(Callback):  # type: ignore[misc]
 
     def _close(self) -> None:
         if self.scope is not None:
-            self.scope.close()
+            self.scope.close(measure=False)
 
 
 def _moved(probe: Any, device: Any) -> Any:

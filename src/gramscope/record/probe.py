@@ -22,6 +22,8 @@ from gramscope.capture.network import (
     prepare_input,
 )
 from gramscope.capture.surroundings import untouched
+from gramscope.hierarchy.optimiser import autocast_uncached
+from gramscope.record.arguments import globs
 from gramscope.record.judge import Judge, Loss, judge_of, plain_labels, unseen
 from gramscope.record.moment import Subject, evaluating, layer_of
 from gramscope.record.readings import READERS
@@ -69,11 +71,14 @@ def judge(
     except Exception as error:
         if weights_only or _ours(error, model):
             return unseen(y, loss)
+        several = _several(x) if y is None else ""
         if isinstance(error, InputError):
+            if several:
+                raise InputError(f"{error} {several}") from error
             raise
         raise InputError(
             f"the probe must go through the model, but the forward pass failed with {type(error).__name__}: {error}. "
-            f"Pass x as the model is called with it, got {_shapes(x)}."
+            f"Pass x as the model is called with it, got {_shapes(x)}. {several}".rstrip()
         ) from error
     if not weights_only and bool(found.isnan().any()) and any(bool(t.isnan().any()) for t in tensors_in(x)):
         raise InputError(
@@ -86,6 +91,16 @@ def _ours(error: Exception, model: nn.Module) -> bool:
     """Whether the model itself may be sound: its outputs are what we cannot use, or it needs the user's autocast."""
     mixed = len({p.dtype for p in model.parameters() if p.is_floating_point()}) > 1
     return mixed or (isinstance(error, GramscopeError) and error.__cause__ is None)
+
+
+def _several(x: Any) -> str:
+    """What a probe such as (x, y, y) was taken for."""
+    if not isinstance(x, tuple | list) or len(x) < 3:
+        return ""
+    return (
+        f"A probe of {len(x)} entries is taken for {len(x)} arguments of the model, without targets: pass (x, y), with "
+        "x a tuple where the model takes several."
+    )
 
 
 def _shapes(x: Any) -> str:
@@ -104,6 +119,7 @@ def surroundings(model: nn.Module) -> Iterator[CopyOnWrite]:
         for kind in dict.fromkeys(("cpu", next(model.parameters()).device.type)):
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(autocast_uncached())  # where the model has an autocast of its own
         yield written
 
 
@@ -129,9 +145,9 @@ def meta(subject: Subject, readers: Sequence[str], name: str, config: Mapping[st
     }
 
 
-def chosen(measures: str | Sequence[str], y: Tensor | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def chosen(measures: Any, y: Tensor | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The measures to read, and those asked for by name that need targets which the probe has not."""
-    patterns = [measures] if isinstance(measures, str) else list(measures)
+    patterns = globs(measures, "measures")
     found: list[str] = []
     for pattern in patterns:
         known = [name for name, reader in READERS.items() if reader.by_default or name == pattern]
@@ -143,8 +159,8 @@ def chosen(measures: str | Sequence[str], y: Tensor | None) -> tuple[tuple[str, 
     return names, tuple(n for n in dict.fromkeys(patterns) if n in READERS and n not in names)
 
 
-def matcher(layers: str | Sequence[str], model: nn.Module) -> Callable[[str], bool]:
-    patterns = [layers] if isinstance(layers, str) else list(layers)
+def matcher(layers: Any, model: nn.Module) -> Callable[[str], bool]:
+    patterns = globs(layers, "layers")
     known = list(dict.fromkeys(layer_of(name) for name, _ in model.named_parameters(remove_duplicate=False)))
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):

@@ -17,6 +17,9 @@ from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.propagators.prediction import predict_step
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
+from gramscope.spectra.layouts import Layout
+from gramscope.spectra.shuffled import shuffled_null_checked
+from gramscope.spectra.weights import weights_of
 from gramscope.store.names import FINGERPRINT
 
 _NO_START = (
@@ -231,15 +234,16 @@ def _several_captures(subject: Subject, capture: float) -> float:
 )
 def read_spectra(moment: Moment) -> Reading:
     reading = Reading()
+    stacks = {weight.name: weight for weight in weights_of(moment.subject.model, Layout("slices", False))[0]}
     for name, values in spectra.esds(moment.subject.model).items():
         if not moment.subject.layers(layer_of(name)):
             continue
         reading.arrays[f"spectrum/{name}"] = _numpy(values)
         reading.scalars[f"alpha/{name}"] = float(spectra.fit_tail(values).alpha)
-    for name, parameter in moment.subject.model.named_parameters():
-        if f"alpha/{name}" in reading.scalars and parameter.dim() == 2:
-            null = spectra.shuffled_null(parameter.detach(), shuffles=1, seed=0)
-            reading.scalars[f"alpha_null/{name}"] = float(null.alpha[0])
+        stack = stacks[name].matrices
+        assert isinstance(stack, Tensor)  # a module holds no operators
+        null = shuffled_null_checked(stack, values.numpy(), 1, 0, "gramscope", stacks[name].scale)
+        reading.scalars[f"alpha_null/{name}"] = float(null.alpha[0])
     return reading
 
 

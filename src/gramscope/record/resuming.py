@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from gramscope.record.arguments import check_out
 from gramscope.record.watch import Scope, watch
 from gramscope.store.records import META_FILE
 
@@ -16,8 +17,9 @@ def open_scope(
 ) -> Scope:
     """Watch from the trainer's ``step`` on; ``before`` is what this callback watched with in an earlier fit."""
     options = dict(options)
+    check_out(out)
     if before is not None:
-        before.close()  # a fit that was interrupted did not
+        before.close(measure=False)  # a fit that was interrupted did not
     there = out is not None and (Path(out) / META_FILE).exists()
     if there and step and options.get("resume", True) is True:
         options["resume"] = step  # the trainer was loaded from a checkpoint, or goes on: what came later is superseded

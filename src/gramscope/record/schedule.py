@@ -52,13 +52,13 @@ def _logarithmic(every: str) -> Callable[[int], bool]:
         raise InputError(f'every must be a number of steps, "log" or "log:10" (that many a decade), got {every!r}.')
     ratio = 2**0.5 if not count else 10 ** (1 / int(count))
 
+    known, place = {0, 1}, 0  # as far as was asked: a loop asks at every step
+
     def due(step: int) -> bool:
-        if step < 2:
-            return True
-        place, value = 0, 1.0
-        while round(value) < step:
+        nonlocal place
+        while round(ratio**place) < step:
             place += 1
-            value = ratio**place
-        return round(value) == step
+            known.add(round(ratio**place))
+        return step in known
 
     return due

@@ -3,31 +3,30 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
 from gramscope.capture.network import Outputs, unwrap
 from gramscope.record import probe as probe_module
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
-from gramscope.record.budget import Budget
+from gramscope.record.budget import LAST_MARGIN, Budget
 from gramscope.record.fingerprint import difference, fingerprint
 from gramscope.record.judge import unseen
+from gramscope.record.logged import Logged
 from gramscope.record.moment import Memory, Moment, Subject
+from gramscope.record.opening import open_writer
+from gramscope.record.pace import Pace
 from gramscope.record.readings import READERS, Reading
 from gramscope.record.schedule import due_at
 from gramscope.record.turns import LINE, Turns
 from gramscope.store import RunWriter, StoreError
-from gramscope.store.errors import RunExists
-from gramscope.store.names import FINGERPRINT, check_name
-from gramscope.store.records import META_FILE
+from gramscope.store.names import FINGERPRINT
 
 
 class WatchWarning(UserWarning):
@@ -37,11 +36,11 @@ class WatchWarning(UserWarning):
 def watch(
     model: nn.Module,
     probe: Any,
-    out: str | Path | None = None,
+    out: Any = None,
     every: Any = 50,
     *,
-    measures: str | Sequence[str] = "*",
-    layers: str | Sequence[str] = "*",
+    measures: Any = "*",
+    layers: Any = "*",
     loss: Any = None,
     outputs: Outputs = None,
     lr: Any = None,
@@ -71,7 +70,8 @@ def watch(
         probe: fixed examples (x, y) to measure on, a few hundred. y are numbers, a label for each example or for each
             of its positions, or 0 and 1 for each output. x may be a tuple or a dict; floats take the model's precision.
         out: directory of the run; None keeps the records in ``scope.records`` only.
-        every: steps between measurements, "log", "log:10", a collection of steps, or a function of the step.
+        every: steps between measurements, "log", "log:10", a collection of steps, or a function of the step. The last
+            step is measured too, when the watch is closed.
         measures, layers: names or globs of what to measure; ``gramscope.record.READERS`` lists the measures.
         loss: (outputs, y) -> number; cross-entropy for labels (binary for 0 and 1 with one output each) and mean
             squared error for numbers if None.
@@ -98,8 +98,8 @@ class Scope:
     """A watch in progress; see :func:`watch`. ``count`` is the number of optimiser steps seen."""
 
     def __init__(
-        self, model: nn.Module, probe: Any, out: str | Path | None, due: Callable[[int], bool], *,
-        measures: str | Sequence[str], layers: str | Sequence[str], loss: Any, outputs: Outputs,
+        self, model: nn.Module, probe: Any, out: Any, due: Callable[[int], bool], *,
+        measures: Any, layers: Any, loss: Any, outputs: Outputs,
         lr: Any, overhead: Any, on_error: str, forward: Any, resume: Any,
         start: Any, name: str | None, config: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
@@ -120,13 +120,18 @@ class Scope:
             self._warn(f"{', '.join(lacking)} cannot be measured without targets: pass probe=(x, y).")
         self.records: list[dict[str, Any]] = []
         self.count = start
-        self._pending, self._measured, self._said = dict[str, Any](), {"overhead", "skipped"}, set[str]()
-        self._turns, self._least = Turns(self.readers, self.budget), 0.0
+        self._logged, self._said = Logged(), set[str]()
+        self._turns = Turns(self.readers, self.budget)
         self._hooks: list[Any] = []
         self._closed = False
-        self._writer = self._open(out, resume, name, config) if out is not None and self._writes else None
+        self._writer: RunWriter | None = None
+        if out is not None and self._writes:
+            meta = probe_module.meta(self.subject, self.readers, name or Path(out).name, config)
+            self._writer = open_writer(out, resume, meta)
         self._memory = self._remembered(resume)
         self.budget.note("open", self.budget.clock() - self.budget.started)
+        self._begun = self.count
+        self._pace, self._quiet = Pace(self.budget, self.count), 0  # _quiet: steps that will be refused unasked
         self._opening = not self._memory.resumed
         if self._opening:
             self._measure()
@@ -153,50 +158,77 @@ class Scope:
 
     def step(self, loss: Any = None, **scalars: Any) -> None:
         """Say that an optimiser step was taken. Measures if this step is due; numbers given are kept with it."""
+        if self._hooks:
+            self._counted_already(loss, scalars)
+        elif self._quiet:  # most steps of a fast loop: no calls here that can be spared
+            self._quiet -= 1
+            self.count += 1
+            if loss is not None:
+                self._logged.keep("loss", loss)
+            if scalars:
+                self._keep(scalars)
+        else:
+            self.advance(1, loss, **scalars)
+
+    def advance(self, steps: int, loss: Any = None, **scalars: Any) -> None:
+        """Say that so many optimiser steps were taken, of which the last can be measured if any of them was due."""
         begun = self.budget.clock()
         if self._ended("step"):
             return
-        self.count += 1
-        if loss is not None:
-            self._keep("loss", loss)
-        for name, value in scalars.items():
-            self._keep(name, value)
-        due = self._due(self.count)
-        self.budget.spent += self.budget.clock() - begun  # little, but at every step
-        if due:
+        first, self.count = self.count + 1, self.count + steps
+        self._keep(scalars if loss is None else {"loss": loss, **scalars})
+        kept = self.budget.clock()
+        due = any(map(self._is_due, range(first, self.count + 1)))
+        now = self.budget.clock()
+        self._pace.counted(self.count, now - begun, kept - begun)
+        if due and now >= self._pace.wake:
             self._measure()
+        self._quiet = self._pace.quiet_steps(self.count)
 
     def due_next(self) -> bool:
         """Will the next step be measured? For numbers that are worth computing only then."""
-        return self._due(self.count + 1)
+        return self._is_due(self.count + 1)
+
+    def _is_due(self, step: int) -> bool:
+        try:
+            return self._due(step)
+        except Exception as error:
+            if self._on_error == "raise":
+                raise
+            self._warn_once(
+                "every",
+                f"every failed at step {step}, and steps where it does are not measured: {type(error).__name__}: "
+                f"{error}. Mend the function, or pass a number of steps.",
+            )
+            return False
 
     def log(self, **scalars: Any) -> None:
         """Numbers to keep with the next record."""
         if not self._ended("log"):
-            for name, value in scalars.items():
-                self._keep(name, value)
+            self._keep(scalars)
+
+    def _keep(self, scalars: Mapping[str, Any]) -> None:
+        for name, value in scalars.items():
+            self._logged.keep(name, value)
+
+    def _counted_already(self, loss: Any, scalars: Mapping[str, Any]) -> None:
+        self._keep(scalars if loss is None else {"loss": loss, **scalars})
+        self._warn_once(
+            "twice",
+            "this watch counts the steps of the optimiser that it is attached to, so that step() counts nothing more "
+            "and only keeps its numbers, for the next record. Call log(loss=...) before optimizer.step() instead, or "
+            "use(optimizer) in place of attach(optimizer).",
+        )
 
     def _ended(self, call: str) -> bool:
         """Whether the watch is closed; said once, since a loop calls at every step."""
-        if self._closed and "closed" not in self._said:
-            self._said.add("closed")
-            self._warn(
+        if self._closed:
+            self._warn_once(
+                "closed",
                 f"this watch was closed at step {self.count}, and {call}() after that measures and keeps nothing. "
-                "Call it before close(), or inside the with block."
+                "Call it before close(), or inside the with block.",
             )
         return self._closed
-
-    def _keep(self, name: str, value: Any) -> None:
-        check_name(name, "a number that is logged")
-        if name in self._measured:
-            raise InputError(f"{name} is measured by the watch and cannot be logged. Log it under another name.")
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-            # Its value now. A GPU need not be waited for: there a copy is read when it is written.
-            self._pending[name] = value.item() if value.is_cpu else value.detach().clone()
-        elif isinstance(value, Real) or (isinstance(value, np.ndarray) and value.shape == () and np.isrealobj(value)):
-            self._pending[name] = float(value)
-        else:
-            raise InputError(f"{name} must be one number to be logged, got {type(value).__name__}.")
 
     def attach(self, optimizer: Any) -> "Scope":
         """Count the steps of ``optimizer`` from now on; call no ``step`` then. Its memory enters the rehearsed step."""
@@ -207,8 +239,15 @@ class Scope:
         if self._hooks:
             raise InputError("this watch is attached to an optimiser already. Call close(), or make another watch.")
         self.use(optimizer)
-        self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.step()))
+        self._hooks.append(optimizer.register_step_post_hook(self._attached))
         return self
+
+    def _attached(self, *_: Any) -> None:
+        if self._quiet:
+            self._quiet -= 1
+            self.count += 1
+        else:
+            self.advance(1)
 
     def use(self, optimizer: Any) -> "Scope":
         """Rehearse steps with this optimiser, without counting its steps."""
@@ -216,22 +255,38 @@ class Scope:
         self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer})
         return self
 
-    def close(self) -> None:
-        """Let go of the optimiser and of the run's directory; numbers of steps after the last record are written."""
+    def close(self, measure: bool = True) -> None:
+        """Let go of the optimiser and of the run's directory.
+
+        A last step without a record is measured before, as the model stands now and as far as ``overhead`` allows;
+        with ``measure=False`` only its numbers are written.
+        """
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._quiet = True, 0
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        if self._pending and self._writes:
-            last = self.records[-1]["step"] if self.records else self._last_stored()
-            if self.count > last:
-                self._commit({}, {}, {})
-            else:
+        try:
+            if self._writes:
+                self._finish(measure)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+
+    def _finish(self, measure: bool) -> None:
+        if self.count <= (self.records[-1]["step"] if self.records else self._last_stored()):
+            if self._logged.pending:
                 self._amend()
-        if self._writer is not None:
-            self._writer.close()
+            return
+        if measure and self.count > self._begun:
+            self.budget.margin, self._pace.next_line = LAST_MARGIN, 0.0
+            before = len(self.records)
+            self._measure()
+            if len(self.records) > before:
+                return
+        if self._logged.pending:
+            self._commit({}, {}, {})
 
     def _last_stored(self) -> int:
         last = None if self._writer is None else self._writer.last_step
@@ -239,8 +294,7 @@ class Scope:
 
     def _amend(self) -> None:
         """What came after the record of its step belongs into it."""
-        given = {name: float(value) for name, value in self._pending.items()}
-        self._pending.clear()
+        given = self._logged.take()
         if self.records:
             self.records[-1]["scalars"] |= given
         if self._writer is None:
@@ -264,7 +318,7 @@ class Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(measure=error is None)  # what was interrupted is let go at once
 
     @property
     def closed(self) -> bool:
@@ -278,24 +332,22 @@ class Scope:
     # Measuring ----------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        # Most due steps of a fast loop are refused: that may cost no more than this comparison.
-        if not self._writes or (not self._opening and self.budget.room < self._least):
+        if not self._writes:
             return
         with self.budget.all_counted():
             turns = self._turns.split(self.subject)
             foreseen = {turn: self._turns.foreseen(names, self.subject) for turn, names in turns.items()}
-            self._least = min((cost or 0.0 for cost in foreseen.values()), default=0.0)
-            if self._pending:
+            if self._logged.pending and self._pace.line_is_due():
                 foreseen[LINE] = self._turns.foreseen_line()
-                self._least = min(self._least, foreseen[LINE] or 0.0)
             cold = [turn for turn, names in turns.items() if not all(map(self.budget.settled, names))]
             chosen = self._first(foreseen) if self._opening else self.budget.choose(foreseen, cold)
             if chosen or self._opening:
                 self._measure_turns({turn: names for turn, names in turns.items() if turn in chosen}, turns)
                 self._wait()
-                self._least = 0.0  # costs are known better now: the next due step works it out anew
-            else:
-                self._least = self.budget.room + self._least / 2  # nor is it worked out at each refusal
+            if chosen or self._opening or LINE in foreseen:
+                self._pace.line_was_tried()
+            least = min((self._turns.foreseen(names, self.subject) or 0.0 for names in turns.values()), default=0.0)
+            self._pace.sleep(least, bool(chosen), lines=self._opening or bool(self._logged.names))
 
     def _first(self, foreseen: Mapping[str, float | None]) -> list[str]:
         """Before any training there is no time to share: what is cheap is read, and all of it without a limit."""
@@ -361,18 +413,15 @@ class Scope:
             self._warn(f"the measure {name!r} failed at step {self.count}: {failures[name]}")
         for missing, reason in reading.missing.items():
             failures[missing] = reason
-            if missing not in self._said:
-                self._said.add(missing)
-                self._warn(f"{missing} is left out: {reason}")
-        self._measured.update(reading.scalars)
+            self._warn_once(missing, f"{missing} is left out: {reason}")
+        self._logged.reserve(reading.scalars)
         return reading
 
     def _commit(
         self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str], skipped: Sequence[str] = ()
     ) -> None:
         begun = self.budget.clock()
-        given = {name: float(value) for name, value in self._pending.items()}
-        self._pending.clear()
+        given = self._logged.take()
         scalars = {**given, **scalars, "overhead": self.budget.overhead}
         self.records.append({"step": self.count, "scalars": scalars, "failures": failures, "skipped": list(skipped)})
         if self._writer is not None:
@@ -391,29 +440,13 @@ class Scope:
                 self._warn(f"forwarding of step {self.count} failed: {error}")
         self.budget.note("commit" if arrays else LINE, self.budget.clock() - begun)
 
-    def _open(
-        self, out: str | Path, resume: int | bool, name: str | None, config: Mapping[str, Any] | None
-    ) -> RunWriter | None:
-        if resume is not False and not (resume is True and not (Path(out) / META_FILE).exists()):
-            return RunWriter.resume(out, None if resume is True else resume)
-        try:
-            return RunWriter.create(out, probe_module.meta(self.subject, self.readers, name or Path(out).name, config))
-        except StoreError as error:
-            if isinstance(error, RunExists):
-                raise RunExists(
-                    f"out must be a directory without a run, but {out} holds one. Pass resume=True to go on with it, "
-                    "choose another directory, or remove it.",
-                    error.errno,
-                ) from error
-            if not isinstance(error.__cause__, OSError):  # another writer, or a file: the user's to decide on
-                raise
-            if self._on_error == "raise":
-                raise
-            self._warn(f"nothing will be written: {error}")
-            return None
-
     def _warn(self, message: str) -> None:
         warn(message, WatchWarning)
+
+    def _warn_once(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._warn(message)
 
 
 def rank() -> int:
