@@ -77,13 +77,48 @@ OPTIMISERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1, weight_decay=0.1),
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.003, weight_decay=0.1),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.003, amsgrad=True),
+    # A short memory, so that the second moment falls below its maximum within three steps.
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.003, betas=(0.9, 0.3), amsgrad=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.003, weight_decay=0.1),
-    "maximize": lambda p: torch.optim.SGD(p, lr=0.01, maximize=True),
+    "maximize": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.5, weight_decay=0.1, maximize=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.003),
     "groups": lambda p: torch.optim.SGD([{"params": p[:2], "lr": 0.1}, {"params": p[2:4], "momentum": 0.5}], lr=0.01),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
 }
+
+
+def by_hand(optimizer, parameter, gradient):
+    """D, memory and decay of the next step from the formulas of torch's documentation; None for other optimisers.
+
+    SGD: ``b = μ b₋ + (1 - τ)(±g + λθ)``, ``Δθ = -η b``, with Nesterov ``-η (±g + λθ + μ b)``; ``b = ±g + λθ`` at first.
+    Adam: ``m = β₁ m₋ + (1 - β₁) g'``, ``v = β₂ v₋ + (1 - β₂) g'²``, ``g' = g + λθ`` (AdamW: ``g' = g``, and ``-ηλθ``),
+    ``Δθ = -η m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε)``, with amsgrad the greatest v so far in place of v.
+    """
+    group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), None)
+    theta, state, zero = parameter.detach(), optimizer.state.get(parameter, {}), torch.zeros_like(gradient)
+    if group is None:
+        return zero, zero, zero
+    lr, shrink = group["lr"], group.get("weight_decay", 0.0)
+    if type(optimizer) is torch.optim.SGD:
+        mu, buffer = group["momentum"], state.get("momentum_buffer")
+        now = 1.0 if buffer is None else 1 - group["dampening"]
+        past = 0 * theta if buffer is None else mu * buffer
+        if group["nesterov"]:
+            now, past = 1 + mu * now, mu * past
+        return (-lr if group["maximize"] else lr) * now + zero, -lr * past, -lr * now * shrink * theta
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return None
+    decoupled = type(optimizer) is torch.optim.AdamW
+    first, second = group["betas"]
+    seen = gradient if decoupled else gradient + shrink * theta
+    t = float(state.get("step", 0)) + 1
+    v = second * state.get("exp_avg_sq", zero) + (1 - second) * seen**2
+    if group["amsgrad"]:
+        v = torch.maximum(v, state.get("max_exp_avg_sq", zero))
+    scale = lr / (1 - first**t) / ((v / (1 - second**t)).sqrt() + group["eps"])
+    factor = scale * (1 - first)
+    memory = -scale * first * state.get("exp_avg", zero)
+    return factor, memory, -(lr if decoupled else factor) * shrink * theta
 
 
 @pytest.mark.parametrize("warm", [0, 3])
@@ -108,19 +143,37 @@ def test_the_step_really_taken(name, warm):
     assert str(memory) == str(optimizer.state_dict())
     old = {n: p.detach().clone() for n, p in model.named_parameters()}
     start = model(X).detach()
+    wanted = {n: by_hand(optimizer, p, step.gradients[n]) for n, p in model.named_parameters()}
     closure()
     optimizer.step(closure)
+    parts = step.parts
     for n, p in model.named_parameters():
-        assert close(step.parts.change[n], p.detach() - old[n], 1e-14)
-        parts = step.parts
-        # -D g + memory + decay is the step, by construction; what must hold is that D is a factor of the gradient.
-        assert close(-parts.preconditioner[n] * step.gradients[n] + parts.memory[n] + parts.decay[n], parts.change[n])
+        assert close(parts.change[n], p.detach() - old[n], 1e-14)
+        if wanted[n] is not None:
+            factor, memory, decay = wanted[n]
+            assert close(parts.preconditioner[n] + torch.zeros_like(factor), factor, 1e-13)
+            assert close(parts.memory[n], memory, 1e-13)
+            assert close(parts.decay[n], decay, 1e-13)
+        else:
+            assert close(-parts.preconditioner[n] * step.gradients[n], parts.change[n] - parts.memory[n], 1e-13)
+    if warm and name == "amsgrad":
+        states = optimizer.state.values()
+        assert any(bool((s["max_exp_avg_sq"] > 1.5 * s["exp_avg_sq"]).any()) for s in states), "the case shows nothing"
     assert close(step.true, model(X).detach() - start)
     assert sum(step.loss_change_by_part.values()) == pytest.approx(step.predicted_loss_change)
     assert step.parts.kind == ("effective" if name in ("rmsprop", "lbfgs") else "exact")
     if warm == 0 and name in ("sgd", "nesterov", "maximize", "adam", "amsgrad", "adamw", "groups"):
         # On the first step there is no memory, so that gradient and decay are all there is.
         assert all(float(m.norm()) < 1e-12 for m in step.parts.memory.values())
+
+
+def test_relative_steps_are_norms_over_norms():
+    model = mlp()
+    step = gs.explain_step(model, X, Y, lr=0.05)
+    for layer in ("0", "2", "4"):
+        moved = torch.cat([step.parts.change[f"{layer}.{part}"].flatten() for part in ("weight", "bias")])
+        own = torch.cat([getattr(model[int(layer)], part).detach().flatten() for part in ("weight", "bias")])
+        assert step.relative_steps[layer] == pytest.approx(float(moved.norm() / own.norm()), rel=1e-12)
 
 
 def test_the_preconditioned_kernel():
@@ -437,6 +490,15 @@ def test_an_optimiser_that_requires_a_closure():
     assert close(step.true, model(X).detach() - before, 1e-13)
 
 
+def test_torchscript_with_an_optimiser_in_use():
+    model, x, _ = CASES["torchscript_scripted"].build()
+    optimizer, y = torch.optim.Adam(model.parameters(), lr=0.1), torch.zeros_like(model(x)).detach()
+    true_step(model, x, y, F.mse_loss, optimizer)
+    step = gs.explain_step(model, x, y, optimizer=optimizer)
+    assert close(step.true, true_step(model, x, y, F.mse_loss, optimizer), 1e-13)
+    assert step.parts.kind == "exact"
+
+
 @pytest.mark.parametrize("name", ["SGD", "SparseAdam"])
 def test_sparse_gradients(name):
     torch.manual_seed(0)
@@ -457,12 +519,28 @@ def test_cross_entropy_of_tokens():
     step = gs.explain_step(model, x, labels, lr=0.1, loss="cross_entropy")
     assert step.loss_before == pytest.approx(float(F.cross_entropy(model(x).flatten(0, 1), labels.flatten()).detach()))
     turned = nn.Sequential(model, nn.Flatten(), nn.Unflatten(1, (6, 3)))
-    first = gs.explain_step(turned, x, torch.randint(0, 6, (5, 3)), lr=0.1, loss="cross_entropy")
-    assert first.true.shape == (5, 18)
+    classes = torch.randint(0, 6, (5, 3))
+    first = gs.explain_step(turned, x, classes, lr=0.1, loss="cross_entropy")
+    by_class = turned(x).detach().mT.flatten(0, 1)
+    assert first.loss_before == pytest.approx(float(F.cross_entropy(by_class, classes.flatten())))
     with pytest.raises(InputError, match=r"got torch\.int64 of shape"):
         gs.explain_step(model, x, labels[:, :2], lr=0.1, loss="cross_entropy")
     with pytest.raises(InputError, match="out of bounds"):
         gs.explain_step(model, x, labels + 1, lr=0.1, loss="cross_entropy")
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 3, 3)])
+def test_an_axis_of_classes_that_is_not_plain_is_refused(shape):
+    """As many tokens as classes: torch's reading and that of sequence models fit both, and give other numbers."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, shape[-1]).double(), torch.randn(5, *shape[:-1], 4).double()
+    labels = torch.randint(0, shape[-1], (5, *shape[:-1]))
+    with pytest.raises(InputError, match="plain which axis of the outputs holds the classes"):
+        gs.explain_step(model, x, labels, lr=0.1, loss="cross_entropy")
+    step = gs.explain_step(model, x, labels, lr=0.1, loss=lambda f, y: F.cross_entropy(f.movedim(-1, 1), y))
+    tokens = F.cross_entropy(model(x).flatten(0, -2), labels.flatten()).detach()
+    assert step.loss_before == pytest.approx(float(tokens))
+    assert abs(step.loss_before - float(F.cross_entropy(model(x), labels).detach())) > 1e-3
 
 
 @pytest.mark.parametrize("loss", ["mse", "half_squared", "cross_entropy"])

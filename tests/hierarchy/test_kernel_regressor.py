@@ -17,7 +17,14 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
 from gramscope.base.errors import InputError
-from gramscope.hierarchy.field_training import activation_step, check_gram, field_step, largest_eigenvalue, safe_rate
+from gramscope.hierarchy.field_training import (
+    Watch,
+    activation_step,
+    check_gram,
+    field_step,
+    largest_eigenvalue,
+    safe_rate,
+)
 from gramscope.hierarchy.kernel_regressor import KernelReLURegressor
 from references.weight_free import field_descent_by_pairs, weight_space_descent
 
@@ -176,6 +183,30 @@ def test_augmented_field_and_expansion_agree_in_early_stopping():
     assert len(model.validation_loss_curve_) == model.n_iter_ + 1 == len(model.loss_curve_)
 
 
+def test_early_stopping_keeps_the_best_pass_where_it_is_not_the_last():
+    X, y = make_friedman1(80, noise=6.0, random_state=0)
+    model = KernelReLURegressor(
+        60, kernel="rbf", gamma=2.0, early_stopping=True, validation_fraction=0.25, max_iter=200, tol=None,
+        random_state=1,
+    ).fit(X, y)  # fmt: skip
+    curve = model.validation_loss_curve_
+    assert curve[-1] > 1.02 * min(curve), "the case must overfit, or the last pass is the best"
+    held = np.array([not any(np.array_equal(row, kept) for kept in model.X_fit_) for row in X])
+    assert 0.5 * np.mean((model.predict(X[held]) - y[held]) ** 2) == pytest.approx(min(curve), rel=1e-9)
+
+
+def test_progress_below_tol_counts_as_none():
+    """Each pass takes off 1 %: with tol = 5 % six passes make progress, more than the patience of four."""
+    coefficients = np.zeros((1, 1))
+    for tol, wanted in ((0.05, 4), (0.005, None), (0.03, None)):
+        watch = Watch(tol, 4, None, 1.0)
+        stops = [watch.stop(0.99**k, coefficients) for k in range(1, 30)]
+        assert (stops.index(True) + 1 if any(stops) else None) == wanted
+    x, y, _, _, _ = case(13)
+    passes = [KernelReLURegressor(8, tol=tol, max_iter=3000, random_state=0).fit(x, y).n_iter_ for tol in (0.2, 1e-3)]
+    assert passes[0] < passes[1] < 3000
+
+
 def test_early_stopping_with_a_precomputed_kernel_keeps_the_columns_of_predict():
     X, y = make_friedman1(60, random_state=0)
     options = {"n_hidden": 20, "early_stopping": True, "max_iter": 30, "tol": None, "random_state": 1}
@@ -234,6 +265,13 @@ def test_the_safe_rate_bounds_the_kernel_of_every_batch_and_mask(seed, n, output
     signals = np.einsum("ci,ni->nci", readout, masks)
     kernel = np.einsum("nd,md,nci,mki->ncmk", x[rows], x[rows], signals, signals).reshape(len(rows) * outputs, -1)
     assert np.linalg.eigvalsh(kernel)[-1] * safe_rate(x @ x.T, readout, batch) <= 1 + 1e-9
+
+
+def test_small_batches_may_take_larger_steps():
+    """Ten examples that are all the same have λ_max = 10, but a batch of two of them has 2."""
+    readout = np.array([[0.5, 0.0]])
+    rates = [safe_rate(np.ones((10, 10)), readout, batch) for batch in (1, 2, 10, 50)]
+    np.testing.assert_allclose(rates, [4.0, 2.0, 0.4, 0.4], rtol=1e-12)
 
 
 def test_the_largest_eigenvalue_beyond_the_dense_size():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -102,6 +104,8 @@ def test_loss_decrease_of_a_prediction():
     case = make([4, 6, 5], outputs=2)
     step = case.fields().predict_step(case.residual, 0.1)
     assert close(-(step.outputs * case.residual).sum(), step.loss_decrease.sum())
+    assert close(step.loss_decrease, 0.1 * case.fields().loss_decrease(case.residual))
+    assert not bool(case.fields().predict_step(0 * case.residual, 0.1).loss_decrease.any())
     assert step.residual is step.outputs
 
 
@@ -145,6 +149,17 @@ def test_deep_trajectory_drifts_at_first_order_in_lr():
     assert float(coarse.field_drift[-1, 0]) == 0
     assert close(coarse.true, train(case, y, 2e-4, 20), 1e-10)
     assert "drifted by" in str(coarse)
+
+
+def test_field_drift_is_relative_like_the_drift_of_the_outputs():
+    """Read out by the identity, the last field is the output, and its drift that of the output."""
+    case = make([4, 8, 5], outputs=5, n=4, seed=1)
+    case = replace(case, readout=torch.eye(5).double())
+    found = predict_trajectory(case.fields(), torch.zeros(4, 5).double(), 0.01, 5)
+    assert close(found.field_drift[:, -1], found.drift)
+    assert float(found.drift[-1]) > 1e-4
+    moved = (found.true[-1] - found.true[0]).norm()
+    assert abs(float(moved) - 1) > 0.1, "with a change of size one, relative and absolute are the same"
 
 
 def test_held_masks_lose_what_flips():

@@ -60,6 +60,19 @@ def test_target_alignment_of_a_kernel_made_of_the_targets():
     assert gs.Kernel(torch.ones(6, 6)).target_alignment(y) == pytest.approx(0.0, abs=1e-12)
 
 
+def test_target_alignment_centres_the_targets_alone(network, x):
+    """Against the formula, and against the centred one: they share the numerator, so that the norms are the ratio."""
+    kernel = gs.kernel(network, x, reduce="trace")
+    y = torch.tensor([0, 1, 0, 1, 1])
+    ideal = torch.nn.functional.one_hot(y).double()
+    ideal = (ideal - ideal.mean(0)) @ (ideal - ideal.mean(0)).T
+    K, H = kernel.total, torch.eye(5).double() - 0.2
+    assert kernel.target_alignment(y) == pytest.approx(float((K * ideal).sum() / K.norm() / ideal.norm()))
+    centred = gs.measures.kernel_target_alignment(kernel, y)
+    assert kernel.target_alignment(y) / centred == pytest.approx(float((H @ K @ H).norm() / K.norm()))
+    assert centred > 1.1 * kernel.target_alignment(y)
+
+
 def test_kernel_regression_is_the_linearised_network_after_training(network, x):
     """Ridgeless regression with the tangent kernel interpolates, and equals the minimum-norm linear model in J."""
     new = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

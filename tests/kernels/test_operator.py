@@ -1,5 +1,8 @@
 """The matrix-free kernel, the Jacobian and its transpose."""
 
+import inspect
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,7 @@ import gramscope as gs
 from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError
 from gramscope.kernels import JacobianOperator
+from gramscope.kernels.expansion import flat_metric
 from gramscope.kernels.linearization import Linearization
 from references.jacobian import reference_ntk
 
@@ -118,6 +122,22 @@ def test_a_wrong_metric_is_refused():
         gs.ntk_operator(model, x, metric={"nonsense": 1.0})
     with pytest.raises(InputError, match="one entry for each of the 32 parameters"):
         gs.ntk_operator(model, x, metric=torch.ones(3))
+    with pytest.raises(InputError, match=r"metric\['0.bias'\] must be a number or have the shape \(5,\)"):
+        gs.ntk_operator(model, x, metric={"0.bias": torch.ones(4)})
+    with pytest.raises(InputError, match=r"metric must be a number, a flat tensor.*got list"):
+        inspect.unwrap(flat_metric)([1.0], dict(model.named_parameters()))
+
+
+def test_a_metric_may_be_a_function_and_of_either_sign():
+    """As for the dNTK; the preconditioner of a step that climbs is negative."""
+    model, x = NETWORKS["mlp"]
+    model, x = model.double(), x.double()
+    function = gs.ntk_operator(model, x, metric=lambda name, p: -2.0 if name.endswith("bias") else 3.0)
+    by_name = gs.ntk_operator(
+        model, x, metric={name: -2.0 if name.endswith("bias") else 3.0 for name, _ in model.named_parameters()}
+    )
+    assert torch.equal(function.dense(), by_name.dense())
+    assert bool((function.metric < 0).any())
 
 
 def test_a_module_under_two_names_keeps_its_parameters():
@@ -137,3 +157,54 @@ def test_operations_that_torch_differentiates_once():
     ids = torch.randint(0, 9, (5, 3))
     wanted = gs.ntk(model, ids).flatten(2).flatten(0, 1)
     assert torch.allclose(gs.ntk_operator(model, ids).dense(), wanted, rtol=1e-12)
+
+
+class PythonDropout(nn.Module):
+    """Units are dropped by Python's own random numbers."""
+
+    def forward(self, x):
+        return x * torch.tensor([[random.choice([0.0, 2.0]) for _ in row] for row in x], dtype=x.dtype)
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout(0.5), PythonDropout()], ids=["torch", "python"])
+@pytest.mark.parametrize("way", ["written out", "forward mode"])
+def test_every_product_belongs_to_one_draw_of_the_masks(way, dropout):
+    """torch has no second derivative of hardsigmoid, so the first J v runs the network again, and forward mode always
+    does: with other masks J v and Jᵀ w would be of two networks, and the kernel asymmetric."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Hardsigmoid(), dropout, nn.Linear(8, 2)).double().train()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    state = torch.get_rng_state()
+    operator = gs.ntk_operator(model, x)
+    linearization = operator.jacobian.linearization
+    linearization._forward_mode = way == "forward mode"
+    torch.rand(3)
+    random.random()
+    before = torch.get_rng_state()
+    dense = operator.dense()
+    assert linearization._written_out == (way == "written out")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(dense, dense.T, rtol=1e-12, atol=1e-12)
+    if isinstance(dropout, PythonDropout):  # the checks of types that the tests run with draw from this stream too
+        return
+    torch.set_rng_state(state)
+    f = model(x)
+    rows = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(entry, tuple(model.parameters()), retain_graph=True)])
+        for entry in f.flatten()
+    ]
+    jacobian = torch.stack(rows)
+    # torch's own slope of hardsigmoid is the float32 nearest to 1/6.
+    torch.testing.assert_close(dense, jacobian @ jacobian.T, rtol=1e-6, atol=1e-12)
+
+
+def test_a_model_that_overwrites_its_input_is_run_again_on_what_was_given():
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Doubled(), nn.Linear(3, 4), nn.Hardsigmoid(), nn.Linear(4, 2)).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    wanted = gs.ntk(model, x).flatten(2).flatten(0, 1)
+    assert torch.allclose(gs.ntk_operator(model, x).dense(), wanted, rtol=1e-6)

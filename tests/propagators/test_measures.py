@@ -11,6 +11,7 @@ from torch import nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.warned import UndefinedMeasureWarning
 from gramscope.linalg import Dense, one_sided_trace
 from gramscope.propagators import (
     GlobalNTK,
@@ -400,6 +401,22 @@ def test_predicted_change_of_states_against_a_real_step(name):
     optimiser.step()
     assert relative_error(step.measured, GlobalNTK(model, x).values - g.values) < 1e-9
     assert step.alignment > 0.999999
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+def test_a_model_that_keeps_results_of_operations_is_copied():
+    """Old-style weight norm keeps its weight, a result of the last run, as an attribute, which deepcopy refuses."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3).double()
+    model(x)
+    assert predict_step(model, x, lambda f: (f**2).mean(), 1e-4).relative_error < 1e-3
+
+
+def test_the_cosine_with_a_zero_state_is_not_defined():
+    for a, b in ((torch.zeros(3), torch.ones(3)), (torch.ones(3), torch.zeros(3))):
+        with pytest.warns(UndefinedMeasureWarning, match="a state vector is zero"):
+            assert math.isnan(representation_alignment(a, b))
 
 
 def test_learning_is_biased_towards_its_own_activity():

@@ -161,7 +161,7 @@ class Fields:
         assert signal is not None
         return signal
 
-    def residual(self, residual: Tensor) -> Float[Tensor, "n C"]:
+    def _residual(self, residual: Tensor) -> Float[Tensor, "n C"]:
         """A checked residual ``e = ∂loss/∂f`` with its output axis."""
         e = residual.detach().to(dtype=self.chain.readout.dtype, device=self.chain.readout.device)
         wanted = tuple(self.outputs.shape)
@@ -234,7 +234,7 @@ class Fields:
 
     def gradients(self, residual: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
         """``∂loss/∂W^ℓ = Σ_ν e_ν b^ℓ_ν x^{ℓ-1}_νᵀ`` and ``∂loss/∂b^ℓ`` for ℓ = 1..L."""
-        e = self.residual(residual)
+        e = self._residual(residual)
         weights, biases = [], []
         for layer in range(1, self.depth + 1):
             pulled = torch.einsum("nc,nci->ni", e, self._signal(layer))
@@ -244,10 +244,7 @@ class Fields:
 
     def loss_decrease(self, residual: Tensor) -> Float[Tensor, " L"]:
         """``eᵀ K^ℓ e`` for each layer, without a kernel: the loss falls at this rate, times the learning rate."""
-        weights, biases = self.gradients(residual)
-        return torch.stack(
-            [w.square().sum() + (0 if b is None else b.square().sum()) for w, b in zip(weights, biases, strict=True)]
-        )
+        return squared_norms(*self.gradients(residual))
 
     def shares(self, residual: Tensor) -> Float[Tensor, " L"]:
         """Share of each layer in the loss decrease of a small step, ``eᵀ K^ℓ e / eᵀ K e``."""
@@ -313,6 +310,13 @@ class Fields:
 def check_lr(lr: float) -> None:
     if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < float("inf"):
         raise InputError(f"lr must be a positive number, got {lr!r}.")
+
+
+def squared_norms(weights: list[Tensor], biases: list[Tensor | None]) -> Float[Tensor, " L"]:
+    """``|∂loss/∂W^ℓ|² + |∂loss/∂b^ℓ|² = eᵀ K^ℓ e`` for each layer."""
+    return torch.stack(
+        [w.square().sum() + (0 if b is None else b.square().sum()) for w, b in zip(weights, biases, strict=True)]
+    )
 
 
 def _gram(signals: Float[Tensor, "n C N"]) -> Float[Tensor, "n C n C"]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.hierarchy.fields import check_lr
+from gramscope.hierarchy.fields import check_lr, squared_norms
 
 if TYPE_CHECKING:
     from gramscope.hierarchy.fields import Fields
@@ -53,7 +53,6 @@ def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPredictio
     (arXiv:2606.09744, sections 4 and 5.) Both sums over ν are products with the gradient of the layer's weights.
     """
     check_lr(lr)
-    e = fields.residual(residual)
     chain = fields.chain
     weights, biases = fields.gradients(residual)
     change = torch.zeros_like(fields.activations[0])
@@ -75,7 +74,7 @@ def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPredictio
         activations=activations,
         conjugates=[fields._public(g) for g in reversed(conjugates)],
         outputs=fields._public(activations[-1] @ chain.readout.T),
-        loss_decrease=lr * fields.loss_decrease(residual) if bool(e.any()) else e.new_zeros(fields.depth),
+        loss_decrease=lr * squared_norms(weights, biases),
         lr=lr,
     )
 

@@ -124,7 +124,7 @@ class _State:
         return self.slopes(layer)[:, None] * self.g[layer]
 
     def stepped(self, fields: Fields, residual: Tensor, lr: float, follow: bool) -> "_State":
-        e = fields.residual(residual)
+        e = fields._residual(residual)
         pulled = [torch.einsum("nc,nci->ni", e, self.signal(layer)) for layer in range(1, self.chain.depth + 1)]
         weights = [p.T @ x for p, x in zip(pulled, self.x, strict=False)]
         biases = [None if b is None else p.sum(0) for p, b in zip(pulled, self.chain.biases, strict=True)]

@@ -20,7 +20,7 @@ from gramscope.base.progress import progress
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, _twice_forward, second_derivative, step_direction
+from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction, twice_forward
 from gramscope.kernels.memory import free_memory
 from gramscope.kernels.rows import Rows, dense_velocity
 from gramscope.linalg import LinearOperator
@@ -256,7 +256,7 @@ def naming_infinities(expansion: Expansion, direction: Float[Tensor, " p"]) -> I
     try:
         yield
     except UnsupportedError as error:
-        second = _twice_forward(expansion, direction, direction)
+        second = twice_forward(expansion, direction, direction)
         if second is None or bool(torch.isfinite(second).all()):
             raise
         bad = int((~torch.isfinite(second)).sum())

@@ -1,5 +1,6 @@
 """A network as a function of its parameters, ready to be differentiated twice and left untouched."""
 
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -30,7 +32,8 @@ from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
 from gramscope.kernels.written_out import WrittenOut
 
 Kink = Literal["autograd", "distributional"]
-Rates = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float | None
+Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
+Rates = Metric | None
 Parameters = tuple[Tensor, ...]
 
 
@@ -55,6 +58,23 @@ def load_forward_mode() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.func.jvp(torch.clone, (torch.zeros(1),), (torch.zeros(1),))
+
+
+class RandomStreams:
+    """The random streams as they stand now, for every run to start from: all of them draw the same dropout masks."""
+
+    def __init__(self) -> None:
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def rewind(self) -> None:
+        """To be called where the user's streams are put back afterwards (``untouched``)."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
 
 
 @dataclass(frozen=True)
@@ -101,7 +121,7 @@ class Expansion:
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
         self._evaluation = Evaluation(model, reading.outputs)
         self._modes = [(module, module.training) for module in model.modules()]
-        self._streams = (torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+        self._streams = RandomStreams()
         with untouched(model):
             chosen = check_model(model, self.x, reading.frozen)
         self._slots = parameter_slots(model, list(chosen.values()))
@@ -135,9 +155,7 @@ class Expansion:
             return self._call(parameters, x)
 
     def _call(self, parameters: Parameters, x: Any) -> Tensor:
-        torch.set_rng_state(self._streams[0])
-        if self._streams[1]:
-            torch.cuda.set_rng_state_all(self._streams[1])
+        self._streams.rewind()
         swapped = {f"model.{name}": parameters[place] for name, place in self._slots}
         fixed = {name: buffer.clone() for name, buffer in self._fixed.items()}
         given = prepare_input(self.x) if x is None else x
@@ -181,25 +199,7 @@ class Expansion:
         """The diagonal metric λ as one vector, from a number, numbers by name (others zero), a function or a tensor."""
         if rates is None:
             return None
-        if callable(rates):
-            rates = {name: rates(name, p) for name, p in self.parameters.items()}
-        if isinstance(rates, int | float):
-            rates = dict.fromkeys(self.parameters, float(rates))
-        if isinstance(rates, Tensor):
-            flat = rates
-        else:
-            unknown = sorted(set(rates) - set(self.parameters))
-            if unknown:
-                raise InputError(
-                    f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(self.parameters)}."
-                )
-            flat = torch.cat([_expanded(rates.get(name, 0.0), name, p) for name, p in self.parameters.items()])
-        if flat.shape != (self.cols.size,):
-            raise InputError(
-                f"metric must have one entry for each of the {self.cols.size} parameters, got shape "
-                f"{tuple(flat.shape)}. Pass a dict by parameter name for numbers per layer."
-            )
-        check_finite(flat, "metric", "Learning rates are finite numbers.")
+        flat = flat_metric(rates, self.parameters)
         if bool((flat < 0).any()):
             raise InputError(
                 f"metric must not be negative, but its least entry is {float(flat.min()):.3g}: a learning rate below "
@@ -257,6 +257,34 @@ def _culprit(message: str) -> str | None:
     if "once_differentiable" in message:
         return "an autograd.Function marked @once_differentiable"
     return None
+
+
+def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
+    """A diagonal over all parameters as one vector, of either sign: the preconditioner of a step may have both."""
+    if callable(metric):
+        metric = {name: metric(name, p) for name, p in parameters.items()}
+    if isinstance(metric, int | float):
+        metric = dict.fromkeys(parameters, float(metric))
+    if isinstance(metric, Tensor):
+        flat = metric
+    elif not isinstance(metric, Mapping):
+        raise InputError(
+            "metric must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "
+            f"parameter), got {type(metric).__name__}."
+        )
+    else:
+        unknown = sorted(set(metric) - set(parameters))
+        if unknown:
+            raise InputError(f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(parameters)}.")
+        flat = torch.cat([_expanded(metric.get(name, 0.0), name, p) for name, p in parameters.items()])
+    size = sum(p.numel() for p in parameters.values())
+    if flat.shape != (size,):
+        raise InputError(
+            f"metric must have one entry for each of the {size} parameters, got shape {tuple(flat.shape)}. Pass a "
+            "dict by parameter name for numbers per layer."
+        )
+    check_finite(flat, "metric", "Learning rates are finite numbers.")
+    return flat
 
 
 def _expanded(value: Tensor | float, name: str, parameter: Tensor) -> Tensor:

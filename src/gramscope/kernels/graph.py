@@ -151,7 +151,7 @@ def second_derivative(
     modes. Where they disagree there is no telling which is right, so the answer is refused. Operations that have no
     forward derivative go through the graph, without a witness.
     """
-    answer = _twice_forward(expansion, first, second)
+    answer = twice_forward(expansion, first, second)
     if answer is None:
         answer = graph.tangent(first).jvp(second[:, None]).reshape(expansion.rows.shape)
     elif check:
@@ -160,7 +160,7 @@ def second_derivative(
     return answer
 
 
-def _twice_forward(
+def twice_forward(
     expansion: Expansion, first: Float[Tensor, " p"], second: Float[Tensor, " p"]
 ) -> Float[Tensor, "n C"] | None:
     u, v = (tuple(part[0] for part in expansion.split(w[:, None])) for w in (first, second))

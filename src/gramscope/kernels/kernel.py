@@ -61,7 +61,10 @@ class Kernel:
         return float((a * b).sum() / (a.norm() * b.norm()))
 
     def target_alignment(self, targets: Tensor) -> float:
-        """Alignment with ``y yᵀ``, the targets centred over the examples; labels (n,) count as one-hot.
+        """Uncentred alignment ``⟨K, y yᵀ⟩ / (|K| |y yᵀ|)``, only the targets centred over the examples.
+
+        Labels (n,) count as one-hot. ``gs.measures.kernel_target_alignment`` centres the kernel too: the numerator is
+        the same, but a part of the kernel that all examples share enlarges |K| here alone.
 
         NaN, with a warning, where the targets are the same for all examples.
         """

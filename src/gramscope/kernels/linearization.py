@@ -23,10 +23,11 @@ from gramscope.capture.network import (
     check_model,
     count_examples,
     parameter_slots,
+    prepare_input,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
-from gramscope.kernels.expansion import load_forward_mode
+from gramscope.kernels.expansion import RandomStreams, flat_metric, load_forward_mode
 from gramscope.kernels.written_out import WrittenOut
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -53,6 +54,7 @@ class Linearization:
         self._written_out = False  # operations without a second derivative run as others, once one is met
         self._evaluation, self._x = Evaluation(model, outputs), x
         self._modes = [(module, module.training) for module in model.modules()]
+        self._streams = RandomStreams()  # J v and Jᵀ w belong to one draw of the dropout masks
         with untouched(model), exact_arithmetic(self.tf32), plain_execution(), _twice_differentiable(model):
             chosen = check_model(model, x, frozen)
             self._slots = parameter_slots(model, list(chosen.values()))
@@ -68,10 +70,12 @@ class Linearization:
 
     def _run(self, parameters: tuple[Tensor, ...]) -> Tensor:
         """The outputs at other parameters, everything else as it was."""
+        self._streams.rewind()
         swapped = {f"model.{name}": parameters[place] for name, place in self._slots}
         fixed = {name: buffer.clone() for name, buffer in self._fixed.items()}
+        given = prepare_input(self._x)  # a model may overwrite its input
         with WrittenOut() if self._written_out else nullcontext():
-            return torch.func.functional_call(self._evaluation, {**fixed, **swapped}, (self._x,), tie_weights=False)
+            return torch.func.functional_call(self._evaluation, {**fixed, **swapped}, (given,), tie_weights=False)
 
     def _graph_of_transpose(self) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(
@@ -150,14 +154,7 @@ class Linearization:
 
     def flat(self, values: Mapping[str, Tensor | float]) -> Float[Tensor, " p"]:
         """Numbers or tensors by parameter name as one flat vector; parameters that are not named get zero."""
-        unknown = sorted(set(values) - set(self.parameters))
-        if unknown:
-            raise KeyError(f"no parameter is called {unknown[0]!r}; there are {', '.join(self.parameters)}.")
-        pieces = []
-        for name, parameter in self.parameters.items():
-            value = torch.as_tensor(values.get(name, 0.0), dtype=self.dtype, device=self.device)
-            pieces.append(value.expand(parameter.shape).reshape(-1))
-        return torch.cat(pieces)
+        return flat_metric(values, self.parameters).to(dtype=self.dtype, device=self.device)
 
     def split(self, vector: Float[Tensor, " p"]) -> dict[str, Tensor]:
         """A flat vector over the parameters as tensors by name."""

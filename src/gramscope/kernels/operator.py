@@ -1,19 +1,15 @@
 """The tangent kernel as an operator: products without the matrix."""
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.errors import InputError
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
+from gramscope.kernels.expansion import Rates, flat_metric
 from gramscope.kernels.linearization import Linearization
 from gramscope.linalg import LinearOperator
-
-Metric = Mapping[str, Tensor | float] | Tensor | float | None
 
 
 class JacobianOperator(LinearOperator):
@@ -53,16 +49,17 @@ def ntk_operator(
     x2: Any = None,
     *,
     outputs: Outputs = None,
-    metric: Metric = None,
+    metric: Rates = None,
     frozen: bool = False,
     precision: Precision = None,
 ) -> NTKOperator:
     """The kernel ``J D Jᵀ`` on vectors over (example, output), flattened; no matrix is formed.
 
     One product costs one backward pass and one pass of the same size through its own graph. ``metric`` is the diagonal
-    D: a number or tensor for each parameter name (others get zero), one flat tensor over all parameters, or one number
-    for all. The Jacobian itself is ``.jacobian``, its transpose ``.jacobian.T``. The parameters are copied: later
-    training does not change the operator.
+    D: a number or tensor for each parameter name (others get zero), a function (name, parameter) -> either, one flat
+    tensor over all parameters, or one number for all. The Jacobian itself is ``.jacobian``, its transpose
+    ``.jacobian.T``. Parameters and dropout masks are those of now: neither later training nor later random numbers
+    change the operator.
 
     Example:
         >>> import torch, gramscope as gs
@@ -78,19 +75,7 @@ def ntk_operator(
     return NTKOperator(left, right, _flat_metric(left.linearization, metric))
 
 
-def _flat_metric(linearization: Linearization, metric: Metric) -> Float[Tensor, " p"] | None:
+def _flat_metric(linearization: Linearization, metric: Rates) -> Float[Tensor, " p"] | None:
     if metric is None:
         return None
-    if isinstance(metric, int | float):
-        metric = torch.full((linearization.cols.size,), float(metric), dtype=linearization.dtype)
-    if isinstance(metric, Tensor):
-        if metric.shape != (linearization.cols.size,):
-            raise InputError(
-                f"metric must have one entry for each of the {linearization.cols.size} parameters, got shape "
-                f"{tuple(metric.shape)}. Pass a dict by parameter name for numbers per layer."
-            )
-        return metric.to(dtype=linearization.dtype, device=linearization.device)
-    try:
-        return linearization.flat(metric)
-    except KeyError as error:
-        raise InputError(f"metric: {error.args[0]}") from error
+    return flat_metric(metric, linearization.parameters).to(dtype=linearization.dtype, device=linearization.device)

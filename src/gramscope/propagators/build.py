@@ -1,6 +1,5 @@
 """From a model and its data to linearised states."""
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,10 +10,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
-from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.errors import InputError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
-from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, prepare_input
+from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.propagators.layout import Layout, StateSite
 from gramscope.propagators.network import NetworkStates
@@ -25,22 +24,11 @@ from gramscope.propagators.watch import Node, Watch
 
 def private_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """A copy of the model, so that training on does not disturb the operators; half precision becomes float32."""
-    results = {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            copied = copy.deepcopy(model, results)
-    except (RuntimeError, TypeError) as error:
-        raise UnsupportedError(f"GlobalNTK works on a copy of the model, which cannot be copied: {error}") from error
-    for own, original in zip(copied.parameters(), model.parameters(), strict=True):
-        own.requires_grad_(original.requires_grad)
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in copied.parameters())
+    with torch.inference_mode(False):
+        twin = copied(model)
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
     target = dtype or (torch.float32 if half else None)
-    return copied if target is None else copied.to(target)
+    return twin if target is None else twin.to(target)
 
 
 def cast_input(x: Any, model: nn.Module, dtype: torch.dtype | None) -> Any:

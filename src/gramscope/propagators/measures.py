@@ -124,12 +124,14 @@ def _cosine(cross: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
-    """``cos(h_0, h_t)`` of two state vectors; zero where one of them is zero."""
+    """``cos(h_0, h_t)`` of two state vectors; NaN, with a warning, where one of them is zero."""
     if a.shape != b.shape:
         raise InputError(f"two state vectors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
     for name, vector in (("a", a), ("b", b)):
         check_finite(vector, name, "Look at the step where training diverged.")
     x, y = a.double().flatten(), b.double().flatten()
+    if not bool(x.any()) or not bool(y.any()):
+        return undefined("a representation alignment", "a state vector is zero")
     return float(_cosine(x @ y, x @ x, y @ y))
 
 

@@ -1,8 +1,6 @@
 """``δs = -η P K P* ∇_s loss`` against what a real gradient step does to every state."""
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.capture.network import copied, named_parameters, unwrap
 from gramscope.propagators.global_ntk import GlobalNTK
 
 Loss = Callable[[Tensor], Tensor]
@@ -61,11 +60,11 @@ def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None
     at_states = g.C.T @ gradient
     predicted = -lr * (g.operator @ at_states)
     slope = g.jacobian.T @ at_states
-    moved = copy.deepcopy(model)
+    moved = copied(unwrap(model))
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in moved.parameters()):
         moved, x, h0 = moved.float(), _floats(x), _floats(h0)
-    with _stepped(moved, g, slope, lr):
-        after = GlobalNTK(moved, x, h0, **options)
+    _step(moved, g, slope, lr)
+    after = GlobalNTK(moved, x, h0, **options)
     if after.axes != g.axes:
         raise InputError("the step changed which states exist (data-dependent control flow): take a smaller lr.")
     return StatePrediction(predicted, after.values - g.values, at_states, value)
@@ -100,13 +99,9 @@ def _floats(value: Any) -> Any:
     return map_tensors(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t, value)
 
 
-@contextmanager
-def _stepped(model: nn.Module, g: GlobalNTK, slope: Tensor, lr: float) -> Iterator[None]:
-    """The parameters of a copy moved by one step."""
-    from gramscope.capture.network import named_parameters, unwrap
-
-    own = named_parameters(unwrap(model))
+def _step(model: nn.Module, g: GlobalNTK, slope: Tensor, lr: float) -> None:
+    """Move the parameters of a copy by one step."""
+    own = named_parameters(model)
     with torch.no_grad():
         for name, change in g.jacobian.changes(slope[None]).items():
             own[name].sub_((lr * change[0]).to(own[name]))
-    yield
