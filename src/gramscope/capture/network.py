@@ -63,6 +63,9 @@ def copied(model: nn.Module, memo: dict[Any, Any] | None = None) -> nn.Module:
             twin = copy.deepcopy(model, memo)
         for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
             parameter.requires_grad_(original.requires_grad)
+            # TorchScript's copies of parameters are plain tensors, and are not in the memo.
+            parameter._is_param = True
+            memo[id(original)] = parameter
         return twin
     except (RuntimeError, TypeError) as error:
         raise UnsupportedError(

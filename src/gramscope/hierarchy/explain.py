@@ -96,11 +96,6 @@ class _Rehearsal:
         self.n, self.loss, self.outputs, self.precision = n, loss, outputs, precision
         self.memo: dict[Any, Any] = {}
         self.before, self.after = copied(model), copied(model, self.memo)
-        # TorchScript's copies of parameters are plain tensors, and not in the memo that the optimiser is copied with.
-        for p, *twins in zip(model.parameters(), self.before.parameters(), self.after.parameters(), strict=True):
-            for twin in twins:
-                twin._is_param = True
-            self.memo[id(p)] = twins[1]
         dtype = None
         if precision == "float64":
             dtype = torch.float64
