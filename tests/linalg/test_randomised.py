@@ -15,6 +15,7 @@ from gramscope.linalg import (
     trace_to,
     xtrace,
 )
+from gramscope.linalg.randomised import _residuals
 
 
 def decaying(rows: int, cols: int, power: float, seed: int) -> torch.Tensor:
@@ -56,6 +57,26 @@ def test_more_power_steps_until_converged():
     assert found.power_steps > 1
     # Singular values are accurate to the square of the residual over the gap; here better than the residual itself.
     assert float((found.values - torch.linalg.svdvals(matrix)[:5]).abs().max()) < 1e-6
+
+
+def test_residuals_are_those_of_both_sides():
+    """Triplets that fit on one side only: the other side's residual is all there is to tell."""
+    matrix = decaying(9, 6, 0.5, 5)
+    rng = torch.Generator().manual_seed(6)
+    u, v = (torch.randn(n, 2, generator=rng, dtype=torch.float64) for n in matrix.shape)
+    u, v = u / u.norm(dim=0), v / v.norm(dim=0)
+    image, pulled = matrix @ v, matrix.mT @ u
+    forward = image.norm(dim=0), image / image.norm(dim=0)  # A v = σ u
+    backward = pulled.norm(dim=0), pulled / pulled.norm(dim=0)  # Aᵀ u = σ v
+    for left, values, right in ((forward[1], forward[0], v), (u, backward[0], backward[1]), (u, forward[0], v)):
+        miss = (matrix @ right - left * values).square().sum(dim=0)
+        miss = miss + (matrix.mT @ left - right * values).square().sum(dim=0)
+        assert float(miss.min()) > 1e-3
+        torch.testing.assert_close(_residuals(Dense(matrix), left, values, right), miss.sqrt())
+    found = randomised_svd(Dense(matrix), 2, power_steps=0, oversample=0)
+    miss = (matrix @ found.right - found.left * found.values).square().sum(dim=0)
+    miss = miss + (matrix.mT @ found.left - found.right * found.values).square().sum(dim=0)
+    torch.testing.assert_close(found.residuals, miss.sqrt())
 
 
 def test_low_rank_gives_zeros():

@@ -77,6 +77,20 @@ def test_hutchpp_is_its_definition(kind: str) -> None:
     assert (estimate.probes, estimate.products) == (14, 20)
 
 
+def test_hutchpp_draws_on_the_sphere_of_the_complement() -> None:
+    op = with_spectrum(SPECTRA["power"])
+    estimate = hutchpp(op, 20, distribution="sphere", seed=2)
+    rng = generator(child_seed(2, "hutchpp"))
+    sketch, rest = draw_probes(op, 6, "sphere", rng), draw_probes(op, 8, "sphere", rng)
+    basis = torch.linalg.qr(op.matrix @ sketch).Q
+    rest = rest * (40 - 6) ** 0.5 / (rest - basis @ (basis.mT @ rest)).norm(dim=0)
+    assert abs(estimate.value - float(hutchpp_value(op.matrix, sketch, rest))) < 1e-13
+    # All samples of one length: where the complement has one eigenvalue, there is no variance.
+    flat = hutchpp(Identity(40, dtype=F64), 24, distribution="sphere")
+    assert abs(flat.value - 40) < 1e-12
+    assert flat.standard_error < 1e-12
+
+
 def test_decay_is_rewarded() -> None:
     """With the same products Hutch++ beats Hutchinson on a decaying spectrum, and XTrace beats Hutch++."""
     op = with_spectrum(SPECTRA["exponential"])

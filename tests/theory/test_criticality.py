@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +85,30 @@ def test_vanishing_kernel_asymptotics(name):
     want = gs.theory.vanishing_kernel_layer(name, depth, depth, 0.8, 1.0)
     for tensor in ("K", "Theta", "V", "F", "B", "P", "Q"):
         assert getattr(flow[depth], tensor).item() == pytest.approx(getattr(want, tensor), rel=0.12), tensor
+
+
+@pytest.mark.parametrize("name", ["sin", "erf"])
+def test_vanishing_kernel_asymptotics_in_the_limit(name):
+    """The ratio to the recursion, c₀ + (c₁ log l + c₂)/l through three layers: c₀ is 1 to 0.4 %."""
+    layers, depth = np.array([100, 200, 400]), 400
+    flow = critical_flow(name, depth, 0.8, 1.0)
+    forms = [gs.theory.vanishing_kernel_layer(name, int(layer), depth, 0.8, 1.0) for layer in layers]
+    powers = np.stack([np.ones(3), np.log(layers) / layers, 1 / layers], axis=1)
+    for tensor in ("K", "Theta", "V", "F", "B", "P", "Q"):
+        found = [getattr(flow[int(layer)], tensor).item() for layer in layers]
+        ratios = np.array(found) / [getattr(form, tensor) for form in forms]
+        assert np.linalg.solve(powers, ratios)[0] == pytest.approx(1, abs=4e-3), tensor
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu"])
+def test_half_stable_exponents(name):
+    """From the fixed point itself, where nothing moves but Θ, by an equal part in each layer."""
+    point = gs.theory.critical_point(name)
+    flow = critical_flow(name, 32, 0.8, 1.0, point.K_star - point.C_b)
+    assert set(point.exponents) == {"K", "Theta"}
+    for tensor, exponent in point.exponents.items():
+        far, near = getattr(flow[32], tensor).item(), getattr(flow[16], tensor).item()
+        assert -math.log2(far / near) == pytest.approx(exponent, abs=1e-9), tensor
 
 
 @pytest.mark.parametrize("name", ["erf", "relu"])

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from gramscope.theory.activations import resolve
 from gramscope.theory.estimators import network_statistics
 from gramscope.theory.finite_width import FiniteWidthMLP
 from gramscope.theory.recursions import Rates
+from gramscope.theory.sampling import _Averages
 from references.finite_width import dense_ntk_and_dntk, forward
 
 ONE = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
@@ -120,6 +122,15 @@ def test_pulls_are_standard_normal():
         pulls = torch.stack([report.pulls(2, tensor)[0, 0, 0, 0] for report in reports])
         assert 0.5 < float(pulls.std()) < 1.6, tensor
         assert abs(float(pulls.mean())) * 20**0.5 < 3.5, tensor
+
+
+def test_covariances_of_few_networks_are_unbiased():
+    """n × the covariance with count - 1 below, as NumPy's; pulls of thousands of networks do not see the difference."""
+    rng = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(8, 2, 2, generator=rng, dtype=torch.float64) + 3 for _ in range(2))
+    found = _Averages(5).covariance(left, right).value.reshape(4, 4)
+    want = np.cov(left.reshape(8, 4).T, right.reshape(8, 4).T)[:4, 4:]
+    np.testing.assert_allclose(found, 5 * want, rtol=1e-12)
 
 
 @pytest.mark.parametrize("function", [torch.tanh, lambda z: z * torch.sigmoid(z), torch.nn.functional.mish])

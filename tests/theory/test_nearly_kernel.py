@@ -125,6 +125,37 @@ def test_trained_and_effective_kernels():
     assert math.log2(printed[0] / printed[1]) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize("method", ["trained_kernel", "effective_kernel"])
+def test_a_precomputed_meta_kernel_knows_the_training_set_only(method):
+    """As many other examples have entries of the same shape; they were taken for the training set's."""
+    x, x_test, y = data(6, n=4, m=4)
+    model = QuadraticModel(*random_quadratic(6), 0.3)
+    want = NearlyKernelRegressor(model.kernel, model.meta_kernel).fit(x, y)
+    given = NearlyKernelRegressor(model.kernel, "precomputed").fit(x, y, meta=model.meta_kernel(x, x, x))
+    for output in range(2):
+        np.testing.assert_allclose(getattr(given, method)(x, output=output), getattr(want, method)(x, output=output))
+    np.testing.assert_allclose(getattr(given, method)(x, x.copy()), getattr(want, method)(x))
+    for examples in ((x_test,), (x, x_test), (x_test, x), (x[::-1],), (x[:2],)):
+        with pytest.raises(InputError, match="must be those of the training set"):
+            getattr(given, method)(*examples)
+    metas = [model.meta_kernel(*sets) for sets in ((x_test, x, x), (x, x_test, x))]
+    found = given.predict(x_test, meta=metas[0], meta_transport=metas[1])
+    np.testing.assert_allclose(found, want.predict(x_test), rtol=1e-9, atol=1e-9)
+
+
+def test_modes_below_the_cut_are_null():
+    """1e-8 of the largest eigenvalue is kept and 1e-10 is not, so that rounding of the kernel is not felt."""
+    rng = np.random.default_rng(8)
+    basis = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    sizes = 5 * np.array([1, 0.3, 1e-8, 1e-10])
+    np.testing.assert_allclose(Spectrum((basis * sizes) @ basis.T).values, sizes[2::-1], rtol=1e-6)
+    sizes, parts = 5 * np.array([1, 0.3, 0.1, 1e-12]), np.array([1.0, 2.0, -1.0, 3.0])
+    noise = 1e-14 * rng.normal(size=(4, 4))
+    for rounding in (0, noise + noise.T):
+        found = Spectrum((basis * sizes) @ basis.T + rounding).solve(basis @ parts)
+        np.testing.assert_allclose(found, basis[:, :3] @ (parts / sizes)[:3], atol=1e-10)
+
+
 def network(width, seed, outputs=1, depth=3):
     """A tanh network near criticality, in the parametrisation of the theory."""
     torch.manual_seed(seed)
@@ -231,6 +262,11 @@ def test_bad_input():
         NearlyKernelRegressor("precomputed", "precomputed").fit(k, y)
     with pytest.raises(InputError, match="meta must have shape"):
         NearlyKernelRegressor("precomputed", "precomputed").fit(k, y, meta=np.ones((3, 4, 4)))
+    given = NearlyKernelRegressor("precomputed", "precomputed").fit(k, y, meta=np.zeros((4, 4, 4)))
+    with pytest.raises(InputError, match="meta_transport must have shape \\(4, 2, 4\\)"):
+        given.predict(k[:2], meta=np.zeros((2, 4, 4)), meta_transport=np.zeros((2, 4, 4)))
+    with pytest.raises(InputError, match="meta must be finite"):
+        given.predict(k[:2], meta=np.full((2, 4, 4), np.nan), meta_transport=np.zeros((4, 2, 4)))
     with pytest.raises(InputError, match="rows of the kernel instead"):
         NearlyKernelRegressor("precomputed", lambda *_: None).fit(k, y)
     with pytest.raises(InputError, match="meta_kernel must be a function"):

@@ -76,11 +76,11 @@ class Product(Plain):
 
 
 class Dense(Plain):
-    """A meta kernel given as a function; its entries are computed for some examples at a time unless ``whole``."""
+    """A meta kernel given as a function; its entries are computed for some examples at a time."""
 
-    def __init__(self, kernel: Kernel, train: Any, meta_kernel: MetaKernel, whole: bool = False) -> None:
+    def __init__(self, kernel: Kernel, train: Any, meta_kernel: MetaKernel) -> None:
         super().__init__(kernel, train)
-        self._meta_kernel, self.whole = meta_kernel, whole
+        self._meta_kernel = meta_kernel
 
     def _meta(self, x0: Any, x1: Any, x2: Any) -> Array:
         found = np.asarray(self._meta_kernel(x0, x1, x2), dtype=np.float64)
@@ -92,7 +92,7 @@ class Dense(Plain):
         return found
 
     def _parts(self, x: Any, others: int) -> Iterator[Any]:
-        size = len(x) if self.whole else max(1, ENTRIES // max(1, others))
+        size = max(1, ENTRIES // max(1, others))
         for start in range(0, len(x), size):
             yield x[start : start + size]
 
@@ -109,6 +109,43 @@ class Dense(Plain):
     def applied(self, x: Any, x2: Any, vector: Float[np.ndarray, " N"]) -> Float[np.ndarray, "n m"]:
         parts = self._parts(x, len(x2) * len(self.train))
         return np.concatenate([self._meta(part, x2, self.train) @ vector for part in parts])
+
+
+class Given(Plain):
+    """A precomputed meta kernel of some examples: ``μ(x; A, A)`` and ``μ(A; x, A)``, A the training set."""
+
+    def __init__(self, kernel: Kernel, train: Any, open_first: Any, open_second: Any, rows: int) -> None:
+        super().__init__(kernel, train)
+        n = len(train)
+        self.open_first = _entries("meta", open_first, (rows, n, n))
+        self.open_second = _entries("meta_transport", open_second, (n, rows, n))
+
+    def curvature(self, x: Any, pairs: Float[np.ndarray, "N N"]) -> Float[np.ndarray, " n"]:
+        found: Array = np.einsum("nab,ab->n", self.open_first, pairs)
+        return found
+
+    def transport(self, x: Any, pairs: Float[np.ndarray, "N N"]) -> Float[np.ndarray, " n"]:
+        found: Array = np.einsum("anb,ab->n", self.open_second, pairs)
+        return found
+
+    def applied(self, x: Any, x2: Any, vector: Float[np.ndarray, " N"]) -> Float[np.ndarray, "n m"]:
+        # Other examples of the same number have entries of the same shape, so only values can tell them apart.
+        if not all(np.array_equal(given, self.train) for given in (x, x2)):
+            raise InputError(
+                "with meta_kernel='precomputed' the trained and effective kernels must be those of the training set, "
+                "whose meta kernel fit was given; got other examples. Give meta_kernel as a function for these."
+            )
+        found: Array = self.open_first @ vector
+        return found
+
+
+def _entries(name: str, given: Any, shape: tuple[int, int, int]) -> Array:
+    found = np.asarray(given, dtype=np.float64)
+    if found.shape != shape:
+        raise InputError(f"{name} must have shape {shape}, got {found.shape}.")
+    if not np.isfinite(found).all():
+        raise InputError(f"{name} must be finite, but it has NaN or infinity.")
+    return found
 
 
 class Tangent:

@@ -19,7 +19,7 @@ from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from gramscope.base.errors import InputError
-from gramscope.theory.meta_kernels import Array, Dense, Plain, Product, Source, Tangent
+from gramscope.theory.meta_kernels import Array, Dense, Given, Kernel, Plain, Product, Source, Tangent
 from gramscope.theory.quadratic import ALGORITHMS, check_step
 
 
@@ -180,14 +180,18 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         """``k#_de = k_de + ½ Σ_a μ_{d e a} v^a``: ``z(b) = k#_bA (k#_AA)⁻¹ y`` to first order, for direct optimisation.
 
         Not symmetric: the corrected form of (11.140), (11.142), which as printed holds only without features outside
-        the span of the training set. X2 is the training set if None.
+        the span of the training set. X2 is the training set if None. A precomputed meta kernel is known between
+        training examples only, so both must be the training set then.
         """
         check_is_fitted(self)
         X, X2 = self._pair(X, X2)
         return self._source.kernel(X, X2) + 0.5 * self._source.applied(X, X2, self._coefficients(output))
 
     def effective_kernel(self, X: Any, X2: Any = None, output: int = 0) -> Float[np.ndarray, "n m"]:
-        """``kᴱ_de = k_de + Σ_a (μ_{d e a} + μ_{e d a}) v^a``: the kernel of the trained effective features (11.138)."""
+        """``kᴱ_de = k_de + Σ_a (μ_{d e a} + μ_{e d a}) v^a``: the kernel of the trained effective features (11.138).
+
+        X and X2 as for :meth:`trained_kernel`.
+        """
         check_is_fitted(self)
         X, X2 = self._pair(X, X2)
         v = self._coefficients(output)
@@ -237,7 +241,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         if isinstance(self.meta_kernel, str) and self.meta_kernel == "product":
             return Product(kernel, X, _checked_strength(self.epsilon))
         if isinstance(self.meta_kernel, str) and self.meta_kernel == "precomputed":
-            return Dense(kernel, X, _given(meta, meta, len(X), "fit(K, y, meta=...)"), whole=True)
+            return _given(kernel, X, meta, meta, len(X), "fit(K, y, meta=...)")
         if not callable(self.meta_kernel):
             raise InputError(
                 "meta_kernel must be a function of (X0, X1, X2), 'product', 'precomputed' or None, got "
@@ -259,9 +263,9 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         source = self._source
         if not (isinstance(self.meta_kernel, str) and self.meta_kernel == "precomputed") or self._of_network:
             return source
-        assert isinstance(source, Dense)
-        given = _given(meta, meta_transport, len(X), "predict(K, meta=..., meta_transport=...)")
-        return Dense(source._kernel, source.train, given, whole=True)
+        assert isinstance(source, Given)
+        where = "predict(K, meta=..., meta_transport=...)"
+        return _given(source._kernel, source.train, meta, meta_transport, len(X), where)
 
     def _correction(self, X: Any, z_a: Array, z_b: Array, source: Source | None = None) -> Array:
         source = self._source if source is None else source
@@ -304,24 +308,7 @@ class _NamedKernel:
         return np.asarray(pairwise_kernels(x, x2, metric=self.name, filter_params=True, gamma=self.gamma))
 
 
-@dataclass(frozen=True, eq=False)
-class _GivenMetaKernel:
-    """A precomputed meta kernel; which slot is open shows by where the training set stands."""
-
-    open_first: Array  # (n, N, N)
-    open_second: Array  # (N, n, N)
-
-    def __call__(self, x0: Any, x1: Any, x2: Any) -> Array:
-        return self.open_first if x1 is x2 else self.open_second
-
-
-def _given(meta: Any, transport: Any, rows: int, where: str) -> _GivenMetaKernel:
+def _given(kernel: Kernel, train: Any, meta: Any, transport: Any, rows: int, where: str) -> Given:
     if meta is None or transport is None:
         raise InputError(f"a precomputed meta kernel must be passed to {where}.")
-    first, second = np.asarray(meta, dtype=np.float64), np.asarray(transport, dtype=np.float64)
-    if first.ndim != 3 or second.ndim != 3 or first.shape[0] != rows or second.shape[1] != rows:
-        raise InputError(
-            f"meta must have shape ({rows}, N, N) and meta_transport (N, {rows}, N), got {first.shape} and "
-            f"{second.shape}."
-        )
-    return _GivenMetaKernel(first, second)
+    return Given(kernel, train, meta, transport, rows)
