@@ -9,6 +9,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.record import WatchWarning
+from gramscope.record.judge import judge_of
 from gramscope.record.schedule import due_at
 
 X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
@@ -54,6 +55,23 @@ def test_labels_for_every_position():
     right = (f.argmax(-1) == y)[y != -100]
     assert seen["accuracy/probe"] == pytest.approx(float(right.double().mean()))
     assert {"step/error", "kernel/alignment", "share/head"} <= set(seen)
+
+
+def test_a_label_that_does_not_count_is_no_class():
+    torch.manual_seed(0)
+    model, ids = Language().double(), torch.randint(0, 7, (5, 4))
+    x, y = ids[:, :-1], ids[:, 1:].clone()
+    y[0, 0], y[3] = -100, -100
+    rows = torch.zeros(5, 3, 7).double()
+    for example in range(5):
+        for place in range(3):
+            if y[example, place] != -100:
+                rows[example, place, y[example, place]] = 1
+    assert torch.equal(judge_of(y, (3, 7), None).rows(y), rows.flatten(1))
+    seen = first(model, (x, y), measures="kernel")
+    kernel = torch.einsum("ncmc->nm", gs.ntk(model, x))
+    expected = gs.measures.kernel_target_alignment(kernel, rows.flatten(1))
+    assert seen["kernel/alignment"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_classes_on_the_second_axis():

@@ -112,12 +112,12 @@ class Moment:
 
     @cached_property
     def features(self) -> dict[str, Float[Tensor, "n d"]]:
-        """What each weight is given, averaged over positions, by parameter name in order of use."""
-        found: dict[str, Tensor] = {}
+        """What each weight is given, averaged over positions and uses, by parameter name in order of first use."""
+        uses: dict[str, list[OuterSite]] = {}
         for site in self.snapshot.sites:
-            if isinstance(site, OuterSite) and site.name not in found and self.subject.layers(layer_of(site.name)):
-                found[site.name] = site.inputs.mean(1).flatten(1)
-        return found
+            if isinstance(site, OuterSite) and self.subject.layers(layer_of(site.name)):
+                uses.setdefault(site.name, []).append(site)
+        return {name: _mean_input(sites) for name, sites in uses.items()}
 
     @property
     def last(self) -> str | None:
@@ -125,6 +125,16 @@ class Moment:
         outer = [site for site in self.snapshot.sites if isinstance(site, OuterSite)]
         ends = [site.name for site in outer if site.groups * site.fan_out == self.f.shape[1] and site.positions == 1]
         return ends[-1] if ends else None
+
+
+def _mean_input(uses: list[OuterSite]) -> Float[Tensor, "n d"]:
+    """Over all uses of the same entries: the first of a recurrent weight sees zeros alone."""
+    first = uses[0]
+    same = [s for s in uses if s.frame == first.frame and s.inputs.shape[2:] == first.inputs.shape[2:]]
+    if len(same) == 1:
+        return first.inputs.mean(1).flatten(1)
+    positions = sum(site.positions for site in same)
+    return torch.stack([site.inputs.mean(1) * (site.positions / positions) for site in same]).sum(0).flatten(1)
 
 
 def layer_of(parameter: str) -> str:

@@ -1,6 +1,7 @@
 """What the watcher can read off a moment, by name; scalars and arrays carry the names of the store."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from gramscope import measures, spectra
 from gramscope.base.errors import InputError
 from gramscope.capture import LookupSite, OuterSite, Site
+from gramscope.capture.network import named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
@@ -186,7 +188,7 @@ def read_richness(moment: Moment) -> Reading:
     last = moment.last
     if last is None:
         return Reading(missing={"richness": _NO_LAST})
-    features = moment.features[last] if last in moment.features else _inputs(moment, last)
+    features = _inputs(moment, last)
     reading = Reading({"richness": measures.richness(features, moment.f)})
     if moment.memory.features is None and not moment.memory.resumed:
         moment.memory.features = _kept(features)
@@ -208,11 +210,22 @@ def read_richness(moment: Moment) -> Reading:
 
 @reader("target_linearity", "How much of the targets a linear map reads off the input of each layer, from 0 to 1.")
 def read_target_linearity(moment: Moment) -> Reading:
+    keys = _keys(moment)
     found = {
-        f"target_linearity/{layer_of(name)}": float(measures.target_linearity(features, moment.targets))
+        f"target_linearity/{keys.get(name, name)}": float(measures.target_linearity(features, moment.targets))
         for name, features in moment.features.items()
     }
     return Reading(found)
+
+
+def _keys(moment: Moment) -> dict[str, str]:
+    """Weights by name: the layer's name where the layer has one weight, else the weight's own, so that none is hidden.
+
+    Counted over all parameters, frozen ones too: a series keeps its name when a weight is frozen or set free.
+    """
+    weights = [name for name, p in named_parameters(moment.subject.model).items() if p.dim() >= 2]
+    of_layer = Counter(layer_of(name) for name in weights)
+    return {name: layer_of(name) if of_layer[layer_of(name)] == 1 else name for name in weights}
 
 
 def _spectra_seconds(subject: Subject, capture: float) -> float:
@@ -281,20 +294,19 @@ def read_step(moment: Moment) -> Reading:
 def _gram_changes(moment: Moment, step: ExplainedStep) -> dict[str, float]:
     """ΔGram ``W'ᵀW' - WᵀW`` and ΔVC ``-2 sym(Wᵀ D g)`` of this step: sizes and cosine (arXiv:2605.06258)."""
     found: dict[str, float] = {}
-    named = dict(moment.subject.model.named_parameters())
-    for name, change in step.parts.change.items():
-        weight = named.get(name)
-        if weight is None or weight.dim() < 2 or not moment.subject.layers(layer_of(name)):
+    named, keys = named_parameters(moment.subject.model), _keys(moment)
+    for name, weight in measures.weight_forms(moment.subject.model).items():
+        if name not in step.parts.change or not moment.subject.layers(layer_of(name)):
             continue
-        w, d = weight.detach().flatten(1).double(), change.flatten(1).double()
-        pulled = (step.parts.preconditioner[name] * step.gradients[name]).flatten(1).double()
-        gram = (w + d).T @ (w + d) - w.T @ w
-        virtual = -(w.T @ pulled + pulled.T @ w)
-        layer = layer_of(name)
-        found[f"delta_gram/{layer}"], found[f"delta_vc/{layer}"] = float(gram.norm()), float(virtual.norm())
+        w, d = weight.form.matrices(named[name]), weight.form.matrices(step.parts.change[name])
+        pulled = weight.form.matrices(step.parts.preconditioner[name] * step.gradients[name])
+        gram = (w + d).mT @ (w + d) - w.mT @ w
+        virtual = -(w.mT @ pulled + pulled.mT @ w)
+        key = keys[name]
+        found[f"delta_gram/{key}"], found[f"delta_vc/{key}"] = float(gram.norm()), float(virtual.norm())
         sizes = float(gram.norm() * virtual.norm())
         if sizes:
-            found[f"gram_vc_correlation/{layer}"] = float((gram * virtual).sum()) / sizes
+            found[f"gram_vc_correlation/{key}"] = float((gram * virtual).sum()) / sizes
     return found
 
 

@@ -1,0 +1,134 @@
+"""Readings of single weights against their definitions, written out by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gramscope as gs
+
+LR = 0.1
+GRAM = ("delta_gram", "delta_vc", "gram_vc_correlation")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Conv1D(nn.Module):
+    """A linear layer with its weight stored as (in, out), as Hugging Face has it."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(fan_in, fan_out))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def first(model, x, y, measures, optimizer=None):
+    scope = gs.watch(model, (x, y), measures=measures, lr=LR, on_error="raise", overhead=None, every=1)
+    if optimizer is not None:
+        scope.use(optimizer).step()
+    assert not scope.records[-1]["failures"]
+    return scope.records[-1]["scalars"]
+
+
+def gram_and_virtual(weight: Tensor, change: Tensor, pulled: Tensor) -> tuple[float, float, float]:
+    """Sizes of ``W'ᵀW' - WᵀW`` and ``-2 sym(Wᵀ D g)``, and their cosine."""
+    gram = (weight + change).T @ (weight + change) - weight.T @ weight
+    virtual = -(weight.T @ pulled + pulled.T @ weight)
+    return float(gram.norm()), float(virtual.norm()), float((gram * virtual).sum() / (gram.norm() * virtual.norm()))
+
+
+def seen_of(seen: dict[str, float], key: str) -> tuple[float, ...]:
+    return tuple(seen[f"{name}/{key}"] for name in GRAM)
+
+
+def test_each_weight_of_a_layer_has_its_own_series():
+    torch.manual_seed(0)
+    model, x, y = Recurrent().double(), torch.randn(20, 5, 3).double(), torch.arange(20) % 2
+    seen = first(model, x, y, ["target_linearity", "step"])
+    weights = ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
+    assert {name for name in seen if name.split("/")[0] in (*GRAM, "target_linearity")} == {
+        f"{kind}/{key}" for kind in (*GRAM, "target_linearity") for key in (*weights, "head")
+    }  # a layer with one weight is known by its own name
+    hidden = model.lstm(x)[0].detach()
+    before = torch.cat([torch.zeros(20, 1, 4), hidden[:, :-1]], 1)
+    for key, inputs in zip((*weights, "head"), (x.mean(1), before.mean(1), hidden[:, -1]), strict=True):
+        assert seen[f"target_linearity/{key}"] == pytest.approx(float(gs.measures.target_linearity(inputs, y)))
+    F.cross_entropy(model(x), y).backward()
+    for key, name in zip((*weights, "head"), (*weights, "head.weight"), strict=True):
+        w = model.get_parameter(name)
+        assert seen_of(seen, key) == pytest.approx(gram_and_virtual(w.detach(), -LR * w.grad, LR * w.grad))
+
+
+def test_a_frozen_weight_does_not_rename_its_neighbour():
+    torch.manual_seed(0)
+    model, x, y = Recurrent().double(), torch.randn(20, 5, 3).double(), torch.arange(20) % 2
+    model.lstm.weight_hh_l0.requires_grad_(False)
+    seen = first(model, x, y, ["target_linearity", "step"])
+    for kind in (*GRAM, "target_linearity"):
+        assert {name for name in seen if name.startswith(f"{kind}/")} == {f"{kind}/lstm.weight_ih_l0", f"{kind}/head"}
+
+
+def written_out(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """The whole matrix from what the layer is given to what it gives at one place, zero between groups."""
+    if isinstance(layer, Conv1D):
+        return tensor.T
+    groups, width, size = layer.groups, layer.kernel_size[0], (layer.out_channels, layer.in_channels)
+    whole = tensor.new_zeros(size[0], size[1], width)
+    for out in range(size[0]):
+        for given in range(size[1]):
+            group, outs, ins = out // (size[0] // groups), size[0] // groups, size[1] // groups
+            if given // ins != group:
+                continue
+            own = tensor[given, out % outs] if layer.transposed else tensor[out, given % ins]
+            whole[out, given] = own
+    if layer.transposed:  # one input gives ``width`` outputs
+        return whole.permute(0, 2, 1).reshape(size[0] * width, size[1])
+    return whole.reshape(size[0], size[1] * width)  # ``width`` inputs give one output
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.ConvTranspose1d(4, 6, 3),
+        lambda: nn.ConvTranspose1d(4, 6, 3, groups=2),
+        lambda: nn.Conv1d(4, 6, 3, groups=2),
+        lambda: nn.Conv1d(4, 6, 3),
+        lambda: Conv1D(7, 5),
+    ],
+    ids=["transposed", "transposed in groups", "in groups", "plain", "stored transposed"],
+)
+def test_gram_changes_are_those_of_the_matrix(make):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(make(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)), torch.randn(8, 4, 7)
+    model(x)
+    model, x, y = model.double(), x.double(), torch.arange(8) % 3
+    seen = first(model, x, y, "step")
+    F.cross_entropy(model(x), y).backward()
+    weight = model[0].weight
+    w, g = (written_out(model[0], tensor) for tensor in (weight.detach(), weight.grad))
+    assert seen_of(seen, "0") == pytest.approx(gram_and_virtual(w, -LR * g, LR * g), rel=1e-9)
+
+
+@pytest.mark.parametrize("memory", [0.0, 2.0, -4.0])
+def test_gram_and_virtual_covariance_of_a_step(memory):
+    """A step down the gradient changes both alike; against it, by its momenta, the correlation is negative."""
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(5, 3)).double(), torch.randn(12, 5).double(), torch.arange(12) % 3
+    F.cross_entropy(model(x), y).backward()
+    w, g = model[0].weight.detach(), model[0].weight.grad.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
+    for p in model.parameters():
+        optimizer.state[p]["momentum_buffer"] = memory * p.grad
+    seen = first(model, x, y, "step", optimizer)
+    expected = gram_and_virtual(w, -LR * (0.5 * memory + 1) * g, LR * g)
+    assert seen_of(seen, "0") == pytest.approx(expected, rel=1e-9)
+    assert seen["gram_vc_correlation/0"] * (1 if memory >= 0 else -1) > 0.99
