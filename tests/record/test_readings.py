@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
+from gramscope.record.watch import WatchWarning
 
 LR = 0.1
 GRAM = ("delta_gram", "delta_vc", "gram_vc_correlation")
@@ -116,6 +117,19 @@ def test_gram_changes_are_those_of_the_matrix(make):
     weight = model[0].weight
     w, g = (written_out(model[0], tensor) for tensor in (weight.detach(), weight.grad))
     assert seen_of(seen, "0") == pytest.approx(gram_and_virtual(w, -LR * g, LR * g), rel=1e-9)
+
+
+def test_weights_without_a_matrix_are_named():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
+    x, y = torch.randint(5, (6, 2)), torch.arange(6) % 3
+    with pytest.warns(WatchWarning, match=r"delta_gram is left out: 0\.weight lack"):
+        scope = gs.watch(model, (x, y), every=1, measures="step", lr=LR, overhead=None)
+    record = scope.records[0]
+    scope.close()
+    assert "0.weight" in record["failures"]["delta_gram"]
+    assert {"delta_gram/2", "delta_vc/2"} <= record["scalars"].keys()
+    assert "delta_gram/0" not in record["scalars"]
 
 
 @pytest.mark.parametrize("memory", [0.0, 2.0, -4.0])

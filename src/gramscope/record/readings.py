@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,20 +282,35 @@ def read_step(moment: Moment) -> Reading:
         if part in step.errors:
             scalars[f"step/{name}"] = step.errors[part]
     scalars |= {f"flips/{flips.name}": float(flips.flipped) for flips in step.flips}
-    scalars |= _gram_changes(moment, step)
+    forms = measures.weight_forms(moment.subject.model)
+    scalars |= _gram_changes(moment, step, forms)
     chosen = torch.linspace(0, step.true.numel() - 1, min(SAMPLE, step.true.numel())).long()
     arrays = {
         "step/predicted": _numpy(step.predicted.flatten().cpu()[chosen]),
         "step/true": _numpy(step.true.flatten().cpu()[chosen]),
     }
-    return Reading(scalars, arrays)
+    return Reading(scalars, arrays, _without_matrix(moment, step, forms))
 
 
-def _gram_changes(moment: Moment, step: ExplainedStep) -> dict[str, float]:
+def _without_matrix(moment: Moment, step: ExplainedStep, forms: Mapping[str, Any]) -> dict[str, str]:
+    """Weights that moved and have no Gram series, because no matrix of theirs is known to multiply the inputs."""
+    named = named_parameters(moment.subject.model)
+    left = [
+        name
+        for name in step.parts.change
+        if name not in forms and named[name].dim() >= 2 and moment.subject.layers(layer_of(name))
+    ]
+    if not left:
+        return {}
+    why = "they are no weights of linear, convolution, recurrent or attention layers in their plain form"
+    return {"delta_gram": f"{', '.join(left)} lack it and delta_vc: {why}."}
+
+
+def _gram_changes(moment: Moment, step: ExplainedStep, forms: Mapping[str, Any]) -> dict[str, float]:
     """ΔGram ``W'ᵀW' - WᵀW`` and ΔVC ``-2 sym(Wᵀ D g)`` of this step: sizes and cosine (arXiv:2605.06258)."""
     found: dict[str, float] = {}
     named, keys = named_parameters(moment.subject.model), _keys(moment)
-    for name, weight in measures.weight_forms(moment.subject.model).items():
+    for name, weight in forms.items():
         if name not in step.parts.change or not moment.subject.layers(layer_of(name)):
             continue
         w, d = weight.form.matrices(named[name]), weight.form.matrices(step.parts.change[name])
