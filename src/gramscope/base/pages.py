@@ -3,10 +3,13 @@
 A new page costs the CPU more than the arithmetic on it. numpy asks the system for huge pages where torch does not: 105
 MB come in 7 ms instead of 24. But numpy begins wherever the C library does, and a matrix product into memory 48 bytes
 past the start of a cache line took 82 ms instead of 57. And the C library returns freed blocks to the system, unless it
-has learnt to keep them.
+is asked to keep them.
 """
 
+import ctypes
 import math
+import os
+import sys
 from functools import cache
 
 import numpy as np
@@ -15,6 +18,9 @@ from torch import Tensor
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _LINE = 64  # bytes of a cache line, where torch's own memory begins
+# Parameters of glibc's mallopt. Blocks up to 32 MiB, the most it takes, lie on the heap; so much free memory may stay.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_ON_THE_HEAP, _KEPT = 2**25, 2**28
 
 
 def fresh_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -34,9 +40,17 @@ def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 @cache
 def keep_freed_blocks() -> None:
-    """Let glibc keep blocks up to 32 MiB on its heap, for the next tensor to use.
+    """Let glibc keep freed memory, up to 256 MiB of it, for the next tensor to use.
 
-    It learns the size from the largest block that it was ever given back (mallopt(3), M_MMAP_THRESHOLD). One of these,
-    never touched, teaches it at once what some steps of training would have taught it. Nothing happens elsewhere.
+    As it comes, glibc hands the top of its heap back once 64 MiB there are free, and every call takes the same pages
+    anew: a quarter of a short one. Thresholds that the environment sets (mallopt(3), GLIBC_TUNABLES) are left as they
+    are, and so is every other C library.
     """
-    torch.empty(2**25 - 2**13, dtype=torch.uint8)
+    environment = os.environ
+    chosen = any(name.startswith("MALLOC_") for name in environment)
+    if sys.platform != "linux" or chosen or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _ON_THE_HEAP)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gramscope.capture.layout import Layout, Ragged, Regular
-from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
+from gramscope.capture.sites import Factors, Frame, LookupSite, OuterSite, RowSite, Site
+from gramscope.capture.tape import Product, Signal
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # Bytes of products that are summed at once.
@@ -45,7 +46,7 @@ class Form:
         """The site may hold the memory of the signals that it was made from."""
         return True
 
-    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
+    def taped_site(self, name: str, frame: Frame | None, signal: Signal, first: int) -> Site:
         """The site of signals (m, k, *u.shape[1:]) whose axis 0 is the examples from ``first`` on."""
         raise NotImplementedError
 
@@ -80,9 +81,9 @@ class Outer(Form):
         signals = layout.gather(rows, 1).flatten(2, 3).transpose(0, 1)
         return OuterSite(name, self.rule, frame, inputs, signals, self.fan_in, self.axes, self.order)
 
-    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
-        m = len(signals)
-        arranged = self._arranged(signals)  # (m, k, rows of an example, T, g, o)
+    def taped_site(self, name: str, frame: Frame | None, signal: Signal, first: int) -> Site:
+        m = len(signal.values)
+        arranged = self._arranged(signal.values)  # (m, k, rows of an example, T, g, o)
         each = arranged.shape[2]
 
         def inputs(examples: slice) -> Tensor:
@@ -91,7 +92,16 @@ class Outer(Form):
                 rows = self.inputs(slice((first + start) * each, (first + stop) * each))
                 return rows.unflatten(0, (stop - start, each)).flatten(1, 2)
 
-        return OuterSite(name, self.rule, frame, inputs, arranged.flatten(2, 3), self.fan_in, self.axes, self.order)
+        signals, factors = arranged.flatten(2, 3), self._factors(signal.product)
+        return OuterSite(name, self.rule, frame, inputs, signals, self.fan_in, self.axes, self.order, factors)
+
+    def _factors(self, product: Product | None) -> Factors | None:
+        """Both sides of a product, arranged as the signals are, if one F serves all positions."""
+        if product is None or product.own is None:
+            return None
+        shared, own = (self._arranged(side).flatten(2, 3) for side in (product.shared, product.own))
+        alike = shared.shape[2] == 1 or bool((shared == shared[:, :, :1]).all())
+        return Factors(shared[0, :, 0], own[:, 0]) if alike and shared.shape[2] else None
 
     def _arranged(self, signals: Tensor) -> Tensor:
         m, k = signals.shape[:2]
@@ -118,7 +128,8 @@ class Lookup(Form):
         signals = layout.gather(rows, 1).transpose(0, 1)
         return LookupSite(name, self.rule, frame, layout.gather(ids, 0), signals, self.table)
 
-    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
+    def taped_site(self, name: str, frame: Frame | None, signal: Signal, first: int) -> Site:
+        signals = signal.values
         ids = self.ids[first : first + len(signals)].reshape(len(signals), -1)
         signals = signals.reshape(*signals.shape[:2], ids.shape[1], signals.shape[-1])
         if self.ignored is not None:
@@ -183,7 +194,8 @@ class Gain(Form):
         """Axes of each example along which the weight was broadcast."""
         return [axis for axis, size in enumerate(self._broadcast) if size == 1 and axis > 0]
 
-    def taped_site(self, name: str, frame: Frame | None, signals: Tensor, first: int) -> Site:
+    def taped_site(self, name: str, frame: Frame | None, signal: Signal, first: int) -> Site:
+        signals = signal.values
         m, k = signals.shape[:2]
         axes = [1 + axis for axis in self._summed]
         if self.factor is not None:

@@ -115,7 +115,7 @@ def same_order(tape: Tape, output: Tensor, func: Any, input: Tensor, *_: Any, **
     def back(signal: Tensor, _: slice) -> tuple[Tensor]:
         return (signal.reshape(*signal.shape[:2], *input.shape[1:]),)
 
-    return Draft((input,), back, uniform=True)
+    return Draft((input,), back, uniform=True, moves=True)
 
 
 @taped(*named("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
@@ -167,7 +167,7 @@ def broadcast(tape: Tape, output: Tensor, func: Any, *args: Any, **named: Any) -
 
 
 def _passed_on(*inputs: Tensor) -> Draft:
-    return Draft(inputs, lambda signal, _: (signal,) * len(inputs), uniform=True)
+    return Draft(inputs, lambda signal, _: (signal,) * len(inputs), uniform=True, moves=True)
 
 
 @taped(*(func for func in IN_PLACE if func.__name__ in {"add_", "__iadd__"}))

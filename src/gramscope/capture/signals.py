@@ -24,6 +24,7 @@ from gramscope.capture.layout import (
 )  # fmt: skip
 from gramscope.capture.recorder import Recorder, Use
 from gramscope.capture.sites import RowSite, Site
+from gramscope.capture.tape import Signal
 from gramscope.capture.weights import Weight
 
 # Entries of gradients that the fallback holds at once.
@@ -75,15 +76,20 @@ class Backward:
         ``copied``: who takes a site keeps none of its memory, so that the next signals may be written there.
         """
         first = part.indices(len(self.f))[0]
-        cotangents = self.cotangents.transpose(0, 1)[part]
         places = {id(use): place for place, use in enumerate(self.structured)}
-        for uses, signal in self.recorder.tape.signals(self.f, cotangents, part, copied):
+        for uses, signal in self.recorder.tape.signals(self.f, self._cotangents_of(part), part, copied):
             for use in uses:
                 if id(use) in places:
                     found = self._taped_site(use, signal, first)
                     yield from (((places[id(use)], root), site) for root, site in enumerate(found))
 
-    def _taped_site(self, use: Use, signal: Tensor, first: int) -> list[Site]:
+    def _cotangents_of(self, part: slice) -> Signal:
+        by_example = self.cotangents.transpose(0, 1)
+        if by_example.stride(0) == 0 or len(by_example) == 1:
+            return Signal.alike(by_example[:1], len(by_example[part]))
+        return Signal(by_example[part])
+
+    def _taped_site(self, use: Use, signal: Signal, first: int) -> list[Site]:
         if use.weight.frame is not None:
             return [use.form.taped_site(self._name(use.weight), use.weight.placement(), signal, first)]
         site = use.form.taped_site("", None, signal, first)

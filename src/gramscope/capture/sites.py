@@ -68,10 +68,19 @@ class Site:
 
 
 @dataclass(frozen=True, eq=False)
+class Factors:
+    """Signals that are a product of a side of the direction and one of the example: ``s_{μcp,o} = F_{co} m_{μp,o}``."""
+
+    of_direction: Inexact[Tensor, "k g o"]
+    of_example: Inexact[Tensor, "n T g o"]
+
+
+@dataclass(frozen=True, eq=False)
 class OuterSite(Site):
     """``u_o = Σ_i W_oi v_i`` at T positions, in g groups: the gradient is ``Σ_T s ⊗ v``.
 
-    ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own.
+    ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own. ``factors``
+    are those of the signals, where capture knows that they are a product.
     """
 
     make_inputs: Callable[[slice], Tensor] = field(repr=False)
@@ -79,6 +88,7 @@ class OuterSite(Site):
     fan_in: int
     axes: tuple[int, ...]
     order: tuple[int, ...]
+    factors: Factors | None = field(default=None, repr=False)
 
     @property
     def inputs(self) -> Inexact[Tensor, "n T g i"]:

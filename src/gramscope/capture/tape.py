@@ -10,7 +10,7 @@ result off the tape, and with it all that follows; the outputs are then captured
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -41,13 +41,14 @@ class Draft:
 
     ``inputs`` are the operands on the tape; ``back(signal, part)`` gives their signals (m, k, ...) from the output's,
     for the m examples ``part``; ``needs`` are tensors whose values it will read; ``uniform`` says that it is one
-    linear map, the same for all examples.
+    linear map, the same for all examples, and ``moves`` that it moves entries to other places and does nothing else.
     """
 
     inputs: tuple[Tensor, ...]
     back: Back
     needs: tuple[Tensor, ...] = ()
     uniform: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,43 @@ class Scaling(Draft):
 
     back: Back = field(init=False, default=lambda signal, part: (signal,))
     factor: Callable[[slice], Tensor] = field(kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Signals ``s_{μc} = F_c m_μ``: F (1, k, ...) is shared by the examples, m (m, 1, ...) by the directions.
+
+    Signals begin the same for all examples, pass maps that all examples share, and are then multiplied by a slope of
+    each example, entry by entry. From there on they are such a product until the next map mixes entries.
+    """
+
+    shared: Float[Tensor, "1 k ..."]
+    own: Float[Tensor, "m 1 ..."] | None = None  # None: one, for all examples
+
+    def scaled(self, factor: Tensor, uniform: bool) -> "Product":
+        if uniform:
+            return Product(self.shared * factor, self.own)
+        return Product(self.shared, factor.to(self.shared.dtype) if self.own is None else self.own * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """Signals (m, k, ...) on their way back; ``spare``: nobody else holds their memory; the product that they are."""
+
+    values: Float[Tensor, "m k ..."]
+    spare: bool = False
+    product: Product | None = None
+
+    @classmethod
+    def alike(cls, one: Float[Tensor, "1 k ..."], examples: int) -> "Signal":
+        """The same for all examples."""
+        return cls(one.expand(examples, *one.shape[1:]), False, Product(one))
+
+    def __add__(self, other: "Signal") -> "Signal":
+        mine, theirs = self.product, other.product
+        if mine is not None and theirs is not None and mine.own is None and theirs.own is None:
+            return Signal.alike(mine.shared + theirs.shared, len(self.values))
+        return Signal(self.values + other.values, True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +109,28 @@ class Step:
         """Nothing overwrote the values that the way back reads."""
         return all(t._version == version for t, version in zip(self.draft.needs, self.versions, strict=True))
 
-    def back(self, signal: Float[Tensor, "m k ..."], part: slice, spare: bool) -> tuple[Tensor, ...]:
-        """Signals of the inputs; ``spare``: the memory of ``signal`` is free to be used for them."""
-        m = len(signal)
-        if self.draft.uniform and signal.stride(0) == 0 and m > 1:
+    def back(self, signal: Signal, part: slice) -> tuple[Signal, ...]:
+        """Signals of the inputs."""
+        draft, product, m = self.draft, signal.product, len(signal.values)
+        if draft.uniform and product is not None and product.own is None:
             # The same signal for all examples through the same map: once is enough.
-            return tuple(one.expand(m, *one.shape[1:]) for one in self.back(signal[:1], part, False))
-        if isinstance(self.draft, Scaling):
-            factor = self.draft.factor(part)
-            return (signal.mul_(factor) if spare else signal * factor,)
-        return self.draft.back(signal, part)
+            one = product.shared
+            shared = (one * draft.factor(part),) if isinstance(draft, Scaling) else draft.back(one, part)
+            return tuple(Signal.alike(share, m) for share in shared)
+        if isinstance(draft, Scaling):
+            factor = draft.factor(part)
+            values = signal.values.mul_(factor) if signal.spare else signal.values * factor
+            scaled = None if product is None else product.scaled(factor, draft.uniform)
+            return (Signal(values, _nobody_elses(values, (values,)), scaled),)
+        shares = draft.back(signal.values, part)
+        held = shares if signal.spare else (*shares, signal.values)
+        free = (_nobody_elses(one, held) for one in shares)
+        return tuple(map(Signal, shares, free, self._moved(product, part, len(shares))))
+
+    def _moved(self, product: Product | None, part: slice, shares: int) -> Sequence[Product | None]:
+        if product is None or product.own is None or not self.draft.moves:
+            return [None] * shares
+        return list(map(Product, *(self.draft.back(factor, part) for factor in (product.shared, product.own))))
 
 
 @dataclass(frozen=True)
@@ -169,32 +219,30 @@ class Tape:
         return all(step.intact() and not step.output._backward_hooks for step in self.steps)
 
     def signals(
-        self, outputs: Tensor, cotangents: Float[Tensor, "m k C"], part: slice, copied: bool = False
-    ) -> Iterator[tuple[tuple[Any, ...], Float[Tensor, "m k ..."]]]:
+        self, outputs: Tensor, cotangents: Signal, part: slice, copied: bool = False
+    ) -> Iterator[tuple[tuple[Any, ...], Signal]]:
         """Uses with the signals at the output they made, for the examples ``part``, from the last to the first.
 
         ``copied``: the taker has no need of their memory once it asks for the next.
         """
-        carried: dict[int, tuple[Tensor, bool]] = {id(outputs): (cotangents, False)}
+        carried = {id(outputs): cotangents}
         for step in reversed(self.steps):
-            signal, spare = carried.pop(id(step.output), (None, False))
+            signal = carried.pop(id(step.output), None)
             if signal is None:
                 continue
             if step.uses:
                 yield step.uses, signal
-                spare = spare and (copied or not any(use.form.keeps_signals for use in step.uses))
+                kept = not copied and any(use.form.keeps_signals for use in step.uses)
+                signal = replace(signal, spare=signal.spare and not kept)
             if not any(t.requires_grad for t in step.draft.inputs):
                 continue
-            shares = step.back(signal, part, spare)
-            for tensor, share in zip(step.draft.inputs, shares, strict=True):
+            for tensor, share in zip(step.draft.inputs, step.back(signal, part), strict=True):
                 if tensor.requires_grad:
                     before = carried.get(id(tensor))
-                    free = _nobody_elses(share, shares, () if spare else (signal,))
-                    carried[id(tensor)] = (share, free) if before is None else (before[0] + share, True)
+                    carried[id(tensor)] = share if before is None else before + share
 
 
-def _nobody_elses(share: Tensor, shares: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """The memory of ``share`` may be written: no other tensor lies in it, and no two of its entries in one place."""
+def _nobody_elses(share: Tensor, held: Sequence[Tensor]) -> bool:
+    """The memory of ``share`` may be written: nothing else of ``held`` is there, nor two entries in one place."""
     place = share.untyped_storage().data_ptr()
-    holders = [t for t in (*shares, *others) if t.untyped_storage().data_ptr() == place]
-    return len(holders) == 1 and share.is_contiguous()
+    return share.is_contiguous() and sum(t.untyped_storage().data_ptr() == place for t in held) == 1

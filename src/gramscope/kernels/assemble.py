@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gramscope.base.pages import fresh_zeros
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
-from gramscope.kernels.cost import Shape, cheapest, split_pays
-from gramscope.kernels.factored import FactoredPiece, FactoredSite, Split, by_factors, split_site
+from gramscope.kernels.cost import Shape, cheapest, pairing_pays, split_pays
+from gramscope.kernels.factored import FactoredPiece, FactoredSite, PairedPiece, Split, by_factors, split_site
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,
@@ -126,11 +126,22 @@ class Assembly:
             t = s if right is left else right.signals[:, :, :, group].to(self.dtype)
             v, w = inputs[:, :, group], others[:, :, group]
             if shape.T == 1:
-                yield _one_position(v, w, s[:, :, 0], t[:, :, 0], offset, self.trace)
+                pairs = self._pairs(left, right, shape, group)
+                yield _one_position(v, w, s[:, :, 0], t[:, :, 0], offset, self.trace, pairs)
             elif self.trace:
                 yield PositionTracePiece(Positions(v, w, offset), s, t)
             else:
                 yield HalfPiece(Positions(v, w, offset), s, t, self.chunk)
+
+    def _pairs(self, left: OuterSite, right: OuterSite, shape: Shape, group: int) -> tuple[Tensor, ...] | None:
+        """F, and m of both sides, where the outputs are better taken in pairs."""
+        mine, theirs = left.factors, right.factors
+        if mine is None or theirs is None or not pairing_pays(shape):
+            return None
+        if mine is not theirs and not torch.equal(mine.of_direction, theirs.of_direction):
+            return None
+        sides = mine.of_direction[:, group], mine.of_example[:, 0, group], theirs.of_example[:, 0, group]
+        return tuple(side.to(self.dtype) for side in sides)
 
     def _outer_rows(
         self, left: OuterSite, right: OuterSite, factors: tuple[Tensor, Tensor] | None = None
@@ -158,7 +169,7 @@ class Assembly:
         """Both sites by the factors of their signals, where they have such and that saves work."""
         # Gradient rows, which a full kernel by factors is made of, know of no bias that is fused in.
         possible = self.trace or offset == 0
-        mine = split_site(left) if possible and split_pays(shape, left.signals.device.type) else None
+        mine = split_site(left) if possible and split_pays(shape) else None
         theirs = mine if right is left or mine is None else split_site(right)
         return None if mine is None or theirs is None else (mine, theirs)
 
@@ -239,13 +250,16 @@ def _extent(site: Site) -> int:
 
 def _one_position(
     v: Float[Tensor, "n 1 i"], w: Float[Tensor, "m 1 i"], s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"],
-    offset: float, trace: bool,
+    offset: float, trace: bool, pairs: tuple[Tensor, ...] | None,
 ) -> Piece:  # fmt: skip
     if trace:
         return HadamardTracePiece(Positions(v, w, offset), s, t)
     inner = v[:, 0] @ w[:, 0].T
     if offset:
         inner += offset
+    if pairs is not None:
+        factors, mine, theirs = pairs
+        return PairedPiece(inner, mine, theirs, factors)
     if _constant(s, t):
         gram = s[0] @ s[0].T
         if int(torch.count_nonzero(gram)) <= 2 * len(gram):

@@ -19,11 +19,11 @@ signals that split (see ``gramscope.kernels.factored``); its rows cost T·g·o·
 from dataclasses import dataclass, replace
 from typing import Literal
 
+# Operations that matrix products get through while one entry of a kernel is put from its pair of outputs to its places,
+# and while one signal is weighted for a pair.
+PLACED, WEIGHTED = 300, 40
+
 Method = Literal["rows", "positions", "half", "factored"]
-# Operations that matrix products get through while one signal is compared with its product (a few passes over it), and
-# while sites are looked at in the first place: on an H200 that took 3 to 15 ms, a dozen launches and a wait for each.
-COMPARED = 400
-LOOKED_AT = {"cpu": 10**7, "cuda": 10**12}
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,18 @@ def cheapest(shape: Shape) -> Method:
     return "rows" if flops(shape, "rows") <= flops(shape, rival) else rival
 
 
-def split_pays(shape: Shape, device: str) -> bool:
-    """Would signals that split save more than it takes to compare each with its product?"""
+def split_pays(shape: Shape) -> bool:
+    """Do signals that split save operations?"""
     single = replace(shape, k=1)  # what a trace comes to, once the outputs are summed
     split = flops(single, cheapest(single)) if shape.trace else flops(shape, "factored")
-    signals = shape.n * shape.k * shape.T * shape.g * shape.o
-    return flops(shape, cheapest(shape)) - split > COMPARED * signals + LOOKED_AT.get(device, LOOKED_AT["cuda"])
+    return split < flops(shape, cheapest(shape))
+
+
+def pairing_pays(shape: Shape) -> bool:
+    """One position, signals that split: is it worth taking pairs of outputs once, and putting each in two places?"""
+    if shape.trace or shape.T > 1:
+        return False
+    k, o = shape.k, shape.o
+    examples = shape.n * (shape.n + 1) // 2 if shape.symmetric else shape.n * shape.m
+    saved, placed = k * (k - 1) * o, PLACED * k * k
+    return examples * (saved - placed) > WEIGHTED * shape.n * o * k * (k + 1) // 2

@@ -6,89 +6,18 @@ until a linear head: the last convolutions of most residual networks. Their grad
 
     K_{μc,νd} = Σ_o F_co F_do (H_μo · H_νo)
 
-costs C² times fewer operations. Nothing is assumed about the network: the split is taken from the signals themselves,
-and every entry is compared with it.
+costs C² times fewer operations. Capture knows such signals from the way they came (``gramscope.capture.tape``).
 """
 
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Inexact, Int
+from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from gramscope.capture import OuterSite, Site
 from gramscope.capture.sites import in_own_axes
 from gramscope.kernels.pieces import HELD, Range, strips
-
-# Largest difference between a signal and its product, in units of the dtype's ε and of the product. Signals come by a
-# handful of roundings. Small outputs beside large ones are held to their own size: their kernel is as exact as any.
-ROUNDINGS = 16
-# A few positions of a few examples settle the question for nearly every site that does not split.
-GLANCE = 8
-# Signals that are compared at once: what stays in the CPU's nearer caches.
-AT_ONCE = {"cpu": 2**18, "cuda": 2**40}
-
-
-class Splitter:
-    """Finds F from the first signals that are not zero, and holds later ones (of other examples) to it."""
-
-    def __init__(self, like: Inexact[Tensor, "n k T g o"]) -> None:
-        channels = like.shape[3:]
-        self.factors: Float[Tensor, "k g o"] = like.new_zeros(like.shape[1], *channels)
-        self._leading: Int[Tensor, "g o"] = torch.zeros(channels, dtype=torch.int64, device=like.device)
-        self._silent: Int[Tensor, " silent"] = torch.arange(channels.numel(), device=like.device)
-
-    def split(self, signals: Float[Tensor, "n k T g o"]) -> Float[Tensor, "n T g o"] | None:
-        """m, where ``s = F m`` to rounding; None where the signals are no such product."""
-        of_example = torch.empty_like(signals[:, 0])
-        size = max(1, AT_ONCE.get(signals.device.type, AT_ONCE["cuda"]) // max(1, signals[0].numel()))
-        self._learn(signals[:size])  # nearly all channels
-        self._learn(signals[size:])
-        each = (slice(*strip) for strip in strips(len(signals), size))
-        return of_example if all(self._fits(signals[some], of_example[some]) for some in each) else None
-
-    def _fits(self, signals: Float[Tensor, "n k T g o"], of_example: Float[Tensor, "n T g o"]) -> bool:
-        """Are these signals products? Writes m: their part in the direction that is greatest in F, where F is one."""
-        leading = self._leading.expand(len(signals), 1, signals.shape[2], *self._leading.shape)
-        of_example.copy_(signals.gather(1, leading)[:, 0])
-        m, tolerance = of_example[:, None], ROUNDINGS * torch.finfo(signals.dtype).eps
-        rest = torch.addcmul(signals, self.factors[:, None], m, value=-1).abs_()
-        excess = rest.addcmul_(self.factors[:, None].abs(), m.abs(), value=-tolerance)
-        return bool(excess.max() <= 0)  # not so for NaN
-
-    def _learn(self, signals: Float[Tensor, "n k T g o"]) -> None:
-        """F of the channels that were silent until now, from the example and position where each is loudest, if any."""
-        if self._silent.numel() == 0 or signals.numel() == 0:
-            return
-        silent = signals.flatten(3).index_select(3, self._silent)
-        loudest, where = _greatest(silent).flatten(0, 1).max(dim=0)
-        by_place = silent.transpose(1, 2).flatten(0, 1)  # (n·T, k, silent)
-        there = by_place.gather(0, where.expand(1, by_place.shape[1], -1))[0]  # (k, silent)
-        leading = there.abs().argmax(dim=0)
-        speaks = loudest > 0
-        ratios = torch.where(speaks, there / there.gather(0, leading[None]), 0.0)
-        self.factors.view(len(ratios), -1).index_copy_(1, self._silent, ratios)
-        self._leading.view(-1).index_copy_(0, self._silent, torch.where(speaks, leading, 0))
-        self._silent = self._silent[~speaks]
-
-
-def _greatest(signals: Float[Tensor, "n k T o"]) -> Float[Tensor, "n T o"]:
-    """``max_c |s_c|``; on a CPU output by output, because a reduction over an inner axis is four times slower there."""
-    if signals.device.type != "cpu":
-        return signals.abs().amax(dim=1)
-    greatest = signals[:, 0].abs()
-    for direction in signals.unbind(1)[1:]:
-        torch.maximum(greatest, direction.abs(), out=greatest)
-    return greatest
-
-
-def may_split(signals: Inexact[Tensor, "n k T g o"]) -> bool:
-    """Is it worth a look at all the signals? Not for one output, nor where a few positions already say no."""
-    n, k, positions = signals.shape[:3]
-    if k == 1 or signals.numel() == 0 or signals.dtype not in (torch.float32, torch.float64):
-        return False
-    few = signals[n // 2 : n // 2 + 4, :, :: max(1, positions // GLANCE)]
-    return Splitter(few).split(few) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +32,11 @@ class Split:
 
 
 def split_site(site: OuterSite) -> Split | None:
-    """None where the signals of the site are no such product."""
-    if not may_split(site.signals):
+    """None where the signals of the site are not known to be such a product."""
+    if site.factors is None:
         return None
-    splitter = Splitter(site.signals)
-    of_example = splitter.split(site.signals)
-    return None if of_example is None else Split(splitter.factors, replace(site, signals=of_example[:, None]))
+    of_direction, of_example = site.factors.of_direction, site.factors.of_example
+    return Split(of_direction, replace(site, signals=of_example[:, None], factors=None))
 
 
 def by_factors(site: OuterSite) -> "FactoredSite | None":
@@ -174,3 +102,29 @@ class FactoredPiece:
             by_channel = torch.bmm(mine, theirs[:, start:stop].mT)  # (o, n, m)
             share = (self.both @ by_channel.flatten(1)).view(k, j, *by_channel.shape[1:])
             by_example[:, :, start:stop].add_(share.permute(2, 0, 3, 1))
+
+
+class PairedPiece:
+    """``K = Q ∘ (S Sᵀ)`` at one position an example: ``K_{μc,νd} = Q_μν Σ_o F_co F_do m_μo m_νo``.
+
+    The sum is the same for (c, d) and (d, c), and so it is taken for the k (k + 1) / 2 pairs of outputs only.
+    """
+
+    def __init__(
+        self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n o"], right: Float[Tensor, "m o"],
+        factors: Float[Tensor, "k o"],
+    ) -> None:  # fmt: skip
+        self.inner, self.left, self.right, self.outputs = inner, left, right, len(factors)
+        c, d = torch.triu_indices(self.outputs, self.outputs, device=factors.device)
+        self.both = factors[c] * factors[d]  # (pairs, o)
+        place = torch.empty(self.outputs, self.outputs, dtype=torch.int64, device=factors.device)
+        place[c, d] = place[d, c] = torch.arange(len(c), device=factors.device)
+        self.place = place.flatten()
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        k = self.outputs
+        weighted = self.left[rows[0] : rows[1], None] * self.both  # (n, pairs, o)
+        by_pair = (self.right[cols[0] : cols[1]] @ weighted.flatten(0, 1).T).unflatten(1, (-1, len(self.both)))
+        by_pair.mul_(self.inner[rows[0] : rows[1], cols[0] : cols[1]].T[..., None])  # (m, n, pairs)
+        share = by_pair.index_select(2, self.place).unflatten(2, (k, k))
+        out.unflatten(0, (-1, k)).unflatten(2, (-1, k)).add_(share.permute(1, 2, 0, 3))

@@ -19,7 +19,7 @@ from gramscope.capture.precision import Precision
 from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
 from gramscope.kernels.blocks import check_blocks
-from gramscope.kernels.factored import FactoredPiece
+from gramscope.kernels.factored import FactoredPiece, PairedPiece
 from gramscope.kernels.memory import CHUNK, Block, Plan, make_plan
 from gramscope.kernels.parts import Opened, capture_in_parts
 from gramscope.kernels.pieces import (
@@ -40,11 +40,13 @@ Reduce = Literal["none", "trace"]
 # half; a GPU wants few and large products.
 STRIP_ROWS = {"cpu": (320, 1280, 80, 8), "cuda": (640, 2560, 640, 1)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
+PAIRED_ROWS = {"cpu": 80, "cuda": 1280}  # rows of the kernel for which pairs of outputs are held at once
 # Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
 TILE = {"cpu": 2**19, "cuda": 2**40}
 # Rows that are mirrored at once.
 MIRRORED = {"cpu": 96, "cuda": 128}
 LIGHT = (HadamardPiece, HadamardTracePiece, ConstantSignalPiece)
+WHOLE = (HalfPiece, TiedPiece, FactoredPiece, PairedPiece)  # strips that are not cut again on the diagonal
 
 
 @overload
@@ -200,8 +202,7 @@ class _Job:
             mine = [p for t, p in work if t is target and _strip(p, t, n) == size]
             c, d = len(target) // n, target.shape[1] // m
             leaf, finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])[2:]
-            whole = isinstance(mine[0], HalfPiece | TiedPiece | FactoredPiece)
-            finest = size if whole else min(size, max(1, leaf // c, size // finer))
+            finest = size if isinstance(mine[0], WHOLE) else min(size, max(1, leaf // c, size // finer))
             for rows, all_cols in rectangles(n, m, size, finest, upper):
                 for cols in _tiles(mine, rows, all_cols, c * d, target.device.type):
                     for piece in mine:
@@ -210,7 +211,7 @@ class _Job:
 
 def _tiles(pieces: Sequence[Piece], rows: Range, cols: Range, width: int, device: str) -> Iterator[Range]:
     """Columns of a rectangle in parts that stay in the cache, where its pieces are light work for each entry."""
-    if not isinstance(pieces[0], LIGHT):
+    if not isinstance(pieces[0], (*LIGHT, PairedPiece)):
         yield cols
         return
     few = max(1, TILE.get(device, TILE["cuda"]) // ((rows[1] - rows[0]) * width))
@@ -261,6 +262,8 @@ def _strip(piece: Piece, target: Tensor, n: int) -> int:
         return piece.strip
     if isinstance(piece, TiedPiece):
         return STRIP_EXAMPLES
+    if isinstance(piece, PairedPiece):
+        return max(1, PAIRED_ROWS.get(target.device.type, PAIRED_ROWS["cuda"]) // piece.outputs)
     smallest, largest, *_ = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
     rows = min(largest, max(smallest, len(target) // 8 if target.is_cuda else len(target) // 4))
     return max(1, rows * n // len(target))

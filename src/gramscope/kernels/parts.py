@@ -6,7 +6,7 @@ where fresh memory is slow to come by, it is faster too.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +19,9 @@ from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.capture.capture import ByExample
 from gramscope.capture.network import slice_examples
 from gramscope.capture.signals import Place
+from gramscope.capture.sites import Factors
 from gramscope.kernels.cost import Shape, cheapest, split_pays
-from gramscope.kernels.factored import FactoredSite, Splitter, may_split
+from gramscope.kernels.factored import FactoredSite, split_site
 from gramscope.kernels.pieces import strips
 
 Take = Callable[[Any], Snapshot]
@@ -36,9 +37,7 @@ def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int, trac
     even = math.ceil(n / math.ceil(n / size))
     with opened(x) as one_pass:
         if one_pass.apart:
-            found = _streamed(one_pass, _Joiner(n, trace, one_pass.used_once), even)
-            # A part whose signals did not split as the first ones did: the same pass once more, without factors.
-            return found or _known(_streamed(one_pass, _Joiner(n, trace, set()), even))
+            return _streamed(one_pass, _Joiner(n, trace, one_pass.used_once), even)
         outputs = one_pass.outputs
     joined = _joined(_Joiner(n, trace, set()), (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
     # Parts that used their weights in different ways (routing, packing), or whose examples give other outputs in other
@@ -52,21 +51,16 @@ def same_outputs(part: Tensor, whole: Tensor) -> bool:
     return bool(gap <= SAME.get(whole.dtype, 5e-2) * scale)
 
 
-def _streamed(one_pass: ByExample, joiner: "_Joiner", size: int) -> Snapshot | None:
+def _streamed(one_pass: ByExample, joiner: "_Joiner", size: int) -> Snapshot:
     """Each site of a part is taken as soon as it is there: its signals are still in the cache, and then forgotten."""
     sites: dict[Place, _Joining] = {}
     for start, stop in strips(joiner.n, size):
         for place, site in one_pass.sites(slice(start, stop)):
             if place not in sites:
                 sites[place] = joiner.begin(site)
-            if not sites[place].add(site, start):
-                return None
+            fits = sites[place].add(site, start)
+            assert fits  # one forward pass used its weights in one way
     return one_pass.snapshot([sites[place].site() for place in sorted(sites)])
-
-
-def _known(snapshot: Snapshot | None) -> Snapshot:
-    assert snapshot is not None  # one forward pass used its weights in one way
-    return snapshot
 
 
 def _joined(joiner: "_Joiner", parts: Iterator[Snapshot]) -> Snapshot | None:
@@ -106,8 +100,8 @@ class _Joiner:
             return _Lookups(site, self.n)
         if not isinstance(site, OuterSite):
             return _Rows(site, self.n)
-        if site.name in self.by_factors and self._as_factors(site):
-            return _Factored(site, self.n)
+        if site.factors is not None and site.name in self.by_factors and self._as_factors(site):
+            return _Factored(site, site.factors, self.n)
         return _Rows(site, self.n) if self._as_rows(site) else _Outers(site, self.n)
 
     def _as_rows(self, site: OuterSite) -> bool:
@@ -115,11 +109,11 @@ class _Joiner:
         return site.fan_in <= WIDER * site.positions and cheapest(self._shape(site)) == "rows"
 
     def _as_factors(self, site: OuterSite) -> bool:
-        """Will it be contracted from one row an example, not much larger than its signals, that seem to split?"""
+        """Will it be contracted from one row an example, not much larger than its signals?"""
         shape = self._shape(site)
         rows = not self.trace or cheapest(replace(shape, k=1)) == "rows"
         small = site.fan_in <= WIDER * site.positions * site.directions
-        return rows and small and split_pays(shape, site.signals.device.type) and may_split(site.signals)
+        return rows and small and split_pays(shape)
 
     def _shape(self, site: OuterSite) -> Shape:
         return Shape(n=self.n, m=self.n, k=site.directions, T=site.positions, g=site.groups, i=site.fan_in,
@@ -170,28 +164,22 @@ class _Rows(_Joining):
 
 
 class _Factored(_Joining):
-    """Gradients by their factors, as long as the signals split."""
+    """Gradients by the factors of their signals."""
 
-    def __init__(self, first: OuterSite, n: int) -> None:
+    def __init__(self, first: OuterSite, factors: Factors, n: int) -> None:
         super().__init__(first, n)
-        self.splitter, self.axes, self.order = Splitter(first.signals), first.axes, first.order
+        self.factors, self.axes, self.order = factors.of_direction, first.axes, first.order
         shape = n, first.groups, first.fan_out, first.fan_in
         self.gradient = fresh_zeros(shape, first.signals.dtype, first.signals.device)
 
     def add(self, site: Site, start: int) -> bool:
-        if not super().add(site, start) or not isinstance(site, OuterSite):
+        if not super().add(site, start) or not isinstance(site, OuterSite) or (split := split_site(site)) is None:
             return False
-        of_example = self.splitter.split(site.signals)
-        if of_example is None:
-            return False
-        single = replace(site, signals=of_example[:, None])
-        single.products(out=self.gradient[start : start + site.examples].flatten(1)[:, None])
+        split.site.products(out=self.gradient[start : start + site.examples].flatten(1)[:, None])
         return True
 
     def site(self) -> Site:
-        return FactoredSite(
-            self.name, self.rule, self.frame, self.splitter.factors, self.gradient, self.axes, self.order
-        )
+        return FactoredSite(self.name, self.rule, self.frame, self.factors, self.gradient, self.axes, self.order)
 
 
 class _Outers(_Joining):
@@ -203,6 +191,7 @@ class _Outers(_Joining):
         self.signals = fresh_zeros((n, *(o.shape[a] for a in (1, 3, 4, 2))), o.dtype, o.device).permute(0, 1, 4, 2, 3)
         self.positions, self.fan_in, self.axes, self.order = first.positions, first.fan_in, first.axes, first.order
         self.inputs: list[tuple[int, int, Callable[[slice], Tensor]]] = []
+        self.factors: list[Factors | None] = []
 
     def add(self, site: Site, start: int) -> bool:
         if not super().add(site, start) or not isinstance(site, OuterSite) or site.positions != self.positions:
@@ -210,6 +199,7 @@ class _Outers(_Joining):
         stop = start + site.examples
         self.signals[start:stop] = site.signals
         self.inputs.append((start, stop, site.make_inputs))
+        self.factors.append(site.factors)
         return True
 
     def site(self) -> Site:
@@ -224,7 +214,18 @@ class _Outers(_Joining):
             ]
             return found[0] if len(found) == 1 else torch.cat(found)
 
-        return OuterSite(self.name, self.rule, self.frame, inputs, self.signals, self.fan_in, self.axes, self.order)
+        return OuterSite(
+            self.name, self.rule, self.frame, inputs, self.signals, self.fan_in, self.axes, self.order,
+            _one_side(self.factors),
+        )  # fmt: skip
+
+
+def _one_side(parts: Sequence[Factors | None]) -> Factors | None:
+    """The factors of all examples from those of parts, which share the side of the direction."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return Factors(known[0].of_direction, torch.cat([part.of_example for part in known]))
 
 
 class _Lookups(_Joining):
