@@ -132,7 +132,8 @@ def relu(tape: Tape, output: Tensor, func: Any, input: Tensor, *_: Any, **__: An
     if not tape.holds(input):
         return None
 
-    return Scaling((input,), (output,), factor=lambda part: (output.detach()[part] > 0)[:, None])
+    # As numbers, not as truths: these would be turned into numbers once for each direction.
+    return Scaling((input,), (output,), factor=lambda part: (output.detach()[part] > 0).to(output.dtype)[:, None])
 
 
 @taped(*named(*POINTWISE))

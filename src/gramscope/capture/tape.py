@@ -93,7 +93,9 @@ class Signal:
         mine, theirs = self.product, other.product
         if mine is not None and theirs is not None and mine.own is None and theirs.own is None:
             return Signal.alike(mine.shared + theirs.shared, len(self.values))
-        return Signal(self.values + other.values, True)
+        if not self.spare and other.spare:
+            return other + self
+        return Signal(self.values.add_(other.values) if self.spare else self.values + other.values, True)
 
 
 @dataclass(frozen=True, eq=False)

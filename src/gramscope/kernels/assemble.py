@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.pages import fresh_zeros
+from gramscope.base.pages import fresh_empty
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.kernels.cost import Shape, cheapest, pairing_pays, split_pays
 from gramscope.kernels.factored import FactoredPiece, FactoredSite, PairedPiece, Split, by_factors, split_site
@@ -207,7 +207,7 @@ class Assembly:
         size = math.prod(shape)
         held = self.held.get(side)
         if held is None or held.numel() < size:
-            held = self.held[side] = fresh_zeros((size,), self.dtype, like.device)
+            held = self.held[side] = fresh_empty((size,), self.dtype, like.device)
         return held[:size].view(shape)
 
     # Several kinds of use of one parameter ---------------------------------------------------------

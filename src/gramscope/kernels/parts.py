@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramscope.base.pages import fresh_zeros
+from gramscope.base.pages import fresh_empty
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.capture.capture import ByExample
 from gramscope.capture.network import slice_examples
@@ -147,7 +147,7 @@ class _Rows(_Joining):
     def __init__(self, first: Site, n: int) -> None:
         super().__init__(first, n)
         some = first.signals if isinstance(first, OuterSite) else first.rows()
-        self.gradient = fresh_zeros((n, first.directions, first.entries), some.dtype, some.device)
+        self.gradient = fresh_empty((n, first.directions, first.entries), some.dtype, some.device)
 
     def add(self, site: Site, start: int) -> bool:
         if not super().add(site, start):
@@ -170,7 +170,7 @@ class _Factored(_Joining):
         super().__init__(first, n)
         self.factors, self.axes, self.order = factors.of_direction, first.axes, first.order
         shape = n, first.groups, first.fan_out, first.fan_in
-        self.gradient = fresh_zeros(shape, first.signals.dtype, first.signals.device)
+        self.gradient = fresh_empty(shape, first.signals.dtype, first.signals.device)
 
     def add(self, site: Site, start: int) -> bool:
         if not super().add(site, start) or not isinstance(site, OuterSite) or (split := split_site(site)) is None:
@@ -188,7 +188,7 @@ class _Outers(_Joining):
     def __init__(self, first: OuterSite, n: int) -> None:
         super().__init__(first, n)
         o = first.signals  # (n, k, T, g, o), kept in the order of memory that convolutions give: T last
-        self.signals = fresh_zeros((n, *(o.shape[a] for a in (1, 3, 4, 2))), o.dtype, o.device).permute(0, 1, 4, 2, 3)
+        self.signals = fresh_empty((n, *(o.shape[a] for a in (1, 3, 4, 2))), o.dtype, o.device).permute(0, 1, 4, 2, 3)
         self.positions, self.fan_in, self.axes, self.order = first.positions, first.fan_in, first.axes, first.order
         self.inputs: list[tuple[int, int, Callable[[slice], Tensor]]] = []
         self.factors: list[Factors | None] = []
@@ -234,7 +234,7 @@ class _Lookups(_Joining):
     def __init__(self, first: LookupSite, n: int) -> None:
         super().__init__(first, n)
         self.ids = first.ids.new_zeros(n, first.ids.shape[1])
-        self.signals = fresh_zeros((n, *first.signals.shape[1:]), first.signals.dtype, first.signals.device)
+        self.signals = fresh_empty((n, *first.signals.shape[1:]), first.signals.dtype, first.signals.device)
         self.table = first.table
 
     def add(self, site: Site, start: int) -> bool:
