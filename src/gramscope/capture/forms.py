@@ -20,7 +20,7 @@ from gramscope.capture.tape import Product, Signal
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # Bytes of products that are summed at once.
-CACHED = {"cpu": 2**22, "cuda": 2**28}
+CACHED = {"cpu": 2**24, "cuda": 2**28}
 
 
 @dataclass(frozen=True, eq=False)
