@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from gramscope.base import pages
 from gramscope.base.pages import fresh_empty, fresh_zeros
 
 CPU = torch.device("cpu")
@@ -62,3 +63,44 @@ def test_freed_memory_stays_in_the_process_when_asked_for():
     assert blocks_kept(True) == 4
     # Thresholds of the user's own are left as they are.
     assert blocks_kept(True, MALLOC_MMAP_THRESHOLD_="131072") == 0
+
+
+@pytest.fixture
+def may_keep(monkeypatch):
+    """No blocks from other tests, and an environment that leaves freed memory to us."""
+    monkeypatch.setattr(pages, "_may_keep", lambda: True)
+    monkeypatch.setattr(pages, "_freed", [])
+
+
+LARGE = 10 * 2**20, 2  # 80 MiB in float32
+
+
+def test_a_large_block_serves_the_next_tensor_once_its_own_is_gone(may_keep):
+    first = fresh_empty(LARGE, torch.float32, CPU).fill_(7.0)
+    place, row = first.data_ptr(), first[3]
+    del first
+    second = fresh_zeros(LARGE, torch.float32, CPU)
+    assert second.data_ptr() != place  # a view of the first is still in use
+    assert row.tolist() == [7.0, 7.0]
+    del row
+    third = fresh_zeros((LARGE[0], 1), torch.float64, CPU)
+    assert third.data_ptr() // 4096 == place // 4096
+    assert not third.any()
+    assert third.untyped_storage().nbytes() == 80 * 2**20
+
+
+def test_little_is_kept_and_for_like_sizes_only(may_keep):
+    held = [fresh_empty(LARGE, torch.float32, CPU) for _ in range(3)]
+    del held
+    assert [block.nbytes // 2**20 for block in pages._freed] == [80]  # 128 MiB in all
+    small, large = fresh_empty((9 * 2**20,), torch.float32, CPU), fresh_empty((LARGE[0], 3), torch.float32, CPU)
+    assert len(pages._freed) == 1  # 36 MiB would waste more than half of it, 120 MiB do not fit
+    del small, large
+    pages.release_blocks()
+    assert not pages._freed
+
+
+def test_nothing_is_kept_where_the_environment_decides(may_keep, monkeypatch):
+    monkeypatch.setattr(pages, "_may_keep", lambda: False)
+    fresh_empty(LARGE, torch.float32, CPU)
+    assert not pages._freed
