@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_freed_memory_stays_in_the_process_when_asked_for():
 def may_keep(monkeypatch):
     """No blocks from other tests, and an environment that leaves freed memory to us."""
     monkeypatch.setattr(pages, "_may_keep", lambda: True)
-    monkeypatch.setattr(pages, "_freed", [])
+    monkeypatch.setattr(pages, "_freed", {})
 
 
 LARGE = 10 * 2**20, 2  # 80 MiB in float32
@@ -92,7 +93,7 @@ def test_a_large_block_serves_the_next_tensor_once_its_own_is_gone(may_keep):
 def test_little_is_kept_and_for_like_sizes_only(may_keep):
     held = [fresh_empty(LARGE, torch.float32, CPU) for _ in range(3)]
     del held
-    assert [block.nbytes // 2**20 for block in pages._freed] == [80]  # 128 MiB in all
+    assert [block.nbytes // 2**20 for block in pages._freed.values()] == [80]  # 128 MiB in all
     small, large = fresh_empty((9 * 2**20,), torch.float32, CPU), fresh_empty((LARGE[0], 3), torch.float32, CPU)
     assert len(pages._freed) == 1  # 36 MiB would waste more than half of it, 120 MiB do not fit
     del small, large
@@ -104,3 +105,17 @@ def test_nothing_is_kept_where_the_environment_decides(may_keep, monkeypatch):
     monkeypatch.setattr(pages, "_may_keep", lambda: False)
     fresh_empty(LARGE, torch.float32, CPU)
     assert not pages._freed
+
+
+def test_blocks_in_many_threads_are_never_shared(may_keep):
+    """Each thread writes its own number all over its block, and finds nothing else there."""
+
+    def fills(number):
+        found = []
+        for _ in range(3):
+            mine = fresh_empty((9 * 2**20,), torch.float32, CPU).fill_(number)
+            found.append(bool((mine == number).all()))
+        return all(found)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(fills, range(8)))

@@ -38,22 +38,23 @@ def fresh_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 # Large blocks, which the C library returns to the system at once: those of tensors that are gone serve the next ones.
-_freed: list[np.ndarray] = []
+# By identity, and taken out in one operation: other threads and the garbage collector may come between any two.
+_freed: dict[int, np.ndarray] = {}
 
 
 def _large_block(size: int) -> np.ndarray:
-    for place, block in enumerate(_freed):
-        if size <= block.nbytes <= 2 * size:
-            return _freed.pop(place)
+    for key, block in list(_freed.items()):
+        if size <= block.nbytes <= 2 * size and _freed.pop(key, None) is not None:
+            return block
     return np.empty(size, np.uint8)
 
 
 def _give_back(block: np.ndarray) -> None:
     """The last tensor that lay in ``block`` is gone; the latest blocks are kept, up to 128 MiB."""
     if _may_keep():
-        _freed.append(block)
-        while sum(kept.nbytes for kept in _freed) > _KEPT_LARGE:
-            del _freed[0]
+        _freed[id(block)] = block
+        while sum(kept.nbytes for kept in list(_freed.values())) > _KEPT_LARGE:
+            _freed.pop(next(iter(list(_freed))), None)
 
 
 def release_blocks() -> None:
