@@ -182,6 +182,15 @@ def test_a_deep_network_in_pairs_of_outputs(bias, memory, monkeypatch):
         used.clear()
 
 
+def test_many_outputs_are_not_held_in_pairs(monkeypatch):
+    """A head of 600 outputs: 180,300 pairs of 300 numbers would be 216 MB for each example."""
+    monkeypatch.setattr(assemble, "PairedPiece", None)
+    model = nn.Sequential(nn.Linear(3, 300), nn.ReLU(), nn.Linear(300, 600))
+    assert by_factors(gs.capture(model, torch.randn(2, 3))) == {"0.weight"}
+    monkeypatch.setattr(assemble, "pairing_pays", lambda shape: not shape.trace)
+    assert gs.ntk(model, torch.randn(2, 3)).shape == (2, 600, 2, 600)
+
+
 def test_when_pairs_of_outputs_pay():
     large = {"n": 512, "m": 512, "T": 1, "g": 1, "i": 1024, "o": 1024, "symmetric": True}
     assert pairing_pays(Shape(k=10, trace=False, **large))

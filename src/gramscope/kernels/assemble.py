@@ -28,6 +28,8 @@ from gramscope.kernels.pieces import (
 
 # Bytes of signals and inputs that are turned into gradient rows at once.
 CACHED = {"cpu": 2**23, "cuda": 2**31}
+# So many examples' signals, weighted for every pair of outputs, must fit into what may be held at once.
+PAIRED_EXAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class Assembly:
         mine, theirs = left.factors, right.factors
         if mine is None or theirs is None or not pairing_pays(shape):
             return None
+        if PAIRED_EXAMPLES * shape.k * (shape.k + 1) // 2 * shape.o * self.dtype.itemsize > self.chunk:
+            return None  # a thousand outputs have half a million pairs
         if mine is not theirs and not torch.equal(mine.of_direction, theirs.of_direction):
             return None
         sides = mine.of_direction[:, group], mine.of_example[:, 0, group], theirs.of_example[:, 0, group]
