@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.capture.layout import Layout, Ragged, Regular
@@ -61,6 +62,7 @@ class Outer(Form):
     axes: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
     rows_first: bool = False  # u itself has the M rows as its first axis, so no arranging is needed to see them
+    offset: Tensor | None = None  # what was added, (g·o)
 
     def as_rows(self, signals: Tensor) -> Tensor:
         return self.arrange(signals)
@@ -138,15 +140,31 @@ class Lookup(Form):
 
 
 @dataclass(frozen=True, eq=False)
+class FixedNorm:
+    """``y = γ (u - μ) / σ + β``, one number of each for a channel: a batch norm with fixed statistics."""
+
+    gain: Float[Tensor, " o"] | None
+    mean: Float[Tensor, " o"]
+    variance: Float[Tensor, " o"]
+    eps: float
+
+    @property
+    def spread(self) -> Float[Tensor, " o"]:
+        """σ."""
+        return (self.variance + self.eps).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
 class Gain(Form):
     """``u = op(data, W)`` entry by entry, W broadcast as ``shape`` against u.
 
-    ``factor()`` gives ∂u/∂W for each entry of u (None: one everywhere).
+    ``factor()`` gives ∂u/∂W for each entry of u (None: one everywhere); ``norm`` is set for what is γ or β there.
     """
 
     shape: tuple[int, ...] = ()
     factor: Callable[[], Tensor] | None = None
     output_shape: tuple[int, ...] = ()
+    norm: FixedNorm | None = None
 
     @property
     def _broadcast(self) -> tuple[int, ...]:

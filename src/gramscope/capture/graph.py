@@ -27,17 +27,23 @@ class Graph:
                     seen.add(child)
                     stack.append(child)
         self.nodes = seen
+        # Where the gradients of leaves are gathered; to ask a leaf for its node takes a view of it each time.
+        gathering = ((node, getattr(node, "variable", None)) for node in seen)
+        self._leaves = {id(leaf): node for node, leaf in gathering if leaf is not None}
+
+    def _node(self, tensor: Tensor) -> Node | None:
+        return self._leaves.get(id(tensor)) if tensor.is_leaf else get_gradient_edge(tensor).node
 
     def reaches(self, leaf: Tensor) -> bool:
         """Does the output depend on ``leaf`` at all?"""
-        return get_gradient_edge(leaf).node in self.nodes
+        return self._node(leaf) in self.nodes
 
     def only_through(self, leaf: Tensor, edge: GradientEdge) -> bool:
         """Does every path from the output to ``leaf`` pass through ``edge``?
 
         False where the leaf was used once more behind our back, as in a double backward.
         """
-        start = get_gradient_edge(leaf).node
+        start = self._node(leaf)
         if start == edge.node:
             return True
         seen, stack = {start}, [start]

@@ -55,13 +55,6 @@ class Use:
     guards: tuple[tuple[Tensor, int], ...]  # data that entered, with its version then
     doubtful: bool = False  # the data may be a constant after all, see ``Recorder.doubtful``
 
-    def made(self, output: Tensor) -> bool:
-        """The signal of this use is the one at ``output``."""
-        if not output.requires_grad:
-            return False  # a comparison, say
-        edge = get_gradient_edge(output)
-        return (edge.node, edge.output_nr) == (self.edge.node, self.edge.output_nr)
-
     def inputs_intact(self) -> bool:
         """Nothing overwrote the inputs after this use; autograd itself would refuse a weight gradient otherwise."""
         return all(tensor._version == version for tensor, version in self.guards)
@@ -228,10 +221,7 @@ class Recorder(TorchFunctionMode):
         known = all(id(t) in held or self.weight(t) is not None for t in moving)
         attached = not moving or all(t.requires_grad for t in tensors_in(output))
         noted = {id(weight) for weight in weights} == {id(use.weight) for use in uses}
-        here = not uses or (
-            isinstance(output, Tensor) and output.requires_grad and all(use.made(output) for use in uses)
-        )
-        return known and attached and noted and here
+        return known and attached and noted and (not uses or _made(output, uses))
 
     def _has_examples(self, tensor: Tensor) -> bool:
         """A fresh zero state (n, H) is the start of a recurrence, not a constant shared by all examples."""
@@ -277,6 +267,14 @@ class Recorder(TorchFunctionMode):
                 derived = weights[0].derive(tensor, tuple(weights[1:]), name)
                 self._facts[id(tensor)] = (weakref.ref(tensor), derived)
                 self._keep.append(tensor)
+
+
+def _made(output: Any, uses: list[Use]) -> bool:
+    """The signals of all these uses are the one at ``output``."""
+    if not isinstance(output, Tensor) or not output.requires_grad:
+        return False  # a comparison, say
+    edge = get_gradient_edge(output)
+    return all((edge.node, edge.output_nr) == (use.edge.node, use.edge.output_nr) for use in uses)
 
 
 @cache

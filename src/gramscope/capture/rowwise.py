@@ -14,11 +14,12 @@ from torch import Tensor
 
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.base.pages import fresh_empty
+from gramscope.capture.channels import after_convolution, for_convolution
 from gramscope.capture.rules.convolution import backward_signal, geometry
 from gramscope.capture.rules.elementwise import FUNCTIONS as ELEMENTWISE
 from gramscope.capture.rules.elementwise import IN_PLACE
 from gramscope.capture.rules.normalisation import fixed_slope
-from gramscope.capture.tape import Draft, Scaling, Tape, taped
+from gramscope.capture.tape import Draft, Places, Scaling, Tape, taped
 
 ROOMS = (torch, F, torch.Tensor)
 POINTWISE = ("tanh", "sigmoid", "logsigmoid", "gelu", "silu", "mish", "softplus", "softsign", "elu", "celu", "selu",
@@ -78,13 +79,25 @@ def convolution(
     sizes = geometry(weight, stride, padding, dilation)
     if sizes is None:
         return _replayed(func, (input, weight, bias, stride, padding, dilation, groups), {}, (input,), uniform=True)
-    kernel, shape = weight.detach(), input.shape
+    kernel, shape = weight.detach().contiguous(), input.shape  # or its order of memory would be that of the signals
+    places = _passed_over(input, kernel, *sizes, groups)
+    if places:
+        shape, sizes = output.shape, ((1,) * len(sizes[0]), *sizes[1:])
 
     def back(signal: Tensor, _: slice) -> tuple[Tensor]:
-        images = backward_signal(signal.flatten(0, 1), kernel, shape, *sizes, groups)
-        return (images.unflatten(0, signal.shape[:2]),)
+        images = backward_signal(for_convolution(signal.flatten(0, 1), sizes[0]), kernel, shape, *sizes, groups)
+        return (after_convolution(images).unflatten(0, signal.shape[:2]),)
 
-    return Draft((input,), back, (weight,), uniform=True)
+    return Draft((input,), back, (weight,), uniform=True, places=places)
+
+
+def _passed_over(
+    input: Tensor, kernel: Tensor, stride: tuple[int, ...], padding: tuple[int, ...], dilation: Any, groups: int
+) -> Places:
+    """The places of the image that a kernel of one entry sees, where its steps pass over others; () for all of them."""
+    if input.device.type != "cpu" or groups > 1 or set(kernel.shape[2:]) != {1} or any(padding) or max(stride) == 1:
+        return ()
+    return (..., *(slice(None, None, step) for step in stride))
 
 
 @taped(*named("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
@@ -103,7 +116,7 @@ def batch_norm(
     if training or running_var is None or not tape.holds(input) or input.dim() < 2:
         return None
     slope = fixed_slope(input, running_var, weight, eps).detach()
-    return Scaling((input,), (slope,), uniform=True, factor=lambda _: slope)
+    return Scaling((input,), (slope,), uniform=True, factor=lambda _: slope[None])
 
 
 @taped(*named("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous", "clone"))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from gramscope.capture.layout import (
     find_layout,
     power_of_two_weights,
 )  # fmt: skip
+from gramscope.capture.postponed import Postponed, postpone
 from gramscope.capture.recorder import Recorder, Use
 from gramscope.capture.sites import RowSite, Site
-from gramscope.capture.tape import Signal
+from gramscope.capture.tape import Signal, Step
 from gramscope.capture.weights import Weight
 
 # Entries of gradients that the fallback holds at once.
@@ -77,11 +79,20 @@ class Backward:
         """
         first = part.indices(len(self.f))[0]
         places = {id(use): place for place, use in enumerate(self.structured)}
-        for uses, signal in self.recorder.tape.signals(self.f, self._cotangents_of(part), part, copied):
+        steps = self._postponed if copied else self.recorder.tape.steps
+        for uses, signal in self.recorder.tape.signals(self.f, self._cotangents_of(part), part, steps, copied):
+            made: list[Site] = []
             for use in uses:
-                if id(use) in places:
-                    found = self._taped_site(use, signal, first)
+                if isinstance(use, Postponed):
+                    later = use.site(self._name(use.use.weight), made[0], signal, first)
+                    yield (places[id(use.use)], 0), later
+                elif id(use) in places:
+                    made += (found := self._taped_site(use, signal, first))
                     yield from (((places[id(use)], root), site) for root, site in enumerate(found))
+
+    @cached_property
+    def _postponed(self) -> list[Step]:
+        return postpone(self.recorder.tape.steps)
 
     def _cotangents_of(self, part: slice) -> Signal:
         by_example = self.cotangents.transpose(0, 1)

@@ -12,12 +12,16 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import EllipsisType
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.capture.channels import channels_last, like
+
 Back = Callable[[Tensor, slice], tuple[Tensor, ...]]
+Places = tuple[EllipsisType | slice, ...]
 Builder = Callable[..., "Draft | None"]
 TAPED: dict[Callable[..., Any], Builder] = {}
 
@@ -32,7 +36,14 @@ def taped(*functions: Callable[..., Any]) -> Callable[[Builder], Builder]:
     return register
 
 
-_signature = cache(inspect.signature)
+@cache
+def _takes(builder: Builder, positional: int, named: tuple[str, ...]) -> bool:
+    """Does the builder know this way to call its function?"""
+    try:
+        inspect.signature(builder).bind(*(None,) * positional, **dict.fromkeys(named))
+    except TypeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Draft:
     ``inputs`` are the operands on the tape; ``back(signal, part)`` gives their signals (m, k, ...) from the output's,
     for the m examples ``part``; ``needs`` are tensors whose values it will read; ``uniform`` says that it is one
     linear map, the same for all examples, and ``moves`` that it moves entries to other places and does nothing else.
+    ``places``: it reads its one input there alone, and gives signals for these places only.
     """
 
     inputs: tuple[Tensor, ...]
@@ -49,6 +61,15 @@ class Draft:
     needs: tuple[Tensor, ...] = ()
     uniform: bool = False
     moves: bool = False
+    places: Places = ()
+
+    def spread(self, share: Tensor) -> Tensor:
+        """Signals of ``places`` among zeros."""
+        if not self.places:
+            return share
+        whole = share.new_zeros(*share.shape[:2], *self.inputs[0].shape[1:])
+        whole[self.places] = share
+        return whole
 
 
 @dataclass(frozen=True)
@@ -78,24 +99,52 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """Signals (m, k, ...) on their way back; ``spare``: nobody else holds their memory; the product that they are."""
+    """Signals (m, k, ...) on their way back; ``spare``: nobody else holds their memory; the product that they are.
+
+    ``slope`` (m or 1, 1, ...): what the values are still to be multiplied by. Slopes of several operations in a row are
+    gathered first, which is k times less work than going through the signals each time. ``sparse``: the operation that
+    gave values for some places alone, to be spread.
+    """
 
     values: Float[Tensor, "m k ..."]
     spare: bool = False
     product: Product | None = None
+    slope: Float[Tensor, "a 1 ..."] | None = None
+    sparse: Draft | None = None
 
     @classmethod
     def alike(cls, one: Float[Tensor, "1 k ..."], examples: int) -> "Signal":
         """The same for all examples."""
         return cls(one.expand(examples, *one.shape[1:]), False, Product(one))
 
+    def scaled(self, factor: Tensor, uniform: bool) -> "Signal":
+        whole = self if self.sparse is None else self.settled()
+        slope = factor if whole.slope is None else whole.slope * factor
+        return Signal(whole.values, whole.spare, whole.product and whole.product.scaled(factor, uniform), slope)
+
+    def settled(self) -> "Signal":
+        """The same, spread and multiplied out."""
+        if self.sparse is not None:
+            return Signal(self.sparse.spread(self.values), True)
+        if self.slope is None:
+            return self
+        slope = like(self.slope, self.values)
+        values = self.values.mul_(slope) if self.spare else self.values * slope
+        return Signal(values, _nobody_elses(values, (values,)), self.product)
+
     def __add__(self, other: "Signal") -> "Signal":
         mine, theirs = self.product, other.product
         if mine is not None and theirs is not None and mine.own is None and theirs.own is None:
             return Signal.alike(mine.shared + theirs.shared, len(self.values))
-        if not self.spare and other.spare:
+        if self.sparse is not None and other.sparse is None:
             return other + self
-        return Signal(self.values.add_(other.values) if self.spare else self.values + other.values, True)
+        whole, more = self.settled(), other if other.sparse is not None else other.settled()
+        if not whole.spare and more.spare and more.sparse is None:
+            whole, more = more, whole
+        values = whole.values if whole.spare else whole.values.clone()
+        seen = values if more.sparse is None else values[more.sparse.places]
+        seen += more.values
+        return Signal(values, True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +167,13 @@ class Step:
             # The same signal for all examples through the same map: once is enough.
             one = product.shared
             shared = (one * draft.factor(part),) if isinstance(draft, Scaling) else draft.back(one, part)
-            return tuple(Signal.alike(share, m) for share in shared)
+            return tuple(Signal.alike(draft.spread(share), m) for share in shared)
         if isinstance(draft, Scaling):
-            factor = draft.factor(part)
-            values = signal.values.mul_(factor) if signal.spare else signal.values * factor
-            scaled = None if product is None else product.scaled(factor, draft.uniform)
-            return (Signal(values, _nobody_elses(values, (values,)), scaled),)
+            return (signal.scaled(draft.factor(part), draft.uniform),)
+        signal = signal.settled()
         shares = draft.back(signal.values, part)
+        if draft.places:
+            return (Signal(shares[0], True, sparse=draft),)
         held = shares if signal.spare else (*shares, signal.values)
         free = (_nobody_elses(one, held) for one in shares)
         return tuple(map(Signal, shares, free, self._moved(product, part, len(shares))))
@@ -196,11 +245,8 @@ class Tape:
     def _draft(
         self, output: Tensor, func: Callable[..., Any], builder: Builder, args: Any, kwargs: Any
     ) -> Draft | None:
-        try:
-            _signature(builder).bind(self, output, func, *args, **kwargs)
-        except TypeError:
-            return None  # a way to call the function that the builder does not know
-        return builder(self, output, func, *args, **kwargs)
+        known = _takes(builder, 3 + len(args), tuple(kwargs))
+        return builder(self, output, func, *args, **kwargs) if known else None
 
     def _append(self, output: Tensor, draft: Draft | None, uses: tuple[Any, ...]) -> None:
         proper = (
@@ -221,18 +267,20 @@ class Tape:
         return all(step.intact() and not step.output._backward_hooks for step in self.steps)
 
     def signals(
-        self, outputs: Tensor, cotangents: Signal, part: slice, copied: bool = False
+        self, outputs: Tensor, cotangents: Signal, part: slice, steps: Sequence[Step], copied: bool = False
     ) -> Iterator[tuple[tuple[Any, ...], Signal]]:
         """Uses with the signals at the output they made, for the examples ``part``, from the last to the first.
 
-        ``copied``: the taker has no need of their memory once it asks for the next.
+        ``steps`` are those of the tape, whose uses may have been moved; ``copied``: the taker has no need of their
+        memory once it asks for the next.
         """
         carried = {id(outputs): cotangents}
-        for step in reversed(self.steps):
+        for step in reversed(steps):
             signal = carried.pop(id(step.output), None)
             if signal is None:
                 continue
             if step.uses:
+                signal = signal.settled()
                 yield step.uses, signal
                 kept = not copied and any(use.form.keeps_signals for use in step.uses)
                 signal = replace(signal, spare=signal.spare and not kept)
@@ -247,4 +295,5 @@ class Tape:
 def _nobody_elses(share: Tensor, held: Sequence[Tensor]) -> bool:
     """The memory of ``share`` may be written: nothing else of ``held`` is there, nor two entries in one place."""
     place = share.untyped_storage().data_ptr()
-    return share.is_contiguous() and sum(t.untyped_storage().data_ptr() == place for t in held) == 1
+    alone = sum(t.untyped_storage().data_ptr() == place for t in held) == 1
+    return alone and (share.is_contiguous() or channels_last(share))

@@ -24,12 +24,15 @@ from gramscope.kernels.pieces import (
     RowPiece,
     SameId,
     TiedPiece,
+    joined,
 )  # fmt: skip
 
 # Bytes of signals and inputs that are turned into gradient rows at once.
 CACHED = {"cpu": 2**23, "cuda": 2**31}
-# So many examples' signals, weighted for every pair of outputs, must fit into what may be held at once.
-PAIRED_EXAMPLES = 8
+# Rows of so few entries (gains, offsets) are joined to those of other parameters.
+NARROW = 128
+# The signals of so many examples, weighted for every pair of outputs, must fit into so many bytes.
+PAIRED_EXAMPLES, PAIRED_BYTES = 8, {"cpu": 2**24, "cuda": 2**31}
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,26 @@ class Assembly:
     held: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def pieces(self, left: Snapshot, right: Snapshot, fuse: bool) -> Iterator[tuple[str, Piece]]:
-        """Pieces of every parameter, with its name; a bias is fused into its weight's piece if ``fuse``."""
+        """Pieces of every parameter, with its name.
+
+        If ``fuse``, a bias is fused into its weight's piece and narrow pieces of all parameters are joined under "".
+        """
         mine = left.by_parameter()
         theirs = mine if right is left else right.by_parameter()
         fused = _fusible_biases(mine, theirs) if fuse else {}
+        narrow: list[RowPiece] = []
         for name in left.parameters:
             if name in fused.values() or not mine[name] or not theirs[name]:
                 continue
+            # Rows that are made here lie in memory which the next ones take over; those of the sites may wait.
+            may_wait = fuse and all(isinstance(site, RowSite) for site in (*mine[name], *theirs[name]))
             for piece in self._parameter(mine[name], theirs[name], 1.0 if name in fused else 0.0):
-                yield name, piece
+                if may_wait and isinstance(piece, RowPiece) and piece.left.shape[1] <= NARROW:
+                    narrow.append(piece)
+                else:
+                    yield name, piece
+        if narrow:
+            yield "", joined(narrow)
 
     def _parameter(self, left: Sequence[Site], right: Sequence[Site], offset: float) -> Iterator[Piece]:
         if (mixed := _one_by_factors(left, right)) is not None:
@@ -140,7 +154,8 @@ class Assembly:
         mine, theirs = left.factors, right.factors
         if mine is None or theirs is None or not pairing_pays(shape):
             return None
-        if PAIRED_EXAMPLES * shape.k * (shape.k + 1) // 2 * shape.o * self.dtype.itemsize > self.chunk:
+        room = min(self.chunk, PAIRED_BYTES.get(left.signals.device.type, PAIRED_BYTES["cuda"]))
+        if PAIRED_EXAMPLES * shape.k * (shape.k + 1) // 2 * shape.o * self.dtype.itemsize > room:
             return None  # a thousand outputs have half a million pairs
         if mine is not theirs and not torch.equal(mine.of_direction, theirs.of_direction):
             return None

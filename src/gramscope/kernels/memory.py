@@ -19,8 +19,8 @@ from gramscope.kernels.pieces import Range, strips
 OVERHEAD = 4
 # Bytes of the largest signal captured at a time on a CPU: from 12 to 32 MiB did equally well there.
 PART = 2**24
-# Bytes of gradient rows held at a time: what stays in the CPU's cache, or fills the GPU.
-CHUNK = {"cpu": 2**24, "cuda": 2**31}
+# Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
+CHUNK = {"cpu": 2**26, "cuda": 2**31}
 
 
 @dataclass(frozen=True)

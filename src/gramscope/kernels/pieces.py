@@ -4,7 +4,8 @@ The kernel is a matrix of blocks: row block μ, column block ν, each (c, c) wit
 (k for a full kernel, 1 for a trace). A piece holds what it needs in the layout its matrix products want.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -34,6 +35,17 @@ class RowPiece:
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         c, d = self.blocks
         out.addmm_(self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d].T)
+
+
+def joined(pieces: Sequence[RowPiece]) -> RowPiece:
+    """The sum of narrow pieces as one: each by itself would go through the whole kernel for few products."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    one = copy(first)
+    one.left = torch.cat([piece.left for piece in pieces], dim=1)
+    one.right = one.left if first.right is first.left else torch.cat([piece.right for piece in pieces], dim=1)
+    return one
 
 
 class HadamardPiece:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramscope.capture.channels import channels_last
 from gramscope.capture.forms import Gain, Outer
 from gramscope.capture.recorder import Demand, Recorder, rule
 
@@ -45,7 +46,11 @@ def convolution(
 
     fan_in = math.prod(weight.shape[1:])
     axes = (groups, weight.shape[0] // groups, fan_in)
-    recorder.note(weight, leaf, output, Outer("convolution", inputs, arrange, fan_in, axes, (0, 1, 2), rows_first=True))
+    form = Outer(
+        "convolution", inputs, arrange, fan_in, axes, (0, 1, 2), rows_first=True,
+        offset=None if bias is None else bias.detach(),
+    )  # fmt: skip
+    recorder.note(weight, leaf, output, form)
     _note_bias(recorder, bias, bias_leaf, output)
     return output
 
@@ -142,7 +147,7 @@ def backward_signal(
 ) -> Tensor:  # fmt: skip
     """The signal at a convolution's input; few images at a time on the CPU, so that they stay in its cache."""
     sizes = (stride, padding, dilation, groups)
-    if signal.device.type != "cpu" or len(signal) <= 2 * few:
+    if signal.device.type != "cpu" or len(signal) <= 2 * few or channels_last(signal):
         return _back(signal, weight, shape, *sizes)
     return torch.cat([_back(part, weight, shape, *sizes) for part in signal.split(few)])
 
@@ -167,7 +172,10 @@ def _back(
 
 def _back_pointwise(signal: Tensor, weight: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> Tensor:
     """A kernel of one entry: a matrix product, and zeros where its steps pass over the image."""
-    seen = (weight.flatten(1).T @ signal.flatten(2)).view(len(signal), -1, *signal.shape[2:])
+    if channels_last(signal):
+        seen = (signal.movedim(1, -1) @ weight.flatten(1)).movedim(-1, 1)
+    else:
+        seen = (weight.flatten(1).T @ signal.flatten(2)).view(len(signal), -1, *signal.shape[2:])
     if set(stride) == {1}:
         return seen
     image = seen.new_zeros(*seen.shape[:2], *shape[2:])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramscope.base.errors import CoupledExamplesError
-from gramscope.capture.forms import Gain
+from gramscope.capture.forms import FixedNorm, Gain
 from gramscope.capture.recorder import Recorder, rule
 
 
@@ -20,6 +20,7 @@ def _affine(
     gain: Tensor | None,
     offset: Tensor | None,
     shape: tuple[int, ...],
+    norm: FixedNorm | None = None,
 ) -> Tensor:
     """``normalise(input, gain, offset)`` with both noted; ``shape`` is how they broadcast against the result."""
     if not recorder.is_data(input) or recorder.is_data([gain, offset]):
@@ -32,8 +33,8 @@ def _affine(
         with torch.no_grad():
             return normalise(data, None, None)
 
-    recorder.note(gain, gain_leaf, output, Gain(name, shape, factor, tuple(output.shape)))
-    recorder.note(offset, offset_leaf, output, Gain("bias", shape, None, tuple(output.shape)))
+    recorder.note(gain, gain_leaf, output, Gain(name, shape, factor, tuple(output.shape), norm))
+    recorder.note(offset, offset_leaf, output, Gain("bias", shape, None, tuple(output.shape), norm))
     return output
 
 
@@ -131,9 +132,10 @@ def _fixed_batch_norm(
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
         slope = fixed_slope(input, variance, gain, eps)
         shift = -centre * slope if offset is None else offset.view(shape) - centre * slope
-        return x * slope + shift
+        return (x * slope).add_(shift)
 
-    return _affine(recorder, "batch norm", normalise, input, gain, offset, shape)
+    norm = FixedNorm(gain, mean, variance, eps)
+    return _affine(recorder, "batch norm", normalise, input, gain, offset, shape, norm)
 
 
 @rule(F.instance_norm)
