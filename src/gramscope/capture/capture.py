@@ -75,6 +75,20 @@ def capture(
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What a capture would hold: number of outputs, and signal entries of one example and one direction.
+
+    ``largest`` is the largest single site; ``crowded`` says that some site has more positions than inputs.
+    """
+
+    outputs: int
+    entries: int
+    largest: int
+    crowded: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class ByExample:
     """A forward pass of which some examples at a time can be taken backward, where ``apart``."""
 
@@ -106,6 +120,13 @@ class ByExample:
         """The snapshot of all examples, of sites that were put together from parts, in order of their places."""
         return self.watched.snapshot(sites, len(self.backward.cotangents))
 
+    def whole(self) -> Snapshot:
+        """The snapshot of all examples at once, whether ``apart`` or not."""
+        return self.snapshot(self.backward.sites())
+
+    def survey(self) -> Survey:
+        return self.watched.survey()
+
 
 @contextmanager
 def captured_by_example(
@@ -131,6 +152,14 @@ class _Watched:
     def backward(self, directions: Directions) -> Backward:
         return Backward(self.f, _cotangents(self.f, directions), self.parameters, self.recorder)
 
+    def survey(self) -> Survey:
+        n, width = self.f.shape
+        uses = self.recorder.uses
+        sizes = {(use.edge.node, use.edge.output_nr): use.entries for use in uses}
+        crowded = any(isinstance(use.form, Outer) and use.entries / n > use.weight.tensor.numel() for use in uses)
+        largest = max(sizes.values(), default=0)
+        return Survey(width, math.ceil(sum(sizes.values()) / n), math.ceil(largest / n), crowded, self.f.dtype)
+
     def snapshot(self, sites: list[Site], directions: int) -> Snapshot:
         used = {site.name for site in sites}
         return Snapshot(
@@ -144,33 +173,12 @@ class _Watched:
         )
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What a capture would hold: number of outputs, and signal entries of one example and one direction.
-
-    ``largest`` is the largest single site; ``crowded`` says that some site has more positions than inputs.
-    """
-
-    outputs: int
-    entries: int
-    largest: int
-    crowded: bool
-    dtype: torch.dtype
-
-
 def survey(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
 ) -> Survey:
     """The size of a capture of ``x``, from a forward pass alone."""
     with _watched_forward(model, x, outputs, frozen, "refuse", precision, taped=False) as watched:
-        f, recorder = watched.f, watched.recorder
-        n, width = f.shape
-        sizes = {(use.edge.node, use.edge.output_nr): use.entries for use in recorder.uses}
-        crowded = any(
-            isinstance(use.form, Outer) and use.entries / n > use.weight.tensor.numel() for use in recorder.uses
-        )
-        largest = max(sizes.values(), default=0)
-        return Survey(width, math.ceil(sum(sizes.values()) / n), math.ceil(largest / n), crowded, f.dtype)
+        return watched.survey()
 
 
 def outputs_of(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.nested import tensors_in
@@ -21,6 +22,8 @@ OVERHEAD = 4
 PART = 2**24
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
+# Inputs and models whose forward pass will fit: entries of x, so many for each id (it stands for a vector), parameters.
+SMALL_INPUT, ID, SMALL_MODEL = 2**18, 64, 10**7
 
 
 @dataclass(frozen=True)
@@ -63,16 +66,17 @@ class Plan:
 
 def make_plan(
     model: nn.Module, x: Any, x2: Any, *, trace: bool, blocked: bool, memory: int | None, outputs: Outputs,
-    frozen: bool, precision: Precision,
+    frozen: bool, precision: Precision, size: Survey | None = None,
 ) -> Plan:  # fmt: skip
-    """Blocks such that captures, copies and the kernel itself fit into ``memory`` bytes."""
+    """Blocks such that captures, copies and the kernel itself fit into ``memory`` bytes; ``size`` if it is known."""
     if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0):
         raise InputError(f"memory must be a positive number of bytes, got {memory!r}.")
     n = count_examples(x)
     m = n if x2 is None else count_examples(x2)
     budget = memory or free_memory(tensors_in(x)[0].device) // 2
     chunk = min(budget // 8, CHUNK.get(tensors_in(x)[0].device.type, CHUNK["cuda"]))
-    size = _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision) if blocked else None
+    if size is None and blocked:
+        size = _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision)
     if size is None:
         return Plan(n, m, -1, (Block((0, n), (0, -1)),), (Block((0, m), (0, -1)),), chunk)
     width = size.outputs
@@ -94,6 +98,14 @@ def make_plan(
         part = max(2, PART // (max(1, size.largest) * (width + 1) * item))
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
     return Plan(n, m, width, rows, cols, chunk, part, company=max(3 * examples, room // (2 * each)))
+
+
+def is_small(model: Any, x: Any) -> bool:
+    """A forward pass of all examples may be made at once, before it is known what it takes."""
+    if not isinstance(model, nn.Module):
+        return False  # and others will say so
+    entries = sum(t.numel() * (1 if t.is_floating_point() else ID) for t in tensors_in(x))
+    return 0 < entries <= SMALL_INPUT and sum(p.numel() for p in model.parameters() if not is_lazy(p)) <= SMALL_MODEL
 
 
 def _blocks(n: int, examples: int, width: int, columns: int) -> tuple[Block, ...]:

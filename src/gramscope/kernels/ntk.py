@@ -20,8 +20,8 @@ from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
 from gramscope.kernels.blocks import check_blocks
 from gramscope.kernels.factored import FactoredPiece, PairedPiece
-from gramscope.kernels.memory import CHUNK, Block, Plan, make_plan
-from gramscope.kernels.parts import Opened, capture_in_parts
+from gramscope.kernels.memory import CHUNK, Block, Plan, is_small, make_plan
+from gramscope.kernels.parts import Opened, capture_in_parts, from_one_pass
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,
@@ -107,13 +107,21 @@ def ntk(
         raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
     keep_freed_blocks()
     options: dict[str, Any] = {"outputs": outputs, "frozen": frozen, "precision": precision}
-    plan = make_plan(model, x, x2, trace=reduce == "trace", blocked=coupled == "refuse", memory=memory, **options)
     take = partial(capture, model, coupled=coupled, **options)
-    opened = partial(captured_by_example, model, coupled=coupled, **options)
-    check_blocks(plan, partial(outputs_of, model, **options), x, x2)
-    job = _Job(take, opened, plan, trace=reduce == "trace", by_site=by_site)
+    opened: Opened = partial(captured_by_example, model, coupled=coupled, **options)
+    planned = partial(make_plan, model, x, x2, blocked=coupled == "refuse", memory=memory, **options)
+    trace, first = reduce == "trace", None
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
-        kernels = job.run(x, x2)
+        if memory is None and coupled == "refuse" and is_small(model, x):
+            # The forward pass tells what a capture takes, and is the one to go back from.
+            with opened(x) as one_pass:
+                plan = planned(trace=trace, size=one_pass.survey())
+                if len(plan.rows) == 1:
+                    first = from_one_pass(one_pass, plan.n, plan.part, trace)
+        else:
+            plan = planned(trace=trace)
+        check_blocks(plan, partial(outputs_of, model, **options), x, x2)
+        kernels = _Job(take, opened, plan, trace=trace, by_site=by_site).run(x, x2, first)
     return kernels if by_site else kernels[""]
 
 
@@ -127,13 +135,14 @@ class _Job:
     trace: bool
     by_site: bool
 
-    def run(self, x: Any, x2: Any) -> dict[str, Tensor]:
+    def run(self, x: Any, x2: Any, first: Snapshot | None) -> dict[str, Tensor]:
+        """``first`` is the snapshot of the first block of rows, if there is one already."""
         symmetric = x2 is None
         if self.plan.one_by_one:
             # Coupled examples show only in company: look at the first two once.
             pair = slice_examples(x, self.plan.n, slice(0, 2))
             self.take(pair, directions=torch.ones(1, 2, self.plan.outputs))
-        first = self._capture(x, self.plan.n, self.plan.rows[0])
+        first = first or self._capture(x, self.plan.n, self.plan.rows[0])
         kernels = self._allocate(first)
         with progress("kernel, row of blocks", len(self.plan.rows)) as advance:
             for place, mine in enumerate(self.plan.rows):
@@ -159,7 +168,7 @@ class _Job:
         part = x if block.examples == (0, n) else slice_examples(x, n, slice(*block.examples))
         size = block.examples[1] - block.examples[0]
         if block.outputs == (0, self.plan.outputs):
-            if self.plan.part is not None and self.plan.part < size:
+            if self.plan.part is not None:
                 return capture_in_parts(self.take, self.opened, part, size, self.plan.part, self.trace)
             return self.take(part)
         some = torch.eye(self.plan.outputs)[slice(*block.outputs), None, :].expand(-1, size, -1)

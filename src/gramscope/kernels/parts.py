@@ -34,15 +34,31 @@ WIDER = 4
 
 def capture_in_parts(take: Take, opened: Opened, x: Any, n: int, size: int, trace: bool) -> Snapshot:
     """A snapshot of all n examples, ``size`` at a time: from one forward pass where the network allows."""
-    even = math.ceil(n / math.ceil(n / size))
     with opened(x) as one_pass:
-        if one_pass.apart:
-            return _streamed(one_pass, _Joiner(n, trace, one_pass.used_once), even)
+        at_once = from_one_pass(one_pass, n, size, trace)
+        if at_once is not None:
+            return at_once
         outputs = one_pass.outputs
-    joined = _joined(_Joiner(n, trace, set()), (take(slice_examples(x, n, slice(*part))) for part in strips(n, even)))
+    parts = (take(slice_examples(x, n, slice(*part))) for part in strips(n, _even(n, size)))
+    joined = _joined(_Joiner(n, trace, set()), parts)
     # Parts that used their weights in different ways (routing, packing), or whose examples give other outputs in other
     # company (dropout, an input that all share), are taken together.
     return take(x) if joined is None or not same_outputs(joined.outputs, outputs) else joined
+
+
+def from_one_pass(one_pass: ByExample, n: int, size: int | None, trace: bool) -> Snapshot | None:
+    """The same from a forward pass that was made; None where its examples can only be captured at once, and are not to.
+
+    Without ``size`` all are captured at once, as they are.
+    """
+    if size is not None and one_pass.apart:
+        return _streamed(one_pass, _Joiner(n, trace, one_pass.used_once), _even(n, size))
+    return one_pass.whole() if size is None or size >= n else None
+
+
+def _even(n: int, size: int) -> int:
+    """Parts of n of nearly the same size."""
+    return math.ceil(n / math.ceil(n / size))
 
 
 def same_outputs(part: Tensor, whole: Tensor) -> bool:
