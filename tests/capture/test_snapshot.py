@@ -9,6 +9,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.capture import OuterSite
+from gramscope.capture.graph import Graph
 from gramscope.capture.layout import Ragged, Regular, example_weights, find_layout
 
 
@@ -182,3 +183,22 @@ def test_half_precision_networks(dtype):
     assert got.dtype == torch.float32
     error = float((got.double() - want).norm() / want.norm())
     assert error < {torch.bfloat16: 0.05, torch.float16: 0.005}[dtype]
+
+
+def test_a_function_that_keeps_a_leaf_is_not_the_leaf():
+    """Under the very name by which a leaf's own node knows it."""
+    kept, x = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+
+    class Keeping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.variable = kept
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    graph = Graph(Keeping.apply(x).sum())
+    assert graph.reaches(x)
+    assert not graph.reaches(kept)

@@ -28,8 +28,8 @@ class Graph:
                     stack.append(child)
         self.nodes = seen
         # Where the gradients of leaves are gathered; to ask a leaf for its node takes a view of it each time.
-        gathering = ((node, getattr(node, "variable", None)) for node in seen)
-        self._leaves = {id(leaf): node for node, leaf in gathering if leaf is not None}
+        gathering: list[Node] = [node for node in seen if type(node).__name__ == "AccumulateGrad"]
+        self._leaves = {id(node.variable): node for node in gathering}
 
     def _node(self, tensor: Tensor) -> Node | None:
         return self._leaves.get(id(tensor)) if tensor.is_leaf else get_gradient_edge(tensor).node

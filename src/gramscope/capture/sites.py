@@ -90,7 +90,7 @@ class OuterSite(Site):
     axes: tuple[int, ...]
     order: tuple[int, ...]
     factors: Factors | None = field(default=None, repr=False)
-    _products: list[Tensor] = field(default_factory=list, init=False, repr=False)
+    _put: list[Tensor] = field(default_factory=list, init=False, repr=False)
 
     @property
     def inputs(self) -> Inexact[Tensor, "n T g i"]:
@@ -144,8 +144,10 @@ class OuterSite(Site):
         else:
             signals = self.signals.permute(0, 3, 1, 4, 2).reshape(n * g, k * o, T)
             gradient = torch.bmm(signals, inputs).view(n, g, k, o, self.fan_in).transpose(1, 2).flatten(2)
-            out = gradient if out is None else out.copy_(gradient)
-        self._products[:] = [out]
+            if out is None:
+                return gradient
+            out.copy_(gradient)
+        self._put[:] = [out]
         return out
 
     def _put_products(self, inputs: Inexact[Tensor, "n T i"], out: Inexact[Tensor, "n k o i"]) -> None:
@@ -169,8 +171,8 @@ class OuterSite(Site):
 
     @property
     def made(self) -> Inexact[Tensor, "n k p"] | None:
-        """The products, if somebody asked for them."""
-        return self._products[0] if self._products else None
+        """The products, if somebody has them in memory of his own."""
+        return self._put[0] if self._put else None
 
     @cached_property
     def summed(self) -> Inexact[Tensor, "n k go"]:

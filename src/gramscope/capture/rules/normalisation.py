@@ -132,7 +132,7 @@ def _fixed_batch_norm(
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
         slope = fixed_slope(input, variance, gain, eps)
         shift = -centre * slope if offset is None else offset.view(shape) - centre * slope
-        return (x * slope).add_(shift)
+        return x * slope + shift
 
     norm = FixedNorm(gain, mean, variance, eps)
     return _affine(recorder, "batch norm", normalise, input, gain, offset, shape, norm)
