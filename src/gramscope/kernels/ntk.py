@@ -1,6 +1,6 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from functools import reduce as reduce_with
@@ -109,20 +109,21 @@ def ntk(
     options: dict[str, Any] = {"outputs": outputs, "frozen": frozen, "precision": precision}
     take = partial(capture, model, coupled=coupled, **options)
     opened: Opened = partial(captured_by_example, model, coupled=coupled, **options)
-    planned = partial(make_plan, model, x, x2, blocked=coupled == "refuse", memory=memory, **options)
-    trace, first = reduce == "trace", None
+    trace, blocked = reduce == "trace", coupled == "refuse"
+    planned = partial(make_plan, model, x, x2, trace=trace, blocked=blocked, memory=memory, **options)
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
-        if memory is None and coupled == "refuse" and is_small(model, x):
-            # The forward pass tells what a capture takes, and is the one to go back from.
-            with opened(x) as one_pass:
-                plan = planned(trace=trace, size=one_pass.survey())
-                if len(plan.rows) == 1:
-                    first = from_one_pass(one_pass, plan.n, plan.part, trace)
-        else:
-            plan = planned(trace=trace)
+        small = memory is None and blocked and is_small(model, x)
+        plan, first = _at_once(opened, planned, x, trace) if small else (planned(), None)
         check_blocks(plan, partial(outputs_of, model, **options), x, x2)
         kernels = _Job(take, opened, plan, trace=trace, by_site=by_site).run(x, x2, first)
     return kernels if by_site else kernels[""]
+
+
+def _at_once(opened: Opened, planned: Callable[..., Plan], x: Any, trace: bool) -> tuple[Plan, Snapshot | None]:
+    """One forward pass tells what a capture takes, and is the one to go back from; it is gone when this returns."""
+    with opened(x) as one_pass:
+        plan = planned(size=one_pass.survey())
+        return plan, from_one_pass(one_pass, plan.n, plan.part, trace) if len(plan.rows) == 1 else None
 
 
 @dataclass
