@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 import gramscope as gs
+from cases import CASES
 from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError
 from gramscope.kernels import JacobianOperator
 from gramscope.kernels.expansion import flat_metric
 from gramscope.kernels.linearization import Linearization
 from references.jacobian import reference_ntk
+from zoo import once
 
 
 class Recurrent(nn.Module):
@@ -208,3 +210,33 @@ def test_a_model_that_overwrites_its_input_is_run_again_on_what_was_given():
     x = torch.randn(4, 3, dtype=torch.float64)
     wanted = gs.ntk(model, x).flatten(2).flatten(0, 1)
     assert torch.allclose(gs.ntk_operator(model, x).dense(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", once.CASES)
+def test_a_backward_pass_that_cannot_be_differentiated(name):
+    """Exact by rows, said in a warning and in the result. Every parameter has its part, however small."""
+    model, x, _ = once.CASES[name].build()
+    with pytest.warns(UserWarning, match="plain backward passes, one for each output"):
+        operator = gs.ntk_operator(model, x)
+        operator @ torch.ones(operator.shape[1], dtype=torch.float64)
+    assert "backward pass of" in operator.slow
+    sites = reference_ntk(model, x, by_site=True)
+    for site, want in sites.items():
+        with pytest.warns(UserWarning, match="plain backward passes"):
+            got = gs.ntk_operator(model, x, metric={site: 1.0}).dense()
+        torch.testing.assert_close(got, want.reshape(operator.shape), rtol=1e-12, atol=1e-12 * float(want.norm()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operator_of_the_zoo(name):
+    """The whole zoo: the operator is the kernel, and J v is Jᵀ's transpose; no network takes the slow way."""
+    case = CASES[name]
+    if case.needs:
+        pytest.importorskip(case.needs)
+    model, x, _ = case.build()
+    operator = gs.ntk_operator(model, x, outputs=case.outputs)
+    want = gs.ntk(model, x, outputs=case.outputs).reshape(operator.shape)
+    torch.testing.assert_close(
+        operator.dense().to(want), want, rtol=0, atol=(1e-5 if case.inner_float32 else 1e-11) * float(want.norm())
+    )
+    assert not operator.slow

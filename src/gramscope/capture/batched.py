@@ -19,22 +19,32 @@ def batched_gradients(
     with torch.enable_grad():
         if count > 1:
             try:
-                return list(
-                    torch.autograd.grad(
-                        outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
-                    )
+                found = torch.autograd.grad(
+                    outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
                 )
-            except (RuntimeError, ValueError):  # an operation without a batching rule
-                pass
+                return [None if gradient is None else dense(gradient) for gradient in found]
+            except (RuntimeError, ValueError) as error:  # an operation without a batching rule
+                if is_out_of_memory(error):
+                    raise
         each = [
             torch.autograd.grad(outputs, inputs, [c[k] for c in cotangents], retain_graph=True, allow_unused=True)
             for k in range(count)
         ]
     columns: list[Tensor | None] = []
     for column in zip(*each, strict=True):
-        present = [gradient for gradient in column if gradient is not None]
+        present = [dense(gradient) for gradient in column if gradient is not None]
         columns.append(torch.stack(present) if present else None)
     return columns
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Embeddings may give sparse gradients."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch has a class for this on a GPU, and only words for it on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
 
 
 def batched_gradients_or_zeros(

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.checks import check_finite
-from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError, UnsupportedError
-from gramscope.capture import capture
+from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -27,7 +26,6 @@ from gramscope.capture.precision import Precision
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, autocast_uncached, dense, prepare, take, to_float64
-from gramscope.kernels.assemble import summed_rows
 from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.kinks import FixedSides, Sides
 from gramscope.kernels.linearization import Linearization
@@ -121,9 +119,10 @@ class _Rehearsal:
         check_finite(end, "the output after the step", "The step blew the network up: lower the learning rate.")
         held, unsplit = self._held(sides)
         influence, coupled = self._influence(residual, parts)
+        predicted, slow = self._predict(parts)
         return ExplainedStep(
             outputs_before=start,
-            predicted=self._foretell(parts),
+            predicted=predicted,
             held=held,
             true=end - start,
             residual=residual,
@@ -135,7 +134,7 @@ class _Rehearsal:
             gradients=gradients,
             influence=influence,
             flips=_flips(sides, crossed) if held is not None else (),
-            notes=tuple(note for note in (ignored, unsplit, coupled, _unseen(sides.unseen), _coarse(end)) if note),
+            notes=tuple(n for n in (ignored, unsplit, coupled, slow, _unseen(sides.unseen), _coarse(end)) if n),
         )
 
     def _run(self, model: nn.Module, ramps: Sides | FixedSides) -> Float[Tensor, "n C"]:
@@ -187,18 +186,10 @@ class _Rehearsal:
             parameter.grad = gradients[name]
         return value
 
-    def _foretell(self, parts: StepParts) -> Float[Tensor, "n C"]:
-        """``J Δθ``, matrix-free; from the gradients of every output where an operation has no second derivative."""
-        try:
-            linear = Linearization(self.before, self.x, self.outputs)
-            return linear.jvp(linear.flat(parts.change)[:, None])[:, 0].reshape(self.n, -1)
-        except UnsupportedError:
-            taken = capture(self.before, self.x, outputs=self.outputs, coupled="exact")
-            moved = torch.zeros_like(taken.outputs)
-            for name, sites in taken.by_parameter().items():
-                if sites:
-                    moved += summed_rows(sites).to(moved) @ parts.change[name].reshape(-1).to(moved)
-            return moved
+    def _predict(self, parts: StepParts) -> tuple[Float[Tensor, "n C"], str]:
+        """``J Δθ``, matrix-free, and the slow path it took, if it took one."""
+        linear = Linearization(self.before, self.x, self.outputs)
+        return linear.jvp(linear.flat(parts.change)[:, None])[:, 0].reshape(self.n, -1), linear.slow
 
     def _held(self, sides: Sides) -> tuple[Float[Tensor, "n C"] | None, str]:
         """The change of the outputs with every kink on the side it had before, and why not where that fails."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.meetings import Meeting, Passage, open_layers
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
@@ -47,7 +48,7 @@ class Transport(LinearOperator):
             watch=False,
         )  # fmt: skip
         self._delta, self._value = passage.perturbations[source], passage.values[target]
-        self._jvp = _Tangents([self._value], self._delta)
+        self._map = LinearMap([self._value], [self._delta])
         n = len(passage.f)
         dtype = torch.promote_types(self._value.dtype, torch.float32)
         super().__init__(
@@ -56,15 +57,14 @@ class Transport(LinearOperator):
         )  # fmt: skip
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        columns = [self._jvp(v.reshape(self._delta.shape).to(self._delta.dtype))[0].reshape(-1) for v in x.T]
-        return torch.stack(columns, 1).to(self.dtype) if columns else x.new_zeros(self.rows.size, 0)
+        (moved,) = self._map.jvp([x.T.reshape(-1, *self._delta.shape)], x.shape[1]) if x.shape[1] else (x.T,)
+        return moved.reshape(x.shape[1], self.rows.size).T.to(self.dtype)
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        columns = [
-            _gradient([self._value], self._delta, [w.reshape(self._value.shape).to(self._value.dtype)]).reshape(-1)
-            for w in x.T
-        ]
-        return torch.stack(columns, 1).to(self.dtype) if columns else x.new_zeros(self.cols.size, 0)
+        (moved,) = self._map.vjp([x.T.reshape(-1, *self._value.shape)]) if x.shape[1] else (None,)
+        if moved is None:
+            return x.new_zeros(self.cols.size, x.shape[1])
+        return moved.reshape(x.shape[1], -1).T.to(self.dtype)
 
 
 class NetworkPullback(LinearOperator):
@@ -96,8 +96,10 @@ class NetworkPullback(LinearOperator):
         self._delta, self._f = passage.perturbations[layer], passage.f
         self.value = passage.values[layer].detach()
         self._meetings = _above(passage, self._delta)
-        self._tangents = _Tangents([t for meeting in self._meetings for t in meeting.data], self._delta)
-        self._weights = _WeightMap(self._meetings, tuple(passage.parameters.values()))
+        self._to_data = LinearMap([t for meeting in self._meetings for t in meeting.data], [self._delta])
+        self._to_weights = LinearMap(
+            [w for meeting in self._meetings for w in meeting.weights], list(passage.parameters.values())
+        )
         n = len(self._f)
         units = _layer_axes(self.value, n, layer)["unit"]
         axes = Axes(example=n, output=self._f.shape[1], unit=units)
@@ -131,10 +133,14 @@ class NetworkPullback(LinearOperator):
         by_output = v.reshape(self.rows.shape).to(self._delta.dtype).unbind(1)
         met: list[Tensor] | None = None
         for signals, tangent in zip(self._signals, by_output, strict=True):
-            share = self._meet(signals, self._tangents(tangent.reshape(self._delta.shape)))
+            moved = self._to_data.jvp([tangent.reshape(1, *self._delta.shape)], 1)
+            share = self._meet(signals, [t[0] for t in moved])
             met = share if met is None else [a + b for a, b in zip(met, share, strict=True)]
         assert met is not None
-        shared = self._weights.there_and_back(met)
+        # To the parameters and back to the weights as they were used: a weight may be a view of a parameter or a
+        # function of several, and one parameter may be used many times.
+        at_parameters = self._to_weights.vjp([t[None] for t in met])
+        shared = [t[0] for t in self._to_weights.jvp(at_parameters, 1)]
         each = [self._return(signals, shared) for signals in self._signals]
         return torch.stack(each, 1).reshape(-1).to(self.dtype)
 
@@ -178,50 +184,6 @@ class NetworkPullback(LinearOperator):
             terms = [(s * t).sum() for s, t in zip(slopes, mine, strict=True) if s is not None and s.requires_grad]
             found += _gradients(terms, there)
         return found
-
-
-class _Tangents:
-    """``v ↦ (∂t/∂δ) v`` for several tensors t: a backward pass through the graph of their vjp."""
-
-    def __init__(self, tensors: Sequence[Tensor], delta: Tensor) -> None:
-        with torch.enable_grad():
-            self._placeholders = [torch.zeros_like(t, requires_grad=True) for t in tensors]
-            self._pulled = (
-                torch.autograd.grad(list(tensors), delta, self._placeholders, create_graph=True, allow_unused=True)[0]
-                if tensors
-                else None
-            )
-
-    def __call__(self, v: Tensor) -> list[Tensor]:
-        if self._pulled is None or not self._pulled.requires_grad:
-            return [torch.zeros_like(p) for p in self._placeholders]
-        found = torch.autograd.grad(self._pulled, self._placeholders, v, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._placeholders, strict=True)]
-
-
-class _WeightMap:
-    """From changes of the weights as they were used to those of the parameters, and back: ``E Eᵀ``.
-
-    A weight may be a view of a parameter or a function of several, and one parameter may be used many times.
-    """
-
-    def __init__(self, meetings: Sequence[Meeting], parameters: tuple[Tensor, ...]) -> None:
-        self._used = [w for meeting in meetings for w in meeting.weights]
-        with torch.enable_grad():
-            self._placeholders = [torch.zeros_like(w, requires_grad=True) for w in self._used]
-            pulled = (
-                torch.autograd.grad(self._used, parameters, self._placeholders, create_graph=True, allow_unused=True)
-                if self._used
-                else ()
-            )
-        self._pulled = [g for g in pulled if g is not None and g.requires_grad]
-        self._parameters = [p for p, g in zip(parameters, pulled, strict=False) if g is not None and g.requires_grad]
-
-    def there_and_back(self, changes: list[Tensor]) -> list[Tensor]:
-        at_parameters = torch.autograd.grad(self._used, self._parameters, changes, retain_graph=True, allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, at_parameters, strict=True)]
-        found = torch.autograd.grad(self._pulled, self._placeholders, filled, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._placeholders, strict=True)]
 
 
 def _above(passage: Passage, delta: Tensor) -> tuple[Meeting, ...]:

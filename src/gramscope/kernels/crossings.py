@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.kernels.dntk import ReadingOptions, Residual, naming_infinities, read_step
+from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, second_derivative
 from gramscope.kernels.kinks import Sides
@@ -198,11 +198,10 @@ def ntk_step(
     _check_lr(lr)
     options = Reading.of(reading)
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
-    with naming_infinities(watched, direction):
-        velocity = dense_velocity(Rows(watched, direction, graph), rates, memory)
-        graph = Graph(watched) if graph is None else graph
-        linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
-        curvature = 0.5 * second_derivative(watched, graph, direction, direction)
+    velocity = dense_velocity(Rows(watched, direction, graph), rates, memory)
+    graph = Graph(watched) if graph is None else graph
+    linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
+    curvature = 0.5 * second_derivative(watched, graph, direction, direction)
     real = watched.with_reading(kink="autograd", bandwidth=None)
     before = dense_kernel(Rows(real, None), rates, memory)
     after = real.at(-lr * direction)

@@ -6,8 +6,7 @@ with i = (example, output) and a diagonal learning-rate tensor λ. Neither dH (U
 step of residual ε moves θ along ``-v``, ``v = λ Jᵀε``, and everything of dH that a step feels is a derivative along v.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
@@ -15,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction, twice_forward
+from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction
 from gramscope.kernels.memory import free_memory
 from gramscope.kernels.rows import Rows, dense_velocity
 from gramscope.linalg import LinearOperator
@@ -103,9 +102,8 @@ def dntk_velocity(
     """
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
     graph = Graph(watched) if graph is None else graph
-    with naming_infinities(watched, direction):
-        second_derivative(watched, graph, direction, direction, check)
-        velocity = -dense_velocity(Rows(watched, direction, graph), rates, memory)
+    second_derivative(watched, graph, direction, direction, check)
+    velocity = -dense_velocity(Rows(watched, direction, graph), rates, memory)
     return velocity.reshape(*watched.rows.shape, *watched.rows.shape)
 
 
@@ -138,9 +136,8 @@ def dntk_velocity_operator(
     """
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
     graph = Graph(watched) if graph is None else graph
-    with naming_infinities(watched, direction):
-        second_derivative(watched, graph, direction, direction, check)
-        return NTKVelocityOperator(graph, graph.tangent(direction), rates)
+    second_derivative(watched, graph, direction, direction, check)
+    return NTKVelocityOperator(graph, graph.tangent(direction), rates)
 
 
 @outside_inference_mode
@@ -175,8 +172,7 @@ def output_curvature(
     """
     watched, graph, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
     graph = Graph(watched) if graph is None else graph
-    with naming_infinities(watched, direction):
-        return 0.5 * second_derivative(watched, graph, direction, direction, check)
+    return 0.5 * second_derivative(watched, graph, direction, direction, check)
 
 
 @outside_inference_mode
@@ -215,8 +211,7 @@ def dntk(
     _check_dense(sizes, at, memory)
     first, second = _directions(graph1, rates), _directions(graph2, rates) if graph2 is not graph1 else None
     total = first.sum(dim=1)
-    with naming_infinities(at, total):
-        second_derivative(at, graph, total, total, check)
+    second_derivative(at, graph, total, total, check)
     result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
     with progress("dNTK, direction", sizes[1]) as advance:
         for j in range(sizes[1]):
@@ -248,24 +243,6 @@ def _check_dense(sizes: list[int], at: Expansion, memory: int | None) -> None:
             f"the gradients of {at.cols.size} parameters, got {budget:,}. Take fewer examples or outputs, or the "
             "contracted forms dntk_velocity and output_curvature."
         )
-
-
-@contextmanager
-def naming_infinities(expansion: Expansion, direction: Float[Tensor, " p"]) -> Iterator[None]:
-    """Say of a second derivative that is infinite that it is: it fails the checks of torch's formulas, too."""
-    try:
-        yield
-    except UnsupportedError as error:
-        second = twice_forward(expansion, direction, direction)
-        if second is None or bool(torch.isfinite(second).all()):
-            raise
-        bad = int((~torch.isfinite(second)).sum())
-        raise InputError(
-            f"second derivatives of the outputs must be finite, but {bad} of {second.numel()} are not along the step: "
-            "an operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has "
-            "at zero (and behind a ReLU or a clamp every unit that is off stands at zero). Keep it away from zero, or "
-            "take a power of 2 or more."
-        ) from error
 
 
 def read_step(

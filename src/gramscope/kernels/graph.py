@@ -12,12 +12,21 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.capture.batched import batched_gradients_or_zeros
-from gramscope.kernels.expansion import Expansion, Parameters
+from gramscope.capture.linear_map import LinearMap
+from gramscope.kernels.expansion import Expansion
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
 LIMITS = {torch.float64: 1e-5, torch.float32: 1e-3}
+# A step of this size, relative to the parameters, balances rounding against curvature in a central difference; how far
+# the difference may be off then.
+DIFFERENCE = {torch.float64: 1e-5, torch.float32: 5e-3}
+DIFFERENCE_LIMIT = {torch.float64: 1e-4, torch.float32: 5e-2}
+INFINITE = (
+    "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
+    "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
+    "more."
+)
 
 
 class Graph:
@@ -33,20 +42,13 @@ class Graph:
                     "the model's output must depend on a measured parameter, but it carries no gradient. Is its "
                     "forward pass under torch.no_grad() or detached, or do its parameters not enter?"
                 )
-        self._lazy: LinearInCotangent | None = None
-
-    @property
-    def _linear(self) -> "LinearInCotangent":
-        if self._lazy is None:
-            with self.expansion.surroundings():
-                self._lazy = LinearInCotangent(self.f, self.leaves)
-        return self._lazy
+        self.linear_map = LinearMap([self.f], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-        return _products(self.expansion, self.f, self.leaves, vectors)
+        return _vjp(self.expansion, self.linear_map, vectors)
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        return self._linear.products(self.expansion, vectors)
+        return _jvp(self.expansion, self.linear_map, vectors)
 
     def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
         return Tangent(self, direction)
@@ -59,87 +61,39 @@ class Tangent:
         self.expansion = expansion = graph.expansion
         self.leaves, self.f = graph.leaves, graph.f.detach()
         with expansion.surroundings():
-            self.g: Tensor = graph._linear.along([part[0] for part in expansion.split(direction[:, None])])
-        self._linear: LinearInCotangent | None = None
+            (self.g,) = graph.linear_map.along([part[0] for part in expansion.split(direction[:, None])])
+        self.linear_map = LinearMap([self.g], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``J̇ᵀ w`` for each column w."""
-        if not self.g.requires_grad:
-            return vectors.new_zeros(self.expansion.cols.size, vectors.shape[1])
-        return _products(self.expansion, self.g, self.leaves, vectors)
+        found = _vjp(self.expansion, self.linear_map, vectors)
+        check_finite(found, "second derivatives of the outputs", INFINITE)
+        return found
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J̇ a``, the mixed second derivative along v and a, for each column a."""
-        if not self.g.requires_grad:
-            return vectors.new_zeros(self.expansion.rows.size, vectors.shape[1])
-        if self._linear is None:
-            with self.expansion.surroundings():
-                self._linear = LinearInCotangent(self.g, self.leaves)
-        return self._linear.products(self.expansion, vectors)
-
-
-class LinearInCotangent:
-    """``c ↦ (∂f/∂θ)ᵀ c`` with its graph; a backward pass through it in c gives ``(∂f/∂θ) v``."""
-
-    def __init__(self, f: Tensor, leaves: Parameters) -> None:
-        self.f, self.leaves, self._checked = f, leaves, False
-        self.placeholder = torch.zeros_like(f, requires_grad=True)
-        self.gradients = torch.autograd.grad(f, leaves, self.placeholder, create_graph=True, allow_unused=True)
-
-    def along(self, tangents: list[Tensor]) -> Tensor:
-        """``(∂f/∂θ) v`` as a differentiable function of θ."""
-        used = [(g, t) for g, t in zip(self.gradients, tangents, strict=True) if g is not None and g.requires_grad]
-        if not used:
-            return torch.zeros_like(self.placeholder).detach()
-        (found,) = torch.autograd.grad(
-            [g for g, _ in used], (self.placeholder,), [t for _, t in used], create_graph=True, allow_unused=True
-        )
-        if found is None:
-            raise _broken_link()
-        if not self._checked:
-            self._check_adjoint(found.detach(), tangents)
+        found = _jvp(self.expansion, self.linear_map, vectors)
+        check_finite(found, "second derivatives of the outputs", INFINITE)
         return found
 
-    def _check_adjoint(self, found: Tensor, tangents: list[Tensor]) -> None:
-        """``w·(J v) = (Jᵀw)·v`` once, the right side without the graph of c: a link that broke on the way shows."""
-        self._checked = True
-        w = torch.cos(1.0 + torch.arange(found.numel(), device=found.device)).to(found.dtype).reshape(found.shape)
-        gradients = torch.autograd.grad(self.f, self.leaves, w, retain_graph=True, allow_unused=True)
-        terms = [(g * t).sum() for g, t in zip(gradients, tangents, strict=True) if g is not None]
-        sizes = [(g * t).abs().sum() for g, t in zip(gradients, tangents, strict=True) if g is not None]
-        limit = LIMITS.get(found.dtype, 1e-1)
-        if not terms or not abs(float(sum(terms) - (w * found).sum())) <= limit * float(sum(sizes)):
-            raise _broken_link()
 
-    def products(self, expansion: Expansion, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        count = vectors.shape[1]
-        pairs = zip(self.gradients, expansion.split(vectors), strict=True)
-        used = [(g, t) for g, t in pairs if g is not None and g.requires_grad]
-        if count == 0 or not used:
-            return vectors.new_zeros(expansion.rows.size, count)
-        with expansion.surroundings():
-            (found,) = batched_gradients_or_zeros([g for g, _ in used], (self.placeholder,), [t for _, t in used])
-            if not self._checked:
-                self._check_adjoint(found[0], [t[0] for t in expansion.split(vectors)])
-        return found.reshape(count, -1).T.to(expansion.dtype)
-
-
-def _broken_link() -> UnsupportedError:
-    return UnsupportedError(
-        "every operation of the model must have a second derivative, but the backward pass of one (an "
-        "autograd.Function marked @once_differentiable, or one that leaves autograd) cannot be differentiated. Write "
-        "it with differentiable operations; nothing is approximated here."
-    )
-
-
-def _products(
-    expansion: Expansion, f: Tensor, leaves: Parameters, vectors: Float[Tensor, "rows k"]
-) -> Float[Tensor, "p k"]:
-    if vectors.shape[1] == 0:
+def _vjp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+    count = vectors.shape[1]
+    if count == 0:
         return vectors.new_zeros(expansion.cols.size, 0)
-    cotangents = vectors.T.reshape(-1, *f.shape).to(f.dtype)
     with expansion.surroundings():
-        return expansion.join(batched_gradients_or_zeros([f], leaves, [cotangents]))
+        found = linear_map.vjp([vectors.T.reshape(count, *expansion.rows.shape)])
+    pairs = zip(found, expansion.point, strict=True)
+    return expansion.join([p.new_zeros(count, *p.shape) if g is None else g for g, p in pairs])
+
+
+def _jvp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+    count = vectors.shape[1]
+    if count == 0:
+        return vectors.new_zeros(expansion.rows.size, 0)
+    with expansion.surroundings():
+        (found,) = linear_map.jvp(expansion.split(vectors), count)
+    return found.reshape(count, -1).T.to(expansion.dtype)
 
 
 def second_derivative(
@@ -148,15 +102,18 @@ def second_derivative(
     """``∂²f(θ + s·first + t·second)/∂s∂t`` by forward mode applied twice, with backward mode as its witness.
 
     Torch's formulas for higher derivatives are not all right (see ``written_out``), and they do not err alike in both
-    modes. Where they disagree there is no telling which is right, so the answer is refused. Operations that have no
-    forward derivative go through the graph, without a witness.
+    modes. Where they disagree there is no telling which is right, so the answer is refused. Custom functions that have
+    no forward derivative go through the graph, with a difference of gradients as the witness.
     """
     answer = twice_forward(expansion, first, second)
-    if answer is None:
-        answer = graph.tangent(first).jvp(second[:, None]).reshape(expansion.rows.shape)
-    elif check:
-        _check_agreement(answer, graph.tangent(first), second)
-    check_finite(answer, "second derivatives of the outputs", "A norm or a square root at zero, or overflow?")
+    if answer is not None:
+        check_finite(answer, "second derivatives of the outputs", INFINITE)
+        if check:
+            _check_agreement(answer, graph.tangent(first), second)
+        return answer
+    answer = graph.tangent(first).jvp(second[:, None]).reshape(expansion.rows.shape)
+    if check:
+        _check_by_difference(answer, expansion, first, second)
     return answer
 
 
@@ -190,6 +147,30 @@ def _check_agreement(answer: Tensor, tangent: Tangent, second: Float[Tensor, " p
             "second derivatives must be the same by backward and by forward mode, but they differ by "
             f"{error / size:.1e} of their size: an operation of the model has a wrong higher derivative in torch. "
             "Write it in simpler operations; a matrix solve and fused operations are candidates."
+        )
+
+
+def _check_by_difference(
+    answer: Float[Tensor, "n C"], expansion: Expansion, first: Float[Tensor, " p"], second: Float[Tensor, " p"]
+) -> None:
+    """Raise unless ``w·(J̇ a)`` is the change of ``(Jᵀ w)·a`` along a short step: gradients need one derivative only.
+
+    A custom function may save numbers that depend on its inputs as if they were constants: its first derivative is
+    right, its second one is not.
+    """
+    if not bool(first.any()) or not bool(second.any()):
+        return
+    w = torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)[:, None]
+    size = float(torch.cat([p.reshape(-1).to(first) for p in expansion.point]).norm()) or 1.0
+    short = DIFFERENCE[expansion.dtype] * size / float(first.norm()) * first
+    ahead, behind = (Graph(expansion.at(step, keep_sides=True)).vjp(w)[:, 0] for step in (short, -short))
+    terms = (ahead - behind) * second / (2 * float(short.norm() / first.norm()))
+    error = abs(float(terms.sum() - (w[:, 0] * answer.reshape(-1)).sum()))
+    if error > DIFFERENCE_LIMIT[expansion.dtype] * float(terms.abs().sum()):
+        raise UnsupportedError(
+            "every operation of the model must have a second derivative, but that of a custom autograd.Function is not "
+            "the derivative of its first. Write its backward pass in differentiable operations of its saved inputs and "
+            "outputs; what else it saves counts as constant."
         )
 
 

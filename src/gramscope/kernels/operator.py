@@ -39,6 +39,11 @@ class NTKOperator(LinearOperator):
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self.jacobian2.matmat(self._weighted(self.jacobian.adjoint().matmat(x)))
 
+    @property
+    def slow(self) -> str:
+        """Why products with J take one backward pass for each output; empty where they do not."""
+        return self.jacobian.linearization.slow or self.jacobian2.linearization.slow
+
     def _weighted(self, v: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         return v if self.metric is None else self.metric[:, None] * v
 

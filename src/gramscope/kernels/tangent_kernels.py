@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.kernels.dntk import ReadingOptions, dntk, naming_infinities
+from gramscope.kernels.dntk import ReadingOptions, dntk
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph
 
@@ -76,8 +76,7 @@ class TangentKernels:
         for value, vector in zip(values, vectors.T, strict=True):
             if abs(value) > RANK * np.abs(values).max():
                 along = self._direction(fitted, vector)
-                with naming_infinities(graph.expansion, along):
-                    total += value * _array(graph.tangent(along).jvp(along[:, None])[:, 0])
+                total += value * _array(graph.tangent(along).jvp(along[:, None])[:, 0])
         return total
 
     @outside_inference_mode
@@ -90,8 +89,7 @@ class TangentKernels:
         for value, a, b in zip(values, left.T, right, strict=True):
             if value > RANK * values.max():
                 along = self._direction(fitted, b)
-                with naming_infinities(fitted.expansion, along):
-                    moved = moved + value * fitted.tangent(along).vjp(_column(a, fitted))[:, 0]
+                moved = moved + value * fitted.tangent(along).vjp(_column(a, fitted))[:, 0]
         return _array(graph.jvp(self._weighted(fitted, moved[:, None]))[:, 0])
 
     @outside_inference_mode
@@ -100,8 +98,7 @@ class TangentKernels:
         graph, other, fitted = self._graph(x), self._graph(x2), self._graph(train)
         _check_fits(vector, "vector", 1, fitted)
         along = self._direction(fitted, vector)
-        with naming_infinities(graph.expansion, along):
-            return _array(graph.tangent(along).jvp(self._directions(other)))
+        return _array(graph.tangent(along).jvp(self._directions(other)))
 
     def _tensors(self, x: Any) -> Any:
         """Arrays become tensors in the type and on the device of the parameters."""

@@ -17,6 +17,7 @@ from gramscope.base.progress import progress
 from gramscope.capture import capture
 from gramscope.capture.batched import batched_gradients
 from gramscope.capture.layout import TOLERANCE, example_weights
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import (
     Outputs,
     count_examples,
@@ -249,26 +250,20 @@ class AGOPOperator(LinearOperator):
     """``v ↦ (1/n) Σ_μ J_μᵀ J_μ v`` by two passes through the network's graph; no (d, d) matrix is formed."""
 
     def __init__(self, f: Float[Tensor, "n C"], leaf: Tensor) -> None:
-        self._f, self._leaf = f, leaf
-        self._cotangent = torch.zeros_like(f, requires_grad=True)
-        # Jᵀc with a graph that is linear in c: J v is a backward pass through it.
-        (self._transposed,) = torch.autograd.grad(f, leaf, self._cotangent, create_graph=True, allow_unused=True)
+        self._map, self._examples = LinearMap([f], [leaf]), len(f)
         axes = Axes(input=leaf.numel() // len(f))
         dtype = torch.promote_types(f.dtype, torch.float32)
         super().__init__(axes, axes, dtype=dtype, device=f.device, symmetric=True)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        columns = [self._apply(column) for column in x.T]
-        return torch.stack(columns, dim=1) if columns else x.new_zeros(self.rows.size, 0)
-
-    def _apply(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        n = len(self._f)
-        if self._transposed is None or not self._transposed.requires_grad:  # the outputs do not depend on the input
-            return torch.zeros_like(v)
-        tangents = v.to(self._leaf.dtype).expand(n, -1).reshape(self._leaf.shape)
-        (forward,) = torch.autograd.grad(self._transposed, self._cotangent, tangents, retain_graph=True)
-        (back,) = torch.autograd.grad(self._f, self._leaf, forward, retain_graph=True)
-        return back.reshape(n, -1).sum(0).to(self.dtype) / n
+        n, count, shape = self._examples, x.shape[1], self._map.shapes[0]
+        if count == 0:
+            return x
+        tangents = x.T[:, None].expand(count, n, -1).reshape(count, *shape)
+        (back,) = self._map.vjp(self._map.jvp([tangents], count))
+        if back is None:  # the outputs do not depend on the input
+            return torch.zeros_like(x)
+        return back.reshape(count, n, -1).sum(1).T.to(self.dtype) / n
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self._matmat(x)

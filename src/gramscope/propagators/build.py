@@ -13,12 +13,12 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
+from gramscope.capture.linear_map import LinearMap, leaves_below
 from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.propagators.layout import Layout, StateSite
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import valid_steps
-from gramscope.propagators.segment import Segment, leaves_below
 from gramscope.propagators.watch import Node, Watch
 
 
@@ -231,7 +231,7 @@ def cell_states(
     layout = _cell_layout(leaves, n, steps, convolved)
     first = torch.stack([_alias(node.leaves[0]) for node in watch.nodes], dim=1)
     axes = Axes(trial=n, time=steps, output=first[0, 0].numel())
-    initial = Segment(watch.nodes[0].outputs, starts, [part.shape for part in starts])
+    initial = LinearMap(watch.nodes[0].outputs, starts, [part.shape for part in starts])
     return NetworkStates(watch.nodes, layout, first, axes, parameters, initial, valid)
 
 

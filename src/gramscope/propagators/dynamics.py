@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.linear_map import leaves_below
 from gramscope.propagators.global_ntk import GlobalNTK
 from gramscope.propagators.measures import check_count
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
-from gramscope.propagators.segment import leaves_below
 
 # (t, states before, push at t or None), each (k, B, S, H), -> states at t (k, B, S, H)
 Advance = Callable[[int, Tensor, Tensor | None], Tensor]
@@ -75,10 +75,10 @@ def _cell_advance(states: NetworkStates, n: int, purpose: str) -> Advance:
         parts = before[:, :, 0].split(sizes, dim=2)
         tangents = [part.reshape(-1, n, *shape) for part, shape in zip(parts, shapes, strict=True)]
         if t == 0:
-            moved = initial.tangent(tangents, len(before))
+            moved = initial.jvp(tangents, len(before))
         else:
             place = states.places[t]
-            moved = place.flow.tangent([tangents[a % len(shapes)] for a in place.ancestors], len(before))
+            moved = place.flow.jvp([tangents[a % len(shapes)] for a in place.ancestors], len(before))
         after = torch.cat([part.reshape(len(before), n, -1) for part in moved], dim=2)[:, :, None].to(before.dtype)
         return after if own is None else after + own
 

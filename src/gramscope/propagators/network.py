@@ -11,11 +11,11 @@ from torch.autograd.graph import get_gradient_edge
 from gramscope.base.axes import Axes
 from gramscope.base.errors import UnsupportedError
 from gramscope.capture.forms import Tap
+from gramscope.capture.linear_map import Input, LinearMap, leaves_below
 from gramscope.capture.recorder import Use
 from gramscope.capture.weights import Weight
 from gramscope.propagators.layout import Layout
 from gramscope.propagators.pieces import Origin, Piece, Product
-from gramscope.propagators.segment import Segment, leaves_below
 from gramscope.propagators.states import Changes, States
 from gramscope.propagators.watch import Node
 
@@ -31,11 +31,11 @@ class Place:
         below = leaves_below(node.outputs)
         ancestors = [leaf for leaf in below.values() if id(leaf) in numbers]
         self.ancestors = [numbers[id(leaf)] for leaf in ancestors]
-        self.flow = Segment(node.outputs, ancestors, [leaf.shape for leaf in ancestors])
+        self.flow = LinearMap(node.outputs, ancestors, [leaf.shape for leaf in ancestors])
         hidden = [parameters[graph_node] for graph_node in below if graph_node in parameters]
         self.direct: list[tuple[int, Piece]] = []  # (which output, piece): the use's result is that output itself
         self.indirect: list[Piece] = []
-        edges: list[object] = []
+        edges: list[Input] = []
         for use, shape in node.uses:
             _check_intact(use, names)
             output = self._output_of(use)
@@ -50,7 +50,7 @@ class Place:
             use = Use(whole, parameter, get_gradient_edge(parameter), Tap(shape=tuple(parameter.shape)), 0, ())
             self.indirect.append(Piece(use, parameter.shape, Origin(whole, names)))
             edges.append(parameter)
-        self.inner = Segment(node.outputs, edges, [piece.shape for piece in self.indirect])
+        self.inner = LinearMap(node.outputs, edges, [piece.shape for piece in self.indirect])
         self.stacked = {name: Origin(weight, names) for name, weight in node.weights.items()}
 
     def _output_of(self, use: Use) -> int | None:
@@ -72,7 +72,7 @@ class Place:
         With ``local``, ``own`` is the frozen change of the states themselves and is not added.
         """
         count = len(own[0])
-        arrived = self.flow.tangent(tangents, count)
+        arrived = self.flow.jvp(tangents, count)
         stack = self.node.stack
         if stack is None:
             return arrived if local else [a + q for a, q in zip(arrived, own, strict=True)]
@@ -87,11 +87,11 @@ class Place:
         """
         stack = self.node.stack
         if stack is None:
-            sent = self.flow.adjoint(own)
+            sent = self.flow.vjp(own)
             return ([torch.zeros_like(q) for q in own] if local else own), sent
         sweep = stack.local_adjoint if local else stack.propagate_adjoint_to_inputs
         parts, inputs, initial = sweep(stack.split(own[0]))
-        return [stack.join(parts)], self.flow.adjoint([inputs.transpose(0, 1), initial])
+        return [stack.join(parts)], self.flow.vjp([inputs.transpose(0, 1), initial])
 
     def pull(self, own: list[Tensor], names: Collection[str], found: Changes) -> None:
         """Add ``J* q`` of this node to ``found``."""
@@ -99,7 +99,7 @@ class Place:
             if not set(piece.origin.names).isdisjoint(names):
                 _gather(found, piece.pull(own[output]), names)
         if self.indirect:
-            for piece, signal in zip(self.indirect, self.inner.adjoint(self._at_outputs(own)), strict=True):
+            for piece, signal in zip(self.indirect, self.inner.vjp(self._at_outputs(own)), strict=True):
                 if signal is not None:
                     _gather(found, piece.pull(signal), names)
         if self.node.stack is not None:
@@ -116,7 +116,7 @@ class Place:
                 made[output] = made[output] + moved.reshape(made[output].shape)
         if self.indirect:
             tangents = [piece.push(changes) for piece in self.indirect]
-            made = [a + b for a, b in zip(made, self.inner.tangent(tangents, count), strict=True)]
+            made = [a + b for a, b in zip(made, self.inner.jvp(tangents, count), strict=True)]
         stack = self.node.stack
         if stack is None:
             return made
@@ -146,7 +146,7 @@ class NetworkStates(States):
         output: Tensor,
         output_axes: Axes,
         parameters: Mapping[str, Tensor],
-        initial: Segment | None = None,
+        initial: LinearMap | None = None,
         valid: Tensor | None = None,
     ) -> None:
         self.valid = valid  # of a cell: which steps exist, (T, B)
@@ -167,7 +167,7 @@ class NetworkStates(States):
         self.output_axes = output_axes
         seen = [leaf for leaf in leaves_below([output]).values() if id(leaf) in numbers]
         self._seen = [numbers[id(leaf)] for leaf in seen]
-        self._out = Segment([output], seen, [leaf.shape for leaf in seen])
+        self._out = LinearMap([output], seen, [leaf.shape for leaf in seen])
         self.output = output.detach()
         self._grams = self._gram_products()
 
@@ -263,12 +263,12 @@ class NetworkStates(States):
 
     def read(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k M"]:
         states = self._split(q)
-        (moved,) = self._out.tangent([states[site] for site in self._seen], len(q))
+        (moved,) = self._out.jvp([states[site] for site in self._seen], len(q))
         return moved.reshape(len(q), -1).to(self.dtype)
 
     def read_adjoint(self, q: Float[Tensor, "k M"]) -> Float[Tensor, "k N"]:
         parts = [q.new_zeros(len(q), *shape) for shape in self._shapes]
-        sent = self._out.adjoint([q.reshape(len(q), *self.output.shape)])
+        sent = self._out.vjp([q.reshape(len(q), *self.output.shape)])
         for site, more in zip(self._seen, sent, strict=True):
             if more is not None:
                 parts[site] = more

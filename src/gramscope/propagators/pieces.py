@@ -12,9 +12,9 @@ from jaxtyping import Inexact
 from torch import Tensor
 
 from gramscope.capture.forms import Gain, Lookup, Outer
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.recorder import Use
 from gramscope.capture.weights import Weight
-from gramscope.propagators.segment import Segment
 
 
 class Origin:
@@ -25,19 +25,19 @@ class Origin:
         self.names = [names[id(root)] for root in weight.roots]
         self.shape = weight.tensor.shape
         self._index: Tensor | None = None
-        self._segment: Segment | None = None
+        self._linear_map: LinearMap | None = None
         if weight.frame is None:
             roots = list(weight.roots)
-            self._segment = Segment([weight.tensor], roots, [root.shape for root in roots])
+            self._linear_map = LinearMap([weight.tensor], roots, [root.shape for root in roots])
         elif (frame := weight.placement()) is not None:
             self._index = frame.index().to(weight.tensor.device)
 
     def pull(self, gradient: Inexact[Tensor, "k *shape"]) -> dict[str, Tensor]:
         """From gradients of the weight as used to gradients of the parameters."""
         k, roots = len(gradient), self.weight.roots
-        if self._segment is not None:
+        if self._linear_map is not None:
             cotangent = gradient.reshape(k, *self.shape).to(self.weight.tensor.dtype)
-            found = self._segment.adjoint([cotangent])
+            found = self._linear_map.vjp([cotangent])
             return {name: g for name, g in zip(self.names, found, strict=True) if g is not None}
         if gradient.is_complex():  # a real parameter that was cast
             gradient = gradient.real
@@ -53,10 +53,10 @@ class Origin:
         if given is None:
             return None
         k = len(given)
-        if self._segment is not None:
+        if self._linear_map is not None:
             roots = self.weight.roots
             tangents = [None if c is None else c.to(root.dtype) for c, root in zip(mine, roots, strict=True)]
-            return self._segment.tangent(tangents, k)[0]
+            return self._linear_map.jvp(tangents, k)[0]
         if self.weight.tensor.is_complex():
             given = given.to(self.weight.tensor.dtype)
         if self._index is None:

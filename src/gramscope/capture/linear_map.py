@@ -1,0 +1,200 @@
+"""A stretch of autograd graph as a linear map: products with ``J = ∂outputs/∂inputs`` and with ``Jᵀ``.
+
+``Jᵀ c`` is a backward pass. It is linear in c, so a backward pass through its own graph is ``J v``: nothing runs the
+network again. That needs a backward pass that autograd can differentiate in c. Custom functions, adjoint solvers and
+backward hooks may give the right ``Jᵀ c`` and not allow this, often without an error. So ``w·(J v) = (Jᵀ w)·v`` is
+checked once for every map; where it fails, ``J`` is taken row by row in plain backward passes, exact and slower.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from gramscope.base.errors import UnsupportedError
+from gramscope.base.progress import progress
+from gramscope.base.rng import gaussian, generator
+from gramscope.base.warned import warn
+from gramscope.capture.batched import batched_gradients, dense, is_out_of_memory
+
+Input = Tensor | GradientEdge
+Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
+
+# How far both sides of the identity may differ, relative to the sizes of their terms. Float64 networks may round to
+# float32 inside, as some norms of transformers do; a part of J that is missing shows at the size of that part.
+LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# Gradients this many roundings below the largest may be rounding and nothing else: they are left out of the check.
+NOISE = 1e3
+# Entries of the rows of J that are held at once.
+MAX_ROW_ENTRIES = 2**26
+
+
+class LinearMap:
+    """``∂outputs/∂inputs``; inputs are tensors of the graph, or gradient edges with their ``shapes``.
+
+    Vectors are lists of tensors (k, *shape), one for each output or input, for k vectors at once.
+    """
+
+    def __init__(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Input], shapes: Sequence[torch.Size] | None = None, *,
+        quiet: bool = False,
+    ) -> None:  # fmt: skip
+        self.outputs, self.quiet = list(outputs), quiet
+        self.inputs: list[Any] = list(inputs)  # torch's own type allows no mixture of tensors and edges
+        self.shapes = [i.shape for i in self.inputs if isinstance(i, Tensor)] if shapes is None else list(shapes)
+        self.slow = ""  # why J v is taken row by row, if it is; a warning says it, too, unless ``quiet``
+        self._live = [output for output in self.outputs if output.requires_grad]
+        self._cotangents: list[Tensor] = []
+        self._transposed: tuple[Tensor | None, ...] | None = None
+
+    def vjp(self, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
+        """``Jᵀ c``; None for an input on which no output depends."""
+        if not self._live or not self.inputs:
+            return [None] * len(self.inputs)
+        pairs = zip(self.outputs, cotangents, strict=True)
+        chosen = [c.to(o.dtype).contiguous() for o, c in pairs if o.requires_grad]
+        return batched_gradients(self._live, self.inputs, chosen)
+
+    def jvp(self, tangents: Sequence[Tensor | None], count: int) -> list[Tensor]:
+        """``J v`` for ``count`` vectors; None stands for a tangent of zero."""
+        if not self._live or all(t is None for t in tangents):
+            return [o.new_zeros(count, *o.shape) for o in self.outputs]
+        differentiable = self._checked_transpose() is not None
+        found = iter(self._twice_backward(tangents) if differentiable else self._by_rows(tangents))
+        return [next(found) if o.requires_grad else o.new_zeros(count, *o.shape) for o in self.outputs]
+
+    def along(self, tangents: Sequence[Tensor]) -> list[Tensor]:
+        """``J v`` for one vector, as a differentiable function of everything the graph was made of."""
+        gradients = self._checked_transpose()
+        if gradients is None:
+            raise UnsupportedError(
+                f"every operation of the model must have a second derivative here. {self.slow} Write its backward "
+                "pass in differentiable operations; nothing is approximated."
+            )
+        used = [(g, t) for g, t in zip(gradients, tangents, strict=True) if g is not None and g.requires_grad]
+        if not used:
+            return [torch.zeros_like(o).detach() for o in self.outputs]
+        with torch.enable_grad():
+            found = iter(torch.autograd.grad(
+                [g for g, _ in used], self._cotangents, [t for _, t in used], create_graph=True, allow_unused=True
+            ))  # fmt: skip
+        moved = [next(found) if o.requires_grad else None for o in self.outputs]
+        return [torch.zeros_like(o).detach() if m is None else m for m, o in zip(moved, self.outputs, strict=True)]
+
+    def check(self, products: Products) -> bool:
+        """Do these products with J satisfy ``w·(J v) = (Jᵀ w)·v``, every input having its say?
+
+        v is ``Jᵀ w``, the part of each input scaled such that it adds 1 to both sides: an input whose part is missing
+        or wrong shows, however small its gradient is beside those of the others.
+        """
+        w = [_random_like(o) for o in self._live]
+        found = torch.autograd.grad(self._live, self.inputs, w, retain_graph=True, allow_unused=True)
+        gradients = [None if g is None else dense(g) for g in found]
+        norms = [0.0 if g is None else float(torch.linalg.vector_norm(g)) for g in gradients]
+        if not 0 < max(norms, default=0.0) < math.inf or any(math.isnan(norm) for norm in norms):
+            return True  # nothing to compare: J is zero, or not finite itself
+        dtype = self._live[0].dtype
+        noise = min(NOISE * torch.finfo(dtype).eps, 1e-2) * max(norms)
+        pairs = zip(gradients, norms, strict=True)
+        tangents = [None if g is None or norm <= noise else g.detach()[None] / norm / norm for g, norm in pairs]
+        expected = sum(tangent is not None for tangent in tangents)
+        terms = [(a.conj() * b[0]).real.double() for a, b in zip(w, products(tangents), strict=True)]
+        size = expected + sum(float(term.abs().sum()) for term in terms)
+        error = abs(sum(float(term.sum()) for term in terms) - expected)
+        return error <= LIMITS.get(dtype, 1e-4) * size
+
+    def _checked_transpose(self) -> tuple[Tensor | None, ...] | None:
+        """The graph of ``Jᵀ c``, made and checked at its first use; None where it cannot be differentiated in c."""
+        if self._transposed is None and not self.slow:
+            with torch.enable_grad():
+                self._cotangents = [torch.zeros_like(o, requires_grad=True) for o in self._live]
+                self._transposed = torch.autograd.grad(
+                    self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
+                )
+            try:
+                why = "" if self.check(self._twice_backward) else "is right but not differentiable in its cotangent"
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                why = f"can be taken only once ({str(error).splitlines()[0]})"
+            if why:
+                self._transposed, self._cotangents = None, []
+                self.slow = _slow_path(self._live, why)
+                if not self.quiet:
+                    warn(self.slow)
+        return self._transposed
+
+    def _twice_backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
+        assert self._transposed is not None
+        pairs = zip(self._transposed, tangents, strict=True)
+        used = [(g, t) for g, t in pairs if g is not None and t is not None and g.requires_grad]
+        count = len(next(t for t in tangents if t is not None))
+        found: list[Tensor | None] = [None] * len(self._live)
+        if used:
+            vectors = [t.to(g.dtype).contiguous() for g, t in used]
+            found = batched_gradients([g for g, _ in used], self._cotangents, vectors)
+        return [o.new_zeros(count, *o.shape) if f is None else f for f, o in zip(found, self._live, strict=True)]
+
+    def _by_rows(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
+        """The same from the rows of J, one plain backward pass for each entry of the outputs."""
+        count = len(next(t for t in tangents if t is not None))
+        result = [o.new_zeros(count, *o.shape) for o in self._live]
+        with progress("rows of the Jacobian", sum(o.numel() for o in self._live)) as advance:
+            for place, entries, rows in self._rows():
+                moved = torch.zeros(count, len(entries), dtype=result[place].dtype, device=result[place].device)
+                for row, tangent in zip(rows, tangents, strict=True):
+                    if row is not None and tangent is not None:
+                        # ⟨row, v⟩ of real vectors, complex numbers being two real ones.
+                        moved += (tangent.to(row.dtype).flatten(1) @ row.flatten(1).conj().mT).real
+                result[place].view(count, -1)[:, entries] = moved
+                for _ in entries:
+                    advance()
+        return result
+
+    def _rows(self) -> Iterator[tuple[int, range, list[Tensor | None]]]:
+        """(which output, which of its entries, their rows of J)."""
+        size = max(1, MAX_ROW_ENTRIES // max(1, sum(shape.numel() for shape in self.shapes)))
+        for place, output in enumerate(self._live):
+            if output.is_complex():
+                raise UnsupportedError(f"a complex output cannot be differentiated row by row. {self.slow}")
+            for start in range(0, output.numel(), size):
+                entries = range(start, min(start + size, output.numel()))
+                unit = [o.new_zeros(len(entries), *o.shape) for o in self._live]
+                unit[place].view(len(entries), -1)[range(len(entries)), entries] = 1
+                yield place, entries, batched_gradients(self._live, self.inputs, unit)
+
+
+def leaves_below(outputs: Iterable[Tensor]) -> dict[Node, Tensor]:
+    """The leaf tensors that some outputs were computed from, by their graph nodes."""
+    leaves = ((node, getattr(node, "variable", None)) for node in nodes_below(outputs))
+    return {node: leaf for node, leaf in leaves if leaf is not None}
+
+
+def nodes_below(outputs: Iterable[Tensor]) -> dict[Node, None]:
+    """All nodes of the graph that some outputs came from, in the order in which they are met."""
+    stack = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
+    seen = dict.fromkeys(stack)
+    while stack:
+        for child, _ in stack.pop().next_functions:
+            if child is not None and child not in seen:
+                seen[child] = None
+                stack.append(child)
+    return seen
+
+
+def _slow_path(outputs: Sequence[Tensor], why: str) -> str:
+    """What to tell the user, with the functions that may be the cause by name."""
+    custom = [n.name().removesuffix("Backward") for n in nodes_below(outputs) if isinstance(n, BackwardCFunction)]
+    names = ", ".join(dict.fromkeys(custom)) or "an operation or a backward hook"
+    count = sum(output.numel() for output in outputs)
+    return f"The backward pass of {names} {why}: J v takes {count:,} plain backward passes, one for each output."
+
+
+def _random_like(tensor: Tensor) -> Tensor:
+    parts = gaussian(tensor.numel(), 1 + tensor.is_complex(), rng=generator(0), dtype=torch.float64, device="cpu")
+    flat = torch.view_as_complex(parts) if tensor.is_complex() else parts[:, 0]
+    return flat.reshape(tensor.shape).to(tensor)
