@@ -67,12 +67,21 @@ def test_agop_operators(name):
     torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE * float(want.norm()))
 
 
-@pytest.mark.parametrize("name", ["detached_tanh", "once_differentiable_tanh", "numpy_tanh", "adjoint_solver"])
+@pytest.mark.parametrize("name", [name for name in once.CASES if hasattr(once.CASES[name].build()[0], "a")])
 def test_transports(name):
+    """From a layer to the outputs, against one backward pass an output, also after the model was trained on."""
     model, x, _ = once.CASES[name].build()
+    inner = model.a(x).detach().requires_grad_()
+    handle = model.a.register_forward_hook(lambda *_: inner)
+    f = model(x)
+    handle.remove()
+    rows = [torch.autograd.grad(value, inner, retain_graph=True)[0].reshape(-1) for value in f.flatten()]
     transport = gs.hierarchy.Transport(model, x, "a", "b")
-    torch.testing.assert_close(transport.dense(), transport.T.dense().T, rtol=0, atol=1e-12)
-    assert transport.dense().any()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    torch.testing.assert_close(transport.dense(), torch.stack(rows), rtol=0, atol=1e-12)
+    torch.testing.assert_close(transport.T.dense().T, torch.stack(rows), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["detached_tanh", "once_differentiable_tanh", "numpy_tanh"])
@@ -82,6 +91,14 @@ def test_pullbacks(name):
     plain = Call(lambda m, x: m.b(m.a(x).tanh()), a=model.a, b=model.b)
     got, want = (gs.hierarchy.NetworkPullback(m, x, "a").dense() for m in (model, plain))
     torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE * float(want.norm()))
+
+
+@pytest.mark.parametrize(("name", "parameter"), [("detached_linear", "w"), ("adjoint_solver", "w")])
+def test_a_pullback_needs_to_see_its_weights(name, parameter):
+    model, x, _ = once.CASES[name].build()
+    with pytest.raises(UnsupportedError, match=f"parameter '{parameter}' does so inside the custom"):
+        gs.hierarchy.NetworkPullback(model, x, "a")
+    gs.hierarchy.NetworkPullback(model, x, "b")  # nothing above this layer
 
 
 @pytest.mark.parametrize("name", once.CASES)

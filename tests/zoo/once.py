@@ -78,6 +78,25 @@ class AdjointEuler(torch.autograd.Function):
         return a, total
 
 
+class Recomputed(torch.autograd.Function):
+    """Calls its module again in the backward pass, as adjoint solvers and home-made checkpoints do."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.module = module
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            here = x.detach().requires_grad_()
+            found = torch.autograd.grad(ctx.module(here), (here, *parameters), g, allow_unused=True)
+        return None, *found
+
+
 class Equilibrium(nn.Module):
     """z = tanh(W z + U x): found without gradients, differentiated by a hook that solves the adjoint equation."""
 
@@ -144,6 +163,14 @@ def detached_linear_of_little_weight():
 @case(normal(3), fallback_ok=True)
 def adjoint_solver():
     return Call(lambda m, x: m.b(AdjointEuler.apply(m.a(x), m.w)), a=nn.Linear(3, 4), w=weight(4, 4), b=nn.Linear(4, 2))
+
+
+@case(normal(3), fallback_ok=True)
+def recomputed_in_the_backward_pass():
+    return Call(
+        lambda m, x: m.b(Recomputed.apply(m.inner, m.a(x), *m.inner.parameters())),
+        a=nn.Linear(3, 4), inner=nn.Sequential(nn.Linear(4, 4), nn.Tanh()), b=nn.Linear(4, 2),
+    )  # fmt: skip
 
 
 @case(normal(3), fallback_ok=True)

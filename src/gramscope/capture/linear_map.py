@@ -176,8 +176,12 @@ def leaves_below(outputs: Iterable[Tensor]) -> dict[Node, Tensor]:
 
 def nodes_below(outputs: Iterable[Tensor]) -> dict[Node, None]:
     """All nodes of the graph that some outputs came from, in the order in which they are met."""
-    stack = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
-    seen = dict.fromkeys(stack)
+    return nodes_under([get_gradient_edge(output).node for output in outputs if output.requires_grad])
+
+
+def nodes_under(stack: list[Node]) -> dict[Node, None]:
+    """Some nodes and all that they lead to."""
+    stack, seen = list(stack), dict.fromkeys(stack)
     while stack:
         for child, _ in stack.pop().next_functions:
             if child is not None and child not in seen:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.capture.network import (
-    Evaluation,
-    Outputs,
-    check_model,
-    count_examples,
-    parameter_slots,
-)
-from gramscope.capture.precision import Precision, at_precision
+from gramscope.capture.model_function import ModelFunction
+from gramscope.capture.network import Outputs
+from gramscope.capture.precision import Precision
 from gramscope.capture.recorder import PYTHON_ROOMS, RULES, Recorder, opened, writes
 from gramscope.capture.rules import recurrent
-from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 
+R = TypeVar("R")
 INPUT = "input"  # the name of layer 0, the model's input
 
 
@@ -109,6 +104,12 @@ class Passage:
     perturbations: dict[str, Tensor]
     meetings: tuple[Meeting, ...]
     parameters: dict[str, Tensor]
+    function: ModelFunction
+
+    def within(self, work: Callable[[], R]) -> R:
+        """``work()``, going back through the graph, with the model as it was in this pass."""
+        with self.function.context():
+            return self.function.at(list(self.parameters.values()), work)
 
 
 def open_layers(
@@ -125,25 +126,22 @@ def open_layers(
 
     The model, its buffers, hooks and flags are as before when this returns; the graph keeps what it needs.
     """
-    n = count_examples(x)
-    model, x = at_precision(model, x, precision)
-    _check_layers(model, layers)
-    with untouched(model), exact_arithmetic(), plain_execution():
-        chosen = check_model(model, x, frozen)
-        # Copies: training may go on while the graph is alive, and must not change what it holds.
-        parameters = {name: p.detach().clone().requires_grad_() for name, p in chosen.items()}
-        copies, slots = list(parameters.values()), parameter_slots(model, list(chosen.values()))
-        swapped = {f"model.{name}": copies[place] for name, place in slots}
-        openings = _Openings()
-        if INPUT in layers:
-            x = openings.open_input(x)
-        recorder = Meetings(parameters, n)
-        recorder.mark_data(x)
-        opened = openings.hooked(model, [name for name in layers if name != INPUT])
-        with opened, recorder if watch else nullcontext():
-            f = torch.func.functional_call(Evaluation(model, outputs), swapped, (x,), tie_weights=False)
-        openings.check(layers)
-    return Passage(f, openings.values, openings.perturbations, tuple(recorder.meetings), parameters)
+    function = ModelFunction(model, x, outputs, frozen, precision)
+    _check_layers(function.model, layers)
+    parameters = {name: p.requires_grad_() for name, p in function.parameters.items()}
+    openings, recorder = _Openings(), Meetings(parameters, function.examples)
+
+    def run() -> Tensor:
+        given = openings.open_input(function.x) if INPUT in layers else function.x
+        recorder.mark_data(given)
+        hooked = openings.hooked(function.model, [name for name in layers if name != INPUT])
+        with hooked, recorder if watch else nullcontext():
+            return function.evaluate(given)
+
+    with function.context():
+        f = function.at(list(parameters.values()), run)
+    openings.check(layers)
+    return Passage(f, openings.values, openings.perturbations, tuple(recorder.meetings), parameters, function)
 
 
 class _Openings:

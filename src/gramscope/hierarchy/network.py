@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.axes import Axes
-from gramscope.base.errors import InputError
-from gramscope.capture.linear_map import LinearMap
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.linear_map import LinearMap, nodes_below, nodes_under
 from gramscope.capture.meetings import Meeting, Passage, open_layers
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
@@ -48,6 +50,7 @@ class Transport(LinearOperator):
             watch=False,
         )  # fmt: skip
         self._delta, self._value = passage.perturbations[source], passage.values[target]
+        self._within = passage.within
         self._map = LinearMap([self._value], [self._delta])
         n = len(passage.f)
         dtype = torch.promote_types(self._value.dtype, torch.float32)
@@ -57,11 +60,15 @@ class Transport(LinearOperator):
         )  # fmt: skip
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        (moved,) = self._map.jvp([x.T.reshape(-1, *self._delta.shape)], x.shape[1]) if x.shape[1] else (x.T,)
-        return moved.reshape(x.shape[1], self.rows.size).T.to(self.dtype)
+        if x.shape[1] == 0:
+            return x.new_zeros(self.rows.size, 0)
+        (moved,) = self._within(lambda: self._map.jvp([x.T.reshape(-1, *self._delta.shape)], x.shape[1]))
+        return moved.reshape(x.shape[1], -1).T.to(self.dtype)
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        (moved,) = self._map.vjp([x.T.reshape(-1, *self._value.shape)]) if x.shape[1] else (None,)
+        if x.shape[1] == 0:
+            return x.new_zeros(self.cols.size, 0)
+        (moved,) = self._within(lambda: self._map.vjp([x.T.reshape(-1, *self._value.shape)]))
         if moved is None:
             return x.new_zeros(self.cols.size, x.shape[1])
         return moved.reshape(x.shape[1], -1).T.to(self.dtype)
@@ -93,8 +100,9 @@ class NetworkPullback(LinearOperator):
         precision: Precision = None,
     ) -> None:  # fmt: skip
         passage = open_layers(model, x, [layer], outputs=outputs, frozen=frozen, precision=precision)
-        self._delta, self._f = passage.perturbations[layer], passage.f
+        self._delta, self._f, self._within = passage.perturbations[layer], passage.f, passage.within
         self.value = passage.values[layer].detach()
+        _check_seen(passage, self._delta)
         self._meetings = _above(passage, self._delta)
         self._to_data = LinearMap([t for meeting in self._meetings for t in meeting.data], [self._delta])
         self._to_weights = LinearMap(
@@ -109,7 +117,7 @@ class NetworkPullback(LinearOperator):
     @property
     def conjugates(self) -> Float[Tensor, "n C unit"]:
         """``g^ℓ = ∂f/∂x^ℓ`` for every output."""
-        each = [_gradient([self._f], self._delta, [c]) for c in self._cotangents()]
+        each = self._within(lambda: [_gradient([self._f], self._delta, [c]) for c in self._cotangents()])
         return torch.stack(each, 1).reshape(self.rows.shape).to(self.dtype)
 
     def apply(self, v: Tensor) -> Float[Tensor, "n C unit"]:
@@ -120,7 +128,7 @@ class NetworkPullback(LinearOperator):
         return found.reshape(self.rows.shape)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        columns = [self._product(column) for column in x.T]
+        columns = self._within(lambda: [self._product(column) for column in x.T])
         return torch.stack(columns, 1) if columns else x.new_zeros(self.rows.size, 0)
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
@@ -184,6 +192,22 @@ class NetworkPullback(LinearOperator):
             terms = [(s * t).sum() for s, t in zip(slopes, mine, strict=True) if s is not None and s.requires_grad]
             found += _gradients(terms, there)
         return found
+
+
+def _check_seen(passage: Passage, delta: Tensor) -> None:
+    """Raise where a parameter meets data that depends on the layer inside a custom function, out of sight."""
+    names = {get_gradient_edge(p).node: name for name, p in passage.parameters.items()}
+    moving = get_gradient_edge(delta).node
+    for node in nodes_below([passage.f]):
+        if not isinstance(node, BackwardCFunction):
+            continue
+        below = [nodes_under([child]) for child, _ in node.next_functions if child is not None]
+        own = [names[n] for reach in below if moving not in reach for n in reach if n in names]
+        if own and any(moving in reach for reach in below):
+            raise UnsupportedError(
+                f"a pullback must see every weight meet its data, but parameter {own[0]!r} does so inside the custom "
+                f"autograd.Function {node.name().removesuffix('Backward')}. Write it in torch operations here."
+            )
 
 
 def _above(passage: Passage, delta: Tensor) -> tuple[Meeting, ...]:

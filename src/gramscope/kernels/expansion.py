@@ -1,15 +1,13 @@
 """A network as a function of its parameters, ready to be differentiated twice and left untouched."""
 
-import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,17 +15,13 @@ from torch import Tensor, nn
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
+from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import (
-    Evaluation,
     Outputs,
-    check_model,
-    count_examples,
-    parameter_slots,
     prepare_input,
     slice_examples,
 )
-from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
+from gramscope.capture.precision import Precision, check_precision
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
 from gramscope.kernels.written_out import WrittenOut
 
@@ -58,23 +52,6 @@ def load_forward_mode() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.func.jvp(torch.clone, (torch.zeros(1),), (torch.zeros(1),))
-
-
-class RandomStreams:
-    """The random streams as they stand now, for every run to start from: all of them draw the same dropout masks."""
-
-    def __init__(self) -> None:
-        self._torch, self._python = torch.get_rng_state(), random.getstate()
-        self._numpy = np.random.get_state()  # noqa: NPY002
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    def rewind(self) -> None:
-        """To be called where the user's streams are put back afterwards (``untouched``)."""
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
 
 
 @dataclass(frozen=True)
@@ -115,18 +92,10 @@ class Expansion:
 
     def __init__(self, model: nn.Module, x: Any, reading: Reading) -> None:
         load_forward_mode()
-        self.examples = count_examples(x)
-        model, self.x = at_precision(model, x, reading.precision)
+        self.function = ModelFunction(model, x, reading.outputs, reading.frozen, reading.precision)
+        self.examples, self.x, self.parameters = self.function.examples, self.function.x, self.function.parameters
         self.reading = reading
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
-        self._evaluation = Evaluation(model, reading.outputs)
-        self._modes = [(module, module.training) for module in model.modules()]
-        self._streams = RandomStreams()
-        with untouched(model):
-            chosen = check_model(model, self.x, reading.frozen)
-        self._slots = parameter_slots(model, list(chosen.values()))
-        self.parameters = {name: p.detach().clone() for name, p in chosen.items()}
-        self._fixed = {f"model.{name}": b.detach().clone() for name, b in model.named_buffers()}
         with self.surroundings():
             self.f: Tensor = self.run(self.point).detach()
         for name, parameter in self.parameters.items():
@@ -155,21 +124,12 @@ class Expansion:
             return self._call(parameters, x)
 
     def _call(self, parameters: Parameters, x: Any) -> Tensor:
-        self._streams.rewind()
-        swapped = {f"model.{name}": parameters[place] for name, place in self._slots}
-        fixed = {name: buffer.clone() for name, buffer in self._fixed.items()}
-        given = prepare_input(self.x) if x is None else x
-        return torch.func.functional_call(self._evaluation, {**fixed, **swapped}, (given,), tie_weights=False)
+        return self.function.at(parameters, lambda: self.function.evaluate(x))
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        """The model as it was when this was made, every operation open to differentiation; all put back after."""
-        with ExitStack() as stack:
-            stack.enter_context(untouched(self._evaluation))
-            stack.enter_context(exact_arithmetic(self.reading.precision == "tf32"))
-            stack.enter_context(plain_execution())
-            stack.enter_context(in_modes(self._modes))
-            stack.enter_context(naming_operations())
+        """The model as it was when this was made; an operation that cannot be differentiated is named."""
+        with self.function.context(), naming_operations():
             yield
 
     def at(self, vector: Float[Tensor, " p"], keep_sides: bool = False) -> "Expansion":

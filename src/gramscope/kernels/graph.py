@@ -61,7 +61,8 @@ class Tangent:
         self.expansion = expansion = graph.expansion
         self.leaves, self.f = graph.leaves, graph.f.detach()
         with expansion.surroundings():
-            (self.g,) = graph.linear_map.along([part[0] for part in expansion.split(direction[:, None])])
+            tangents = [part[0] for part in expansion.split(direction[:, None])]
+            (self.g,) = expansion.function.at(self.leaves, lambda: graph.linear_map.along(tangents))
         self.linear_map = LinearMap([self.g], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
@@ -82,7 +83,8 @@ def _vjp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "ro
     if count == 0:
         return vectors.new_zeros(expansion.cols.size, 0)
     with expansion.surroundings():
-        found = linear_map.vjp([vectors.T.reshape(count, *expansion.rows.shape)])
+        cotangents = vectors.T.reshape(count, *expansion.rows.shape)
+        found = expansion.function.at(linear_map.inputs, lambda: linear_map.vjp([cotangents]))
     pairs = zip(found, expansion.point, strict=True)
     return expansion.join([p.new_zeros(count, *p.shape) if g is None else g for g, p in pairs])
 
@@ -92,7 +94,7 @@ def _jvp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "p 
     if count == 0:
         return vectors.new_zeros(expansion.rows.size, 0)
     with expansion.surroundings():
-        (found,) = linear_map.jvp(expansion.split(vectors), count)
+        (found,) = expansion.function.at(linear_map.inputs, lambda: linear_map.jvp(expansion.split(vectors), count))
     return found.reshape(count, -1).T.to(expansion.dtype)
 
 

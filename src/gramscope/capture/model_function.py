@@ -1,0 +1,96 @@
+"""A model as a function of its parameters, at copies of them."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gramscope.capture.network import (
+    Outputs,
+    check_model,
+    count_examples,
+    evaluate,
+    parameter_slots,
+    prepare_input,
+)
+from gramscope.capture.precision import Precision, at_precision, check_precision
+from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
+
+R = TypeVar("R")
+
+
+class ModelFunction:
+    """``θ ↦ f(θ)`` on fixed examples: buffers, train and eval flags and dropout masks are those of when it was made.
+
+    ``at`` puts tensors in the places of the model's parameters while some work is done. Going back through a graph is
+    such work, too: a backward pass may call the model again (adjoint solvers do), and must meet the same tensors.
+    """
+
+    def __init__(self, model: nn.Module, x: Any, outputs: Outputs, frozen: bool, precision: Precision) -> None:
+        check_precision(precision)
+        self.examples = count_examples(x)
+        self.model, self.x = at_precision(model, x, precision)
+        self.outputs, self.tf32 = outputs, precision == "tf32"
+        self._modes = [(module, module.training) for module in self.model.modules()]
+        self._streams = RandomStreams()
+        with untouched(self.model):
+            chosen = check_model(self.model, self.x, frozen)
+        self._slots = parameter_slots(self.model, list(chosen.values()))
+        self.parameters = {name: p.detach().clone() for name, p in chosen.items()}
+        self._buffers = {f"model.{name}": b.detach().clone() for name, b in self.model.named_buffers()}
+        self._holder = _Holder(self.model)
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """The model as it was when this was made, every operation open to differentiation; all put back after."""
+        with ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            stack.enter_context(exact_arithmetic(self.tf32))
+            stack.enter_context(plain_execution())
+            stack.enter_context(in_modes(self._modes))
+            yield
+
+    def at(self, parameters: Sequence[Tensor], work: Callable[[], R]) -> R:
+        """``work()`` with ``parameters`` in the model; to be called within ``context``."""
+        swapped = {f"model.{name}": parameters[place] for name, place in self._slots}
+        fixed = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        return torch.func.functional_call(self._holder, {**fixed, **swapped}, (work,), tie_weights=False)
+
+    def evaluate(self, x: Any = None) -> Tensor:
+        """The outputs (n, C), of other examples if given, with the random numbers of when this was made."""
+        self._streams.rewind()
+        # A model may overwrite its input.
+        given = prepare_input(self.x) if x is None else x
+        return evaluate(self.model, given, count_examples(given), self.outputs)
+
+
+class _Holder(nn.Module):
+    """Holds the model for torch to swap its parameters, while anything at all is done."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], R]) -> R:
+        return work()
+
+
+class RandomStreams:
+    """The random streams as they stand now, for every run to start from: all of them draw the same dropout masks."""
+
+    def __init__(self) -> None:
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def rewind(self) -> None:
+        """To be called where the user's streams are put back afterwards (``untouched``)."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
