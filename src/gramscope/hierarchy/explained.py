@@ -1,8 +1,10 @@
 """The result of ``explain_step``: numbers, a table, a picture, and one sentence."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -38,6 +40,7 @@ class ExplainedStep:
     - ``predicted`` (n, C): ``J Δθ``; ``true`` (n, C): the change of the outputs; ``held``: the same with all masks
       held, so that ``true = predicted + second_order + by_flips`` (None where the masks could not be held; ``notes``
       says why)
+    - ``rounding``: how far rounding may move ``true``, in the norm; what the prediction misses below that has no cause
     - ``shares``: layer -> its share in the first-order loss change; ``parameter_shares`` the same by parameter
     - ``influence[μ, ν]``: first-order change of the loss of example μ caused by the gradient of example ν (negative
       helps); None where examples are coupled
@@ -48,6 +51,7 @@ class ExplainedStep:
     predicted: Float[Tensor, "n C"] = field(repr=False)
     held: Float[Tensor, "n C"] | None = field(repr=False)
     true: Float[Tensor, "n C"] = field(repr=False)
+    rounding: float
     residual: Float[Tensor, "n C"] = field(repr=False)
     loss_before: float
     loss_after: float
@@ -148,10 +152,15 @@ class ExplainedStep:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Norms of what the prediction missed, as fractions of the true change of the outputs."""
+        """Norms of what the prediction missed, as fractions of the true change of the outputs; NaN if that is zero.
+
+        Each part carries rounding, of which "rounding" is an upper estimate.
+        """
         whole = float(self.true.norm())
         missed = {"all": self.true - self.predicted, "second order": self.second_order, "mask flips": self.by_flips}
-        return {name: float(part.norm()) / whole if whole else 0.0 for name, part in missed.items() if part is not None}
+        norms = {name: float(part.norm()) for name, part in missed.items() if part is not None}
+        norms["rounding"] = self.rounding
+        return {name: norm / whole if whole else math.nan for name, norm in norms.items()}
 
     @property
     def flip_count(self) -> int:
@@ -160,24 +169,47 @@ class ExplainedStep:
     @property
     def verdict(self) -> str:
         """The step in one sentence."""
-        if not bool(self.true.any()):
+        if not any(bool(moved.any()) for moved in self.parts.change.values()):
             if any(bool(g.any()) for g in self.gradients.values()):
-                return "The step changed less than the model's precision shows; pass precision='float64' to see it."
-            return "The step changed nothing: the outputs are where they were."
-        went = "lowered" if self.true_loss_change < 0 else "raised"
-        loss = f"The step {went} the loss from {self.loss_before:.4g} to {self.loss_after:.4g}"
-        foretold = f"first order foretold {self.predicted_loss_change:+.3g}, true {self.true_loss_change:+.3g}"
+                return (
+                    "The step changed no parameter: it is below their rounding, or their learning rates are zero; pass "
+                    "precision='float64' to see it."
+                )
+            return "The step changed nothing: all gradients are zero."
+        if float(self.true.norm()) <= self.rounding:
+            return (
+                "The step changed the outputs by no more than rounding "
+                f"({float(self.true.norm()):.2g}, rounding {self.rounding:.2g}); pass precision='float64' to see it."
+            )
+        return f"{self._loss_in_words()}; {self._error_in_words()}."
+
+    def _loss_in_words(self) -> str:
+        change, numbers = self.true_loss_change, f"first order predicted {self.predicted_loss_change:+.3g}"
         leader, share = max(self.shares.items(), key=lambda item: item[1], default=("", 0.0))
         led = f"layer {leader!r} did {100 * share:.0f} % of it" if share > 0 else "no layer helped to first order"
-        return f"{loss} ({foretold}); {led}; {self._error_in_words()}."
+        if abs(change) <= self._loss_rounding:
+            return f"The step changed the loss {self.loss_before:.4g} by no more than rounding ({numbers}; {led})"
+        went = "lowered" if change < 0 else "raised"
+        loss = f"The step {went} the loss from {self.loss_before:.4g} to {self.loss_after:.4g}"
+        return f"{loss} ({numbers}, true {change:+.3g}); {led}"
+
+    @property
+    def _loss_rounding(self) -> float:
+        """That of the outputs, as the loss feels it, and that of the loss itself."""
+        own = torch.finfo(self.residual.dtype).eps * abs(self.loss_before)
+        return float(self.residual.double().norm()) * self.rounding + own
 
     def _error_in_words(self) -> str:
         errors = self.errors
         missed = f"the prediction misses the outputs' change by {100 * errors['all']:.2g} %"
+        if errors["all"] <= errors["rounding"]:
+            limit = f"{100 * errors['rounding']:.2g} %"
+            return f"{missed}, no more than rounding may add ({limit})" if errors["all"] >= SMALL else missed
         if self.held is None or errors["all"] < SMALL:
             return missed
-        worse = "mask flips" if errors["mask flips"] > errors["second order"] else "second order: the step is large"
-        return f"{missed}, mostly {worse}"
+        causes = {"mask flips": "mask flips", "second order": "second order: the step is large"}
+        part = max(causes, key=lambda name: errors[name])
+        return f"{missed}, mostly {causes[part]}" if errors[part] > errors["rounding"] else missed
 
     # For people ----------------------------------------------------------------------------------------------
 
@@ -197,6 +229,10 @@ class ExplainedStep:
                 table.add_row(
                     f"[dim]{flips.name}[/dim]", f"[dim]{flips.flipped} of {flips.total} masks flipped[/dim]", ""
                 )
+        table.add_section()
+        for name, error in self.errors.items():
+            title = {"all": "Δf missed by first order", "rounding": "  rounding, at most"}.get(name, f"  {name}")
+            table.add_row(title, "undefined" if math.isnan(error) else f"{100 * error:.2g} %", "")
         return table
 
     def __rich__(self) -> "Table":
@@ -221,7 +257,7 @@ class ExplainedStep:
             "shares": self.shares,
             "parameter_shares": self.parameter_shares,
             "relative_steps": self.relative_steps,
-            "errors": self.errors,
+            "errors": {name: None if math.isnan(error) else error for name, error in self.errors.items()},
             "flips": [flips._asdict() for flips in self.flips],
             "verdict": self.verdict,
             "notes": list(self.notes),

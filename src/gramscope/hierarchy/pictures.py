@@ -30,11 +30,11 @@ def _layers(axes: Any, step: "ExplainedStep") -> None:
 
 
 def _outputs(axes: Any, step: "ExplainedStep") -> None:
-    true, foretold = _array(step.true.flatten()), _array(step.predicted.flatten())
-    low, high = float(min(true.min(), foretold.min())), float(max(true.max(), foretold.max()))
+    true, predicted = _array(step.true.flatten()), _array(step.predicted.flatten())
+    low, high = float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))
     axes.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
-    axes.scatter(foretold, true, s=8, color=BLUE, alpha=0.6, linewidths=0)
-    axes.set(title="Change of every output", xlabel="foretold", ylabel="true")
+    axes.scatter(predicted, true, s=8, color=BLUE, alpha=0.6, linewidths=0)
+    axes.set(title="Change of every output", xlabel="predicted", ylabel="true")
 
 
 def _examples(figure: Any, axes: Any, step: "ExplainedStep") -> None:
@@ -50,10 +50,11 @@ def _examples(figure: Any, axes: Any, step: "ExplainedStep") -> None:
 
 
 def _errors(axes: Any, step: "ExplainedStep") -> None:
-    errors = {"all that was missed": step.errors["all"], **{k: v for k, v in step.errors.items() if k != "all"}}
-    bars = axes.barh(
-        list(errors), [100 * value for value in errors.values()], color=[GREY, BLUE, ORANGE][: len(errors)]
-    )
+    titles = {"all": "all that was missed", "rounding": "rounding, at most"}
+    colours = {"all": GREY, "second order": BLUE, "mask flips": ORANGE, "rounding": GREY}
+    values = [100 * value for value in step.errors.values()]
+    names = [titles.get(name, name) for name in step.errors]
+    bars = axes.barh(names, values, color=[colours[name] for name in step.errors])
     axes.bar_label(bars, fmt="%.2g %%", padding=3)
     axes.margins(x=0.2)
     axes.invert_yaxis()

@@ -1,5 +1,6 @@
-"""What one gradient step does to the fields: foretold to first order, and measured."""
+"""What one gradient step does to the fields: predicted to first order, and measured."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,7 @@ def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPredictio
 
 @dataclass(frozen=True, eq=False)
 class StepComparison:
-    """One step, foretold and taken: ``true = predicted + second_order + by_flips``, exactly, field by field.
+    """One step, predicted and taken: ``true = predicted + second_order + by_flips``, exactly, field by field.
 
     ``held`` is the same finite step with every mask held; what it adds to the prediction is of second order in the
     learning rate, and what the true step adds to it is the work of neurons that crossed zero.
@@ -107,14 +108,14 @@ class StepComparison:
         return [flips / count for flips, count in zip(self.flips, self.neurons, strict=True)]
 
     def errors(self) -> dict[str, float]:
-        """Norms of the parts of Δf, as fractions of the norm of the true change."""
+        """Norms of the parts of Δf, as fractions of the norm of the true change; NaN if that is zero."""
         whole = float(self.true.outputs.norm())
         parts = {
             "predicted": self.predicted.outputs,
             "second order": self.second_order.outputs,
             "mask flips": self.by_flips.outputs,
         }
-        return {name: float(part.norm()) / whole if whole else 0.0 for name, part in parts.items()}
+        return {name: float(part.norm()) / whole if whole else math.nan for name, part in parts.items()}
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {100 * value:.3g} %" for name, value in self.errors().items())
