@@ -181,6 +181,33 @@ def test_any_loss_by_its_residual():
     assert float(found.drift[-1]) < 0.01
 
 
+def test_field_equations_that_diverge_end_the_trajectory():
+    """Narrow chains whose top layer dies: what was integrated until then is returned, and the step is named."""
+    ended = 0
+    for seed in range(49):
+        case = make([4, 3, 3, 3, 3], n=6, seed=seed)
+        fields, y = case.fields(), torch.randn(6, 1, generator=torch.Generator().manual_seed(seed)).double()
+        top = float(torch.linalg.eigvalsh(sum(fields.kernels()).reshape(6, 6))[-1])
+        found = predict_trajectory(fields, y, 0.1 / max(top, 1e-3), 400)
+        count = len(found.drift) - 1
+        assert torch.isfinite(found.predicted).all()
+        assert torch.isfinite(found.drift).all()
+        assert close(found.true, train(case, y, 0.1 / max(top, 1e-3), count), 1e-8)
+        assert bool(found.ended) == (count < 400)
+        if found.ended:
+            ended += 1
+            assert f"the field equations diverged at step {count + 1}" in str(found)
+            assert len(found.flips) == len(found.field_drift) == count + 1
+    assert ended > 0, "the chains must be such that some diverge, or this shows nothing"
+
+
+def test_gradient_descent_that_diverges_is_named_as_such():
+    case = make([4, 8, 8, 3], outputs=2, n=4, slope=0.5, seed=1)  # leaky: the units cannot die
+    found = predict_trajectory(case.fields(), torch.zeros(4, 2).double(), 50.0, 400)
+    assert "gradient descent diverged at step" in found.ended
+    assert torch.isfinite(found.true).all()
+
+
 def test_bad_input():
     fields = make([4, 8, 3]).fields()
     y = torch.zeros(4, 1).double()

@@ -17,10 +17,11 @@ Residual = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """Outputs foretold and true at steps 0..S, and what became of the fields.
+    """Outputs predicted and true at steps 0..S, and what became of the fields.
 
     ``drift[t]`` is ``|f_predicted - f_true| / |f_true - f_true(0)|`` (0 at t = 0), ``field_drift[t, ℓ]`` the same for
-    ``x^ℓ``, ``flips[t, ℓ-1]`` the number of masks in which the two disagree.
+    ``x^ℓ``, ``flips[t, ℓ-1]`` the number of masks in which the two disagree. ``ended`` says why S is less than the
+    steps asked for, if it is: the field equations, or gradient descent itself, went to infinity in the step after.
     """
 
     predicted: Float[Tensor, "steps n C"]
@@ -28,12 +29,12 @@ class Trajectory:
     drift: Float[Tensor, " steps"]
     field_drift: Float[Tensor, "steps layers"]
     flips: Tensor
+    ended: str = ""
 
     def __str__(self) -> str:
-        last = float(self.drift[-1])
-        return (
-            f"Trajectory of {len(self.drift) - 1} steps: the outputs drifted by {100 * last:.3g} % of their true change"
-        )
+        drift = f"the outputs drifted by {100 * float(self.drift[-1]):.3g} % of their true change"
+        ended = f"; {self.ended}" if self.ended else ""
+        return f"Trajectory of {len(self.drift) - 1} steps: {drift}{ended}"
 
 
 def predict_trajectory(
@@ -57,8 +58,10 @@ def predict_trajectory(
         y: targets, for the loss ``½ Σ (f - y)²``; or a function f -> ∂loss/∂f.
         masks: "follow" reads them from the integrated ``h``; "held" keeps those of the start.
 
-    One layer deep the equations are exact, flips included. (arXiv:2606.09744, sections 4 to 6; the paper keeps masks
-    held.)
+    One layer deep the equations are exact, flips included. In deeper networks they may diverge where training does
+    not: the neglected terms add up in ``g``, and where the top layer dies the true conjugates of the layers below are
+    zero while those of the equations keep what has added up, and go on pushing. The trajectory then ends there and says
+    so. (arXiv:2606.09744, sections 4 to 6; the paper keeps masks held.)
     """
     check_lr(lr)
     if not isinstance(steps, int) or steps < 1:
@@ -73,21 +76,39 @@ def predict_trajectory(
         [_no_drift(fields)],
         [[0] * fields.depth],
     )
+    ended = ""
     with progress("steps in field space", steps) as advance:
-        for _ in range(steps):
+        for step in range(1, steps + 1):
             state = state.stepped(fields, residual(fields._public(state.f)), lr, masks == "follow")
             true = true.take_step(residual(true.outputs), lr)
+            ended = _ended(state, true, residual, step)
+            if ended:
+                break
             predicted.append(state.outputs)
             outputs.append(true.outputs)
             field_drift.append(_field_drift(fields, state, true))
             flips.append(_disagreements(state, true))
             advance()
-    shape = (steps + 1, fields.n, -1)
-    foretold, found = torch.stack(predicted).reshape(shape), torch.stack(outputs).reshape(shape)
+    shape = (len(outputs), fields.n, -1)
+    integrated, found = torch.stack(predicted).reshape(shape), torch.stack(outputs).reshape(shape)
     moved = (found - found[0]).flatten(1).norm(dim=1)
-    apart = (foretold - found).flatten(1).norm(dim=1)
+    apart = (integrated - found).flatten(1).norm(dim=1)
     drift = torch.where(moved > 0, apart / moved.clamp_min(torch.finfo(moved.dtype).tiny), apart)
-    return Trajectory(foretold, found, drift, torch.stack(field_drift), torch.tensor(flips))
+    return Trajectory(integrated, found, drift, torch.stack(field_drift), torch.tensor(flips), ended)
+
+
+def _ended(state: "_State", true: Fields, residual: Residual, step: int) -> str:
+    """Why there is no step after this one; empty where there is."""
+    if not _finite(true.outputs, residual(true.outputs)):
+        return f"gradient descent diverged at step {step}: lower lr"
+    fields = [*state.x, *state.g, *(h for h in state.h if h is not None), *state.chain.weights]
+    if not _finite(state.outputs, residual(state.outputs), *fields):
+        return f"the field equations diverged at step {step}, gradient descent did not"
+    return ""
+
+
+def _finite(*tensors: Tensor) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 @dataclass(frozen=True, eq=False)
