@@ -80,9 +80,13 @@ def predict_trajectory(
     with progress("steps in field space", steps) as advance:
         for step in range(1, steps + 1):
             state = state.stepped(fields, residual(fields._public(state.f)), lr, masks == "follow")
-            true = true.take_step(residual(true.outputs), lr)
-            ended = _ended(state, true, residual, step)
-            if ended:
+            try:
+                true = true.take_step(residual(true.outputs), lr)
+            except InputError:  # a field of the stepped weights is not finite; the residual was checked by our own step
+                ended = f"gradient descent diverged at step {step}: lower lr"
+                break
+            if not state.is_finite(residual):
+                ended = f"the field equations diverged at step {step}, gradient descent did not"
                 break
             predicted.append(state.outputs)
             outputs.append(true.outputs)
@@ -95,20 +99,6 @@ def predict_trajectory(
     apart = (integrated - found).flatten(1).norm(dim=1)
     drift = torch.where(moved > 0, apart / moved.clamp_min(torch.finfo(moved.dtype).tiny), apart)
     return Trajectory(integrated, found, drift, torch.stack(field_drift), torch.tensor(flips), ended)
-
-
-def _ended(state: "_State", true: Fields, residual: Residual, step: int) -> str:
-    """Why there is no step after this one; empty where there is."""
-    if not _finite(true.outputs, residual(true.outputs)):
-        return f"gradient descent diverged at step {step}: lower lr"
-    fields = [*state.x, *state.g, *(h for h in state.h if h is not None), *state.chain.weights]
-    if not _finite(state.outputs, residual(state.outputs), *fields):
-        return f"the field equations diverged at step {step}, gradient descent did not"
-    return ""
-
-
-def _finite(*tensors: Tensor) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +125,11 @@ class _State:
     @property
     def outputs(self) -> Tensor:
         return self.f[:, 0] if self.single else self.f
+
+    def is_finite(self, residual: Residual) -> bool:
+        """Everything that another step would start from is finite."""
+        tensors = [*self.x, *self.g, *self.h, *self.chain.weights, residual(self.outputs)]
+        return all(t is None or bool(torch.isfinite(t).all()) for t in tensors)
 
     def slopes(self, layer: int) -> Tensor:
         mask = self.masks[layer]
