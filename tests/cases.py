@@ -5,12 +5,37 @@
 (torch.Size([3, 5]), torch.Size([2, 5]), torch.float64)
 """
 
-from zoo import attention, axes, bare, convolutions, coupled, huggingface, layers, recurrent, sharing, wrapped
+from zoo import (
+    attention,
+    axes,
+    bare,
+    broadcast,
+    convolutions,
+    coupled,
+    huggingface,
+    layers,
+    once,
+    recurrent,
+    sharing,
+    wrapped,
+)
 from zoo.case import Case, cast
 
 FAMILIES: dict[str, dict[str, Case]] = {
     module.__name__.removeprefix("zoo."): module.CASES
-    for module in (layers, convolutions, attention, recurrent, bare, sharing, axes, wrapped, huggingface)
+    for module in (
+        layers,
+        convolutions,
+        attention,
+        recurrent,
+        bare,
+        sharing,
+        broadcast,
+        axes,
+        once,
+        wrapped,
+        huggingface,
+    )
 }
 
 CASES: dict[str, Case] = {name: case for family in FAMILIES.values() for name, case in family.items()}

@@ -15,7 +15,9 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture import rowwise as _taped  # noqa: F401  (importing registers the ways back)
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
+from gramscope.capture.coupling import depends_on_others
 from gramscope.capture.forms import Outer
+from gramscope.capture.model_function import RandomStreams
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -196,7 +198,7 @@ def _watched_forward(
     model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision, taped: bool = True
 ) -> Iterator[_Watched]:
     """A recorded forward pass; everything is put back after."""
-    n = count_examples(x)
+    n, given = count_examples(x), x
     model, x = at_precision(model, x, precision)
     with untouched(model, throughout=False) as written, exact_arithmetic(tf32=precision == "tf32"), plain_execution():
         parameters = check_model(model, x, frozen)
@@ -207,9 +209,17 @@ def _watched_forward(
         recorder.mark_data(x)
         for tensor in tensors_in(x) if taped else ():
             recorder.tape.begin(tensor)
+        streams = RandomStreams()
         with recorder, written:  # in this order: what the recorder asks of tensors need not pass the other
             f = evaluate(model, x, n, outputs)
         _check_outputs(f, parameters)
+
+        def run(x: Any) -> Tensor:
+            streams.rewind()
+            with written:
+                return evaluate(model, x, n, outputs).detach()
+
+        recorder.is_coupled = lambda: depends_on_others(run, at_precision(model, given, precision)[1], f.detach())
         yield _Watched(f, recorder, parameters, named_parameters(model))
 
 

@@ -75,6 +75,7 @@ class Recorder(TorchFunctionMode):
         self.examples = examples
         self.tf32 = tf32
         self.hint = ""  # what else may be wrong, for error messages
+        self.is_coupled: Callable[[], bool] = lambda: True  # does an example's output depend on the others?
         self.demand = Demand()
         self._guards: tuple[tuple[Tensor, int], ...] = ()
         self._in_doubt = False

@@ -190,7 +190,7 @@ class Backward:
         # Nor need those of a constant, or of a weight that was copied for every example and then worked on.
         copied = use.weight.frame is None and n in use.weight.tensor.shape
         certain = certain and not use.doubtful and not copied
-        if layout is None and self.recorder.refuse_coupled and certain:
+        if layout is None and self.recorder.refuse_coupled and certain and self.recorder.is_coupled():
             raise CoupledExamplesError(
                 "each example's output must depend on that example alone, but the signals at "
                 f"{self._name(use.weight)!r} ({use.form.rule}) mix the {n} examples. "

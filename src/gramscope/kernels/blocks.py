@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from gramscope.base.errors import CoupledExamplesError
+from gramscope.capture.coupling import same_outputs
 from gramscope.capture.network import slice_examples
 from gramscope.kernels.memory import Plan
-from gramscope.kernels.parts import same_outputs
 from gramscope.kernels.pieces import Range
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from gramscope.base.pages import fresh_empty
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
 from gramscope.capture.capture import ByExample
+from gramscope.capture.coupling import same_outputs
 from gramscope.capture.network import slice_examples
 from gramscope.capture.signals import Place
 from gramscope.capture.sites import Factors
@@ -26,8 +27,6 @@ from gramscope.kernels.pieces import strips
 
 Take = Callable[[Any], Snapshot]
 Opened = Callable[[Any], AbstractContextManager[ByExample]]
-# Largest difference of outputs in another batch, relative to the largest output.
-SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
 # Gradient rows up to this many times the size of the signals are worth making at once.
 WIDER = 4
 
@@ -59,12 +58,6 @@ def from_one_pass(one_pass: ByExample, n: int, size: int | None, trace: bool) ->
 def _even(n: int, size: int) -> int:
     """Parts of n of nearly the same size."""
     return math.ceil(n / math.ceil(n / size))
-
-
-def same_outputs(part: Tensor, whole: Tensor) -> bool:
-    """Do examples give the same outputs in another batch? To the rounding of kernels chosen by batch size."""
-    gap, scale = (part - whole).abs().max(), whole.abs().max()
-    return bool(gap <= SAME.get(whole.dtype, 5e-2) * scale)
 
 
 def _streamed(one_pass: ByExample, joiner: "_Joiner", size: int) -> Snapshot:
