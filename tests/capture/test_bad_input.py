@@ -155,10 +155,6 @@ def with_weight(value):
         (lambda: with_weight(lambda w: w.where(w > 0, torch.nan)), ["2.weight", "nan|finite"]),
         (lambda: with_weight(lambda w: w.where(w > 0, torch.inf)), ["2.weight", "inf|finite"]),
         (
-            lambda: Call(lambda m, x: (x.to(m.z.dtype) @ m.z).real, z=nn.Parameter(torch.randn(4, 2) * (1 + 1j))),
-            ["complex", "z"],
-        ),
-        (
             lambda: Call(lambda m, x: torch.sparse.mm(m.s, x.T).T, s=nn.Parameter(torch.eye(4).to_sparse())),
             ["sparse", "s"],
         ),
@@ -169,7 +165,7 @@ def with_weight(value):
         ),
         (lambda: nn.Sequential(mlp()[0].double(), nn.Linear(5, 2)), ["dtype|float64", "float32"]),
     ],
-    ids=["all frozen", "none", "nan", "inf", "complex", "sparse", "meta", "lazy", "mixed dtypes"],
+    ids=["all frozen", "none", "nan", "inf", "sparse", "meta", "lazy", "mixed dtypes"],
 )
 def test_parameters(measure, model, patterns):
     model = model()

@@ -20,7 +20,7 @@ def reference_jacobian(model: nn.Module, x: Any, outputs: Any = None, frozen: bo
     requires_grad False are left out unless `frozen`.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        model, x = private_copy(unwrapped(model)).double(), doubled(x)
+        model, x = private_copy(unwrapped(model))._apply(double), doubled(x)
         if frozen:
             for p in model.parameters():  # TorchScript models have no requires_grad_ of their own
                 p.requires_grad_(True)
@@ -33,9 +33,10 @@ def reference_jacobian(model: nn.Module, x: Any, outputs: Any = None, frozen: bo
             # backward() and not autograd.grad(): the reentrant kind of checkpoint forbids the latter.
             value.backward(retain_graph=True)
             for name, p in parameters.items():
-                gradient = torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
-                rows[name].append(gradient.detach().clone())
-    return {name: torch.stack(grads).reshape(*f.shape, *parameters[name].shape) for name, grads in rows.items()}
+                gradient = (torch.zeros_like(p) if p.grad is None else p.grad.to_dense()).detach()
+                # A complex parameter is two real ones.
+                rows[name].append((torch.view_as_real(gradient) if p.is_complex() else gradient).clone())
+    return {name: torch.stack(grads).reshape(*f.shape, *grads[0].shape) for name, grads in rows.items()}
 
 
 def reference_ntk(
@@ -118,7 +119,13 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 def doubled(x: Any) -> Any:
     """x in float64, every tensor a copy."""
-    return tree_map_only(Tensor, lambda t: t.detach().clone().double() if t.is_floating_point() else t.clone(), x)
+    return tree_map_only(Tensor, lambda t: double(t.detach().clone()), x)
+
+
+def double(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def relative_error(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:

@@ -274,3 +274,36 @@ def fourier_neural_operator():
         return torch.fft.irfft(mixed, n=4)
 
     return Call(forward, spectral=weight(2, 3, 3, 2), mixing=weight(3, 3), gain=weight(3))
+
+
+class Spectral(nn.Module):
+    """The layer of a Fourier neural operator: complex weights on the lowest frequencies."""
+
+    def __init__(self, channels: int, modes: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(channels, channels, modes, dtype=torch.cfloat) / channels)
+
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x)
+        mixed = torch.zeros_like(spectrum)
+        modes = self.weights.shape[-1]
+        mixed[:, :, :modes] = torch.einsum("bim,iom->bom", spectrum[:, :, :modes], self.weights)
+        return torch.fft.irfft(mixed, n=x.shape[-1])
+
+
+@case(normal(1, 8), fallback_ok=("spectral.weights",))
+def fourier_neural_operator_of_complex_parameters():
+    return Call(
+        lambda m, x: m.out(torch.tanh(m.spectral(m.lift(x)) + m.skip(m.lift(x)))).flatten(1)[:, :3],
+        lift=nn.Conv1d(1, 3, 1), spectral=Spectral(3, 2), skip=nn.Conv1d(3, 3, 1), out=nn.Conv1d(3, 1, 1),
+    )  # fmt: skip
+
+
+@case(normal(4), fallback_ok=True)
+def complex_network_with_a_real_output():
+    """Weights, biases and inner states complex; the modulus is read out."""
+    return Call(
+        lambda m, x: ((x.to(m.a.dtype) @ m.a + m.c).tanh() @ m.b).abs(),
+        a=nn.Parameter(torch.randn(4, 5, dtype=torch.cfloat)), c=nn.Parameter(torch.randn(5, dtype=torch.cfloat)),
+        b=nn.Parameter(torch.randn(5, 2, dtype=torch.cfloat)),
+    )  # fmt: skip

@@ -30,7 +30,7 @@ class Case:
         """The model, x (n examples) and x2 (n2 examples), the same every time for one seed and dtype."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self.model().to(dtype).train(self.train)
+            model = self.model()._apply(lambda t: _in_precision(t, dtype)).train(self.train)
             _jitter(model)
             return model, cast(self.x(self.n), dtype), cast(self.x(self.n2), dtype)
 
@@ -45,7 +45,13 @@ def _jitter(model: nn.Module) -> None:
 
 def cast(x: Any, dtype: torch.dtype) -> Any:
     """x with its floating tensors in `dtype`, and every tensor a copy."""
-    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t.clone(), x)
+    return tree_map_only(Tensor, lambda t: _in_precision(t.clone(), dtype), x)
+
+
+def _in_precision(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to({torch.float64: torch.complex128, torch.float32: torch.complex64}[dtype])
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def registry() -> tuple[dict[str, Case], Callable[..., Any]]:

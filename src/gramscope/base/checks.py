@@ -8,17 +8,17 @@ from torch import Tensor
 from gramscope.base.errors import InputError, UnsupportedError
 
 
-def check_plain(tensor: Tensor, what: str) -> None:
-    """Raise unless ``tensor`` is dense, real, on a real device and not quantised."""
+def check_plain(tensor: Tensor, what: str, complex_numbers: bool = False) -> None:
+    """Raise unless ``tensor`` is dense, on a real device, not quantised and, unless allowed, real."""
     if tensor.is_meta:
         raise UnsupportedError(
             f"{what} must hold values, but it is on the meta device. Materialise the model "
             "(model.to_empty(device=...) and load its weights) before measuring it."
         )
-    if tensor.is_complex():
+    if tensor.is_complex() and not complex_numbers:
         raise UnsupportedError(
-            f"{what} must be real, but it has dtype {tensor.dtype}. Kernels of complex networks are not "
-            "supported; write the real and imaginary parts as two real tensors."
+            f"{what} must be real, but it has dtype {tensor.dtype}. Pass its real and imaginary parts "
+            "(torch.view_as_real), or its absolute values."
         )
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise UnsupportedError(

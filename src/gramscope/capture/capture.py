@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture import rowwise as _taped  # noqa: F401  (importing registers the ways back)
@@ -168,7 +169,7 @@ class _Watched:
             sites=tuple(sites),
             outputs=self.f.detach(),
             directions=directions,
-            parameters={name: parameter.shape for name, parameter in self.parameters.items()},
+            parameters={name: real_view(parameter).shape for name, parameter in self.parameters.items()},
             frozen=tuple(name for name in self.every if name not in self.parameters),
             fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
             unreached=tuple(name for name in self.parameters if name not in used),
@@ -204,7 +205,9 @@ def _watched_forward(
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
             parameter.requires_grad_()
-        recorder = Recorder(parameters, n, refuse_coupled=coupled == "refuse", tf32=precision == "tf32")
+        # Complex parameters are left to plain autograd.
+        real = {name: p for name, p in parameters.items() if not p.is_complex()}
+        recorder = Recorder(real, n, refuse_coupled=coupled == "refuse", tf32=precision == "tf32")
         recorder.hint = _unequal_lengths(x)
         recorder.mark_data(x)
         for tensor in tensors_in(x) if taped else ():
@@ -219,7 +222,11 @@ def _watched_forward(
             with written:
                 return evaluate(model, x, n, outputs).detach()
 
-        recorder.is_coupled = lambda: depends_on_others(run, at_precision(model, given, precision)[1], f.detach())
+        def is_coupled() -> bool:
+            # Tensors of unequal lengths leave open which of them hold the examples.
+            return bool(recorder.hint) or depends_on_others(run, at_precision(model, given, precision)[1], f.detach())
+
+        recorder.is_coupled = is_coupled
         yield _Watched(f, recorder, parameters, named_parameters(model))
 
 

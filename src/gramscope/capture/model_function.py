@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gramscope.base.complex_numbers import real_view
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -40,7 +41,9 @@ class ModelFunction:
         with untouched(self.model):
             chosen = check_model(self.model, self.x, frozen)
         self._slots = parameter_slots(self.model, list(chosen.values()))
-        self.parameters = {name: p.detach().clone() for name, p in chosen.items()}
+        self._complex = [p.is_complex() for p in chosen.values()]
+        # A complex parameter is two real ones.
+        self.parameters = {name: real_view(p.detach()).clone() for name, p in chosen.items()}
         self._buffers = {f"model.{name}": b.detach().clone() for name, b in self.model.named_buffers()}
         self._holder = _Holder(self.model)
 
@@ -56,7 +59,9 @@ class ModelFunction:
 
     def at(self, parameters: Sequence[Tensor], work: Callable[[], R]) -> R:
         """``work()`` with ``parameters`` in the model; to be called within ``context``."""
-        swapped = {f"model.{name}": parameters[place] for name, place in self._slots}
+        pairs = zip(parameters, self._complex, strict=True)
+        own = [torch.view_as_complex(p) if pair else p for p, pair in pairs]
+        swapped = {f"model.{name}": own[place] for name, place in self._slots}
         fixed = {name: buffer.clone() for name, buffer in self._buffers.items()}
         return torch.func.functional_call(self._holder, {**fixed, **swapped}, (work,), tie_weights=False)
 

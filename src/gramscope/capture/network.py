@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.checks import check_one_device, check_plain
+from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 
@@ -78,7 +79,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy in ``dtype``; the user's model is not touched."""
     try:
         with torch.no_grad():
-            return copied(model).to(dtype)
+            return copied(model)._apply(lambda tensor: with_precision_of(tensor, dtype))
     except UnsupportedError as error:
         name = str(dtype).removeprefix("torch.")
         raise UnsupportedError(
@@ -92,7 +93,7 @@ def prepare_input(x: Any, dtype: torch.dtype | None = None) -> Any:
 
     def fresh(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().clone()  # a model may overwrite its input
-        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        return tensor if dtype is None else with_precision_of(tensor, dtype)
 
     with torch.inference_mode(False), torch.no_grad():
         return map_tensors(fresh, x)
@@ -107,7 +108,7 @@ def count_examples(x: Any) -> int:
             f"tensor, got {type(x).__name__}."
         )
     for tensor in tensors_in(x):
-        check_plain(tensor, "x")
+        check_plain(tensor, "x", complex_numbers=True)
     if first.dim() == 0 or first.shape[0] == 0:
         raise InputError(
             f"x must have at least one example on its first axis, got shape {tuple(first.shape)}. "
@@ -129,8 +130,9 @@ def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Paramete
             raise InputError(
                 f"parameter {name!r} must have a shape, but it is lazy and not initialised. Call model(x) once first."
             )
-        check_plain(parameter, f"parameter {name!r}")
-    chosen = {name: p for name, p in named.items() if (frozen or p.requires_grad) and p.is_floating_point()}
+        check_plain(parameter, f"parameter {name!r}", complex_numbers=True)
+    inexact = {name: p for name, p in named.items() if p.is_floating_point() or p.is_complex()}
+    chosen = {name: p for name, p in inexact.items() if frozen or p.requires_grad}
     if not chosen:
         reason = "all its parameters are frozen" if named else "it has no parameters"
         advice = (

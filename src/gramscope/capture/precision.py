@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import InputError
 from gramscope.capture.network import in_dtype, prepare_input, unwrap
 
@@ -22,6 +23,6 @@ def at_precision(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Mod
     """The model without its wrappers and x as fresh tensors, in the dtype asked for: copies, where that is another."""
     model, dtype = unwrap(model), _COPIES.get(precision or "")
     tensors = chain(model.parameters(), model.buffers())
-    if dtype is not None and any(t.is_floating_point() and t.dtype != dtype for t in tensors):
+    if dtype is not None and any(with_precision_of(t, dtype).dtype != t.dtype for t in tensors):
         model = in_dtype(model, dtype)
     return model, prepare_input(x, dtype)

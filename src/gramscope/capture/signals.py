@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import CoupledExamplesError
 from gramscope.capture.batched import batched_gradients
 from gramscope.capture.forms import Gain, Lookup, Outer, Tap
@@ -244,6 +245,7 @@ class Backward:
             gradients = batched_gradients([self.f], [leaf for _, leaf in leaves], [one_hot.flatten(0, 1)])
             for pieces, (_, leaf), gradient in zip(parts, leaves, gradients, strict=True):
                 full = leaf.new_zeros(len(examples) * k, *leaf.shape) if gradient is None else gradient
+                full = real_view(full) if id(leaf) in self.names else full  # a complex parameter is two real ones
                 pieces.append(full.reshape(len(examples), k, -1))
         sites: list[Site] = []
         for (weight, _), pieces in zip(leaves, parts, strict=True):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.checks import check_finite
+from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.rng import generator, rademacher
 from gramscope.capture.network import (
@@ -100,8 +101,8 @@ class _Rehearsal:
         if precision == "float64":
             dtype = torch.float64
             with torch.no_grad():
-                self.before.double()
-                self.after.double()
+                for copy in (self.before, self.after):
+                    copy._apply(lambda tensor: with_precision_of(tensor, torch.float64))
         self.x = prepare_input(x, dtype)
         self.y = prepare_input(y, None)
         with untouched(model):  # the same random streams for every pass: dropout draws the same masks

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gramscope.base.complex_numbers import real_view, with_precision_of
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.hierarchy.fields import check_lr
 
@@ -27,6 +28,8 @@ NAMED: dict[str, Callable[..., Optimizer]] = {
 @dataclass(frozen=True, eq=False)
 class StepParts:
     """``Δθ = -D g + memory + decay`` for each parameter by name, D diagonal and g the gradient of now.
+
+    Complex parameters appear as real and imaginary parts on a last axis.
 
     ``kind`` is "exact" where the formula of the optimiser is known (SGD, Adam, AdamW), "effective" where D was read
     off as ``-Δθ / g`` entry by entry.
@@ -86,8 +89,8 @@ def to_float64(optimizer: Optimizer) -> None:
     """Momenta and other memory in the precision of a float64 copy of the model."""
     for state in optimizer.state.values():
         for key, value in state.items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                state[key] = value.double()
+            if isinstance(value, Tensor):
+                state[key] = with_precision_of(value, torch.float64)
 
 
 def take(
@@ -95,13 +98,13 @@ def take(
     closure: Callable[[], Tensor],
 ) -> StepParts:  # fmt: skip
     """Step the (copied) parameters and say what the step was made of."""
-    before = {name: p.detach().clone() for name, p in parameters.items()}
+    before = {name: real_view(p.detach()).clone() for name, p in parameters.items()}
     fresh = {name: not optimizer.state.get(p) for name, p in parameters.items()}
     for name, parameter in parameters.items():
         found = gradients[name]
         parameter.grad = None if found is None else found.clone()
     _step(optimizer, closure)
-    change = {name: p.detach() - before[name] for name, p in parameters.items()}
+    change = {name: real_view(p.detach()) - before[name] for name, p in parameters.items()}
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     factors: dict[str, Tensor | float] = {}
     memory, decay = {}, {}
@@ -126,10 +129,10 @@ def take(
 
 
 def dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """The gradient as an ordinary tensor: zeros for None, and sparse ones (of embeddings) filled up."""
+    """The gradient as an ordinary real tensor: zeros for None, and sparse ones (of embeddings) filled up."""
     if gradient is None:
-        return torch.zeros_like(parameter)
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+        return torch.zeros_like(real_view(parameter.detach()))
+    return real_view(gradient if gradient.layout is torch.strided else gradient.to_dense())
 
 
 def _step(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
@@ -173,7 +176,7 @@ def _formula(optimizer: Optimizer, group: dict[str, Any], state: Mapping[str, An
     if not state:  # no gradient came here, so nothing moved
         return 0.0, 0.0
     second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
-    scale = (second / (1 - beta2**count)).sqrt() + group["eps"]
+    scale = (real_view(second) / (1 - beta2**count)).sqrt() + group["eps"]
     factor = lr * (1 - beta1) / (1 - beta1**count) / scale
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
     return factor, (lr * weight_decay if decoupled else factor * weight_decay)
