@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gramscope as gs
+from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.record.watch import WatchWarning
 
 LR = 0.1
@@ -146,3 +149,66 @@ def test_gram_and_virtual_covariance_of_a_step(memory):
     expected = gram_and_virtual(w, -LR * (0.5 * memory + 1) * g, LR * g)
     assert seen_of(seen, "0") == pytest.approx(expected, rel=1e-9)
     assert seen["gram_vc_correlation/0"] * (1 if memory >= 0 else -1) > 0.99
+
+
+@pytest.mark.parametrize("shape", [(40, 3), (9, 3), (8, 3), (3, 40), (1, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_gram_changes_of_wide_and_of_tall_weights(shape, kind):
+    """Whatever basis they are measured in, the sizes are those of the (d, d) matrices written out."""
+    torch.manual_seed(0)
+    fan_in, fan_out = shape
+    model = nn.Sequential(nn.Linear(fan_in, fan_out), nn.Tanh(), nn.Linear(fan_out, 2)).double()
+    x, y = torch.randn(6, fan_in).double(), torch.arange(6) % 2
+    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[kind](model.parameters(), lr=LR)
+    seen = first(model, x, y, "step", optimizer)
+    step = gs.explain_step(model, x, y, loss="cross_entropy", optimizer=optimizer)
+    pulled = step.parts.preconditioner["0.weight"] * step.gradients["0.weight"]
+    expected = gram_and_virtual(model[0].weight.detach(), step.parts.change["0.weight"], pulled)
+    # The reference subtracts WᵀW from W'ᵀW', which costs it some digits more than the reading loses.
+    assert seen_of(seen, "0") == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_step_that_only_turns_a_weight_changes_no_gram():
+    """``W' = Q W``: rounding is all that is left, also where it is not the (d, d) matrices that are measured."""
+    torch.manual_seed(0)
+    weight = torch.randn(1, 4, 50).double()
+    generator = torch.randn(4, 4).double()
+    turn = torch.linalg.matrix_exp(0.1 * (generator - generator.T))
+    change = turn @ weight - weight
+    gram, virtual, inner = gram_change_sizes(weight, change, -change)
+    size = float(weight.norm())
+    assert gram < 1e-15 * size**2, "the change has the rounding of W; a sum of squares that cancel would leave 1e-9"
+    assert virtual > 1e-6 * size**2
+    assert abs(inner) <= gram * virtual * (1 + 1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """The most entries that any tensor made inside has."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        self.entries = max(self.entries, *sizes, 0)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (lambda: nn.Sequential(nn.Linear(1500, 4), nn.ReLU(), nn.Linear(4, 3)), (12, 1500)),
+        (lambda: nn.Sequential(nn.Conv1d(500, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)), (12, 500, 5)),
+        (lambda: nn.Sequential(nn.Linear(6, 1500), nn.ReLU(), nn.Linear(1500, 3)), (12, 6)),
+    ],
+    ids=["wide input", "convolution", "wide layer"],
+)
+def test_a_reading_makes_no_matrix_of_inputs_by_inputs(model, x):
+    """Every measure that is read by default needs what weights, inputs and signals take, and not d² numbers."""
+    torch.manual_seed(0)
+    model, x, y = model(), torch.randn(x), torch.arange(12) % 3
+    with Largest() as largest:
+        first(model, x, y, "*")
+    weights = sum(p.numel() for p in model.parameters())
+    signals = 12 * 3 * 1500  # examples, outputs, entries of the widest layer
+    assert largest.entries <= 4 * weights + 2 * signals < 1500**2 / 4

@@ -210,6 +210,24 @@ def cosine(a: Tensor, b: Tensor, what: str) -> float:
     return float((a * b).sum()) / size
 
 
+def gram_change_sizes(
+    weight: Float[Tensor, "g o i"], change: Float[Tensor, "g o i"], pulled: Float[Tensor, "g o i"]
+) -> tuple[float, float, float]:
+    """``|ΔGram|``, ``|ΔVC|`` and ``⟨ΔGram, ΔVC⟩`` of one step, ``ΔGram = W'ᵀW' - WᵀW`` and ``ΔVC = -2 sym(Wᵀ D g)``.
+
+    ``change`` is ``W' - W``, ``pulled`` is ``D g``. Both lie in the span of the rows of the three, so that a wide
+    weight is measured in an orthonormal basis of it, and no (i, i) matrix is made. (Traces of products of (o, o)
+    matrices would do without a basis, but cancel where a step turns the weight: half of the digits would be lost.)
+    """
+    rows = torch.cat([weight, change, pulled], 1)
+    if rows.shape[1] < rows.shape[2]:
+        rows = torch.linalg.qr(rows.mT, mode="r").R.mT
+    w, d, p = rows.split(weight.shape[1], 1)
+    gram = _twice_sym(w.mT @ d) + d.mT @ d
+    virtual = -_twice_sym(w.mT @ p)
+    return float(gram.norm()), float(virtual.norm()), float((gram * virtual).sum())
+
+
 def _twice_sym(matrix: Tensor) -> Tensor:
     return matrix + matrix.mT
 

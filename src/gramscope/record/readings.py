@@ -17,6 +17,7 @@ from gramscope.capture.network import named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
+from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.propagators.prediction import predict_step
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
 from gramscope.spectra.layouts import Layout
@@ -315,13 +316,11 @@ def _gram_changes(moment: Moment, step: ExplainedStep, forms: Mapping[str, Any])
             continue
         w, d = weight.form.matrices(named[name]), weight.form.matrices(step.parts.change[name])
         pulled = weight.form.matrices(step.parts.preconditioner[name] * step.gradients[name])
-        gram = (w + d).mT @ (w + d) - w.mT @ w
-        virtual = -(w.mT @ pulled + pulled.mT @ w)
+        gram, virtual, inner = gram_change_sizes(w, d, pulled)
         key = keys[name]
-        found[f"delta_gram/{key}"], found[f"delta_vc/{key}"] = float(gram.norm()), float(virtual.norm())
-        sizes = float(gram.norm() * virtual.norm())
-        if sizes:
-            found[f"gram_vc_correlation/{key}"] = float((gram * virtual).sum()) / sizes
+        found[f"delta_gram/{key}"], found[f"delta_vc/{key}"] = gram, virtual
+        if gram and virtual:
+            found[f"gram_vc_correlation/{key}"] = inner / (gram * virtual)
     return found
 
 
