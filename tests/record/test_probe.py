@@ -199,3 +199,52 @@ def test_arguments_of_the_wrong_kind():
     for method in (scope.attach, scope.use):
         with pytest.raises(InputError, match=r"must be a torch.optim.Optimizer, got Linear"):
             method(nn.Linear(5, 3))
+
+
+def residual(model, x):
+    """u'' + u, as in the README: the outputs are derivatives of the network with respect to its inputs."""
+    x = x.requires_grad_()
+    u = model(x)
+    du = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+    return torch.autograd.grad(du.sum(), x, create_graph=True)[0] + u
+
+
+class Force(nn.Module):
+    """A network whose own forward pass differentiates: outputs are the slope of an energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("kind", ["residual", "force", "plain energy"])
+@pytest.mark.parametrize("surrounding", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_outputs_that_are_derivatives(kind, surrounding):
+    torch.manual_seed(0)
+    model = Force() if kind == "force" else nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    model, outputs = model.double(), residual if kind == "residual" else None
+    x, y = torch.linspace(-1, 1, 6)[:, None].double(), torch.randn(6, 1).double()
+    measures = ["loss", "shares", "kernel", "target_linearity", "spectra", "step", "dntk", "norm"]
+    with surrounding():
+        seen = first(model, (x, y), outputs=outputs, measures=measures)
+    assert not x.requires_grad
+    f = (residual if kind == "residual" else lambda model, x: model(x))(model, x.clone()).detach()
+    assert seen["loss/probe"] == pytest.approx(float(F.mse_loss(f, y)), rel=1e-12)
+    step = gs.explain_step(model, x, y, lr=0.1, outputs=outputs)
+    assert seen["step/true_loss_change"] == pytest.approx(step.true_loss_change, rel=1e-9)
+    traced = torch.einsum("ncmc->nm", gs.ntk(model, x, outputs=outputs))
+    expected = float(traced.trace()) ** 2 / float(traced.square().sum())
+    assert seen["kernel/effective_rank"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_probe_stays_a_plain_tensor():
+    """Outputs that ask for gradients at x ask them of a copy: what is watched next is not differentiated."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    scope = gs.watch(model, (torch.linspace(-1, 1, 6)[:, None], torch.zeros(6, 1)), outputs=residual, measures="norm")
+    assert not scope.subject.x.requires_grad

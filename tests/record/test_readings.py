@@ -212,3 +212,34 @@ def test_a_reading_makes_no_matrix_of_inputs_by_inputs(model, x):
     weights = sum(p.numel() for p in model.parameters())
     signals = 12 * 3 * 1500  # examples, outputs, entries of the widest layer
     assert largest.entries <= 4 * weights + 2 * signals < 1500**2 / 4
+
+
+@pytest.mark.parametrize("measure", ["step", "dntk", "states"])
+@pytest.mark.parametrize("cause", ["fitted", "below precision"])
+def test_the_error_of_a_step_that_changes_nothing_is_undefined(measure, cause):
+    """Of no change there is no fraction: neither 0, as if theory had foretold the step, nor infinity."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(6, 5)
+    y = model(x).detach() if cause == "fitted" else torch.randn(6, 2)
+    with pytest.warns(WatchWarning, match=f"{measure}/error is left out: not defined: the step changed nothing"):
+        scope = gs.watch(model, (x, y), measures=measure, lr=LR if cause == "fitted" else 1e-12, overhead=None)
+    record = scope.records[0]
+    relative = ("step/error", "step/second_order", "step/mask_flips", "dntk/error", "dntk/error_with_crossings")
+    assert not {*relative, "states/error", "states/alignment"} & record["scalars"].keys()
+    assert "not defined" in record["failures"][f"{measure}/error"]
+    scope = gs.watch(model, (x, torch.randn(6, 2)), measures=measure, lr=LR, overhead=None, on_error="raise")
+    assert f"{measure}/error" in scope.records[0]["scalars"]
+    assert not scope.records[0]["failures"]
+
+
+def test_states_are_read_with_the_outputs_that_were_chosen():
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(6, 5), torch.randn(6, 2)
+    options = {"measures": "states", "lr": LR, "overhead": None, "on_error": "raise"}
+    seen = gs.watch(model, (x, y), outputs=[0, 2], **options).records[0]["scalars"]
+
+    def loss(f):
+        return F.mse_loss(f, y)
+
+    expected = gs.propagators.prediction.predict_step(model, x, loss, LR, outputs=[0, 2])
+    assert seen["states/error"] == pytest.approx(expected.relative_error)

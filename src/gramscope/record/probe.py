@@ -52,7 +52,7 @@ def split(probe: Any, model: nn.Module) -> tuple[Any, Tensor | None]:
         raise InputError(f"probe must be (x, y) with one target for each of the {n} examples, got y of {got}.")
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     dtype = dtypes.pop() if len(dtypes) == 1 else None
-    return prepare_input(x, dtype), None if y is None else plain_labels(y.detach().clone())
+    return prepare_input(x, dtype), None if y is None else prepare_input(plain_labels(y))
 
 
 def judge(
@@ -65,9 +65,10 @@ def judge(
     """
     n = count_examples(x)
     try:
-        with surroundings(model) as written, written, evaluating(model), torch.no_grad():
+        # Gradients are on, and x is a copy: outputs may be derivatives with respect to x (a PDE residual).
+        with surroundings(model) as written, written, evaluating(model), torch.enable_grad():
             whole = callable(outputs) or outputs is None or isinstance(outputs, str)
-            found = output_tensor(model, x, n, outputs) if whole else evaluate(model, x, n, outputs)
+            found = (output_tensor if whole else evaluate)(model, prepare_input(x), n, outputs).detach()
     except Exception as error:
         if weights_only or _ours(error, model):
             return unseen(y, loss)

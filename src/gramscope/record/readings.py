@@ -32,6 +32,7 @@ _NO_LAST = (
     "not defined: no linear layer makes one row of outputs for each example. Choose such outputs with outputs=, "
     "or leave richness out of measures=."
 )
+_NO_CHANGE = "not defined: the step changed nothing that the model's precision shows."
 SAMPLE = 2000  # entries of predicted and true changes that are kept
 
 
@@ -274,23 +275,26 @@ def read_step(moment: Moment) -> Reading:
         subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None,
         loss=subject.judge.loss, optimizer=subject.optimizer, outputs=subject.outputs,
     )  # fmt: skip
-    scalars = {
-        "step/predicted_loss_change": step.predicted_loss_change,
-        "step/true_loss_change": step.true_loss_change,
-        "step/error": step.errors["all"],
-    }
-    for part, name in (("second order", "second_order"), ("mask flips", "mask_flips")):
-        if part in step.errors:
-            scalars[f"step/{name}"] = step.errors[part]
-    scalars |= {f"flips/{flips.name}": float(flips.flipped) for flips in step.flips}
+    parts = {"all": "step/error", "second order": "step/second_order", "mask flips": "step/mask_flips"}
+    errors = {parts[part]: error for part, error in step.errors.items() if part in parts}
+    reading = _relative(errors, step.true)
+    reading.scalars["step/predicted_loss_change"] = step.predicted_loss_change
+    reading.scalars["step/true_loss_change"] = step.true_loss_change
+    reading.scalars |= {f"flips/{flips.name}": float(flips.flipped) for flips in step.flips}
     forms = measures.weight_forms(moment.subject.model)
-    scalars |= _gram_changes(moment, step, forms)
+    reading.scalars |= _gram_changes(moment, step, forms)
     chosen = torch.linspace(0, step.true.numel() - 1, min(SAMPLE, step.true.numel())).long()
-    arrays = {
-        "step/predicted": _numpy(step.predicted.flatten().cpu()[chosen]),
-        "step/true": _numpy(step.true.flatten().cpu()[chosen]),
-    }
-    return Reading(scalars, arrays, _without_matrix(moment, step, forms))
+    reading.arrays["step/predicted"] = _numpy(step.predicted.flatten().cpu()[chosen])
+    reading.arrays["step/true"] = _numpy(step.true.flatten().cpu()[chosen])
+    reading.missing |= _without_matrix(moment, step, forms)
+    return reading
+
+
+def _relative(errors: Mapping[str, float], change: Tensor) -> Reading:
+    """Numbers that are fractions of a true change; of no change there is none, and the first says so for all."""
+    known = {name: error for name, error in errors.items() if bool(change.any()) and math.isfinite(error)}
+    lost = [name for name in errors if name not in known]
+    return Reading(known, missing={lost[0]: _NO_CHANGE} if lost else {})
 
 
 def _without_matrix(moment: Moment, step: ExplainedStep, forms: Mapping[str, Any]) -> dict[str, str]:
@@ -334,14 +338,11 @@ def read_dntk(moment: Moment) -> Reading:
     subject = moment.subject
     with evaluating(subject.model):
         step = ntk_step(subject.model, subject.x, _loss_of(moment), _rate(moment), outputs=subject.outputs)
-    return Reading(
-        {
-            "dntk/relative_change": step.relative_change,
-            "dntk/error": step.error,
-            "dntk/error_with_crossings": step.error_with_crossings,
-            "dntk/crossed": float(step.crossings.crossed),
-        }
-    )
+    errors = {"dntk/error": step.error, "dntk/error_with_crossings": step.error_with_crossings}
+    reading = _relative(errors, step.measured)
+    reading.scalars["dntk/relative_change"] = step.relative_change
+    reading.scalars["dntk/crossed"] = float(step.crossings.crossed)
+    return reading
 
 
 @reader(
@@ -353,8 +354,8 @@ def read_dntk(moment: Moment) -> Reading:
 def read_states(moment: Moment) -> Reading:
     subject = moment.subject
     with evaluating(subject.model):
-        step = predict_step(subject.model, subject.x, _loss_of(moment), _rate(moment))
-    return Reading({"states/error": step.relative_error, "states/alignment": step.alignment})
+        step = predict_step(subject.model, subject.x, _loss_of(moment), _rate(moment), outputs=subject.outputs)
+    return _relative({"states/error": step.relative_error, "states/alignment": step.alignment}, step.measured)
 
 
 def _loss_of(moment: Moment) -> Callable[[Tensor], Tensor]:
