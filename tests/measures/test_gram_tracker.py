@@ -238,3 +238,17 @@ def test_stationarity_of_any_size(factor):
     assert stationarity_residual(gram, 0.3 * gram, 0.3) == pytest.approx(2, rel=1e-14)
     with pytest.raises(InputError, match="cross must be finite"):
         stationarity_residual(gram, gram * math.nan, 0.3)
+
+
+def test_the_optimiser_inside_a_wrapper_is_tracked():
+    """accelerate's class is a torch optimiser that was never set up as one."""
+    accelerate = pytest.importorskip("accelerate")
+    model = nn.Sequential(nn.Linear(3, 2))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = accelerate.Accelerator(cpu=True).prepare(inner)
+    with GramTracker(model, optimizer) as tracker:
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    assert tracker.compute()["0.weight"].steps == 1
+    with pytest.raises(InputError, match=r"optimizer must be a torch.optim.Optimizer, or several of them"):
+        GramTracker(model, "sgd")

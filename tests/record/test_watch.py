@@ -451,3 +451,77 @@ def test_after_close_nothing_is_measured(tmp_path):
     assert scope.count == 1
     assert repr(scope).endswith("closed)")
     assert gs.open_run(tmp_path / "a").steps == [0, 1]
+
+
+class Wrapper:
+    """Stands for an optimiser by its attributes, as many packages have it."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        return self.optimizer.step()
+
+
+class HalfAnOptimizer(torch.optim.Optimizer):
+    """A subclass that was never set up as one, as accelerate's is."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, HalfAnOptimizer, lambda o: Wrapper(HalfAnOptimizer(o))])
+def test_the_optimiser_inside_a_wrapper_is_watched(wrap):
+    model = network()
+    inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    wrapped = wrap(inner)
+    scope = gs.watch(model, (X, Y), every=1, measures="step", overhead=None, on_error="raise").attach(wrapped)
+    assert scope.subject.optimizer is inner
+    for _ in range(3):
+        F.cross_entropy(model(X), Y).backward()
+        wrapped.step()
+    assert scope.count == 3
+    assert "step/error" in scope.records[-1]["scalars"]
+    assert gs.watch(model, (X, Y), measures="norm").use(wrapped).subject.optimizer is inner
+
+
+def test_an_optimiser_with_another_inside_is_itself():
+    """Its own step is the one that is taken: that of the inner one would be rehearsed wrongly."""
+    model = network()
+    outer = gs.measures.GramOnly(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    assert gs.watch(model, (X, Y), measures="norm").attach(outer).subject.optimizer is outer
+
+
+def test_accelerate_is_watched():
+    accelerate = pytest.importorskip("accelerate")
+    results = []
+    for watched in (True, False):
+        model = network()
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        if watched:
+            options = {"every": 1, "measures": ["loss", "step"], "overhead": None, "on_error": "raise"}
+            scope = gs.watch(model, (X, Y), **options).attach(optimizer)
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                optimizer.zero_grad()
+                accelerator.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+    assert scope.count == 3  # five batches, two for each step, and the rest
+    assert "step/error" in scope.records[-1]["scalars"]
+
+
+@pytest.mark.parametrize("wrong", [None, "adam", torch.optim.SGD, Wrapper(None), Wrapper("adam")])
+def test_what_is_no_optimiser_is_refused(wrong):
+    for name in ("attach", "use"):
+        with pytest.raises(InputError, match=r"optimizer must be a torch.optim.Optimizer, or hold one as .optimizer"):
+            getattr(gs.watch(network(), (X, Y), measures="norm"), name)(wrong)

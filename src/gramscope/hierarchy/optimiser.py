@@ -46,6 +46,7 @@ def prepare(
     optimizer: OptimiserLike, lr: float | None, parameters: Mapping[str, nn.Parameter], memo: dict[Any, Any]
 ) -> Optimizer:
     """An optimiser for the copied parameters: a copy of the user's with its state, or a new one."""
+    optimizer = inner_optimizer(optimizer) or optimizer
     if isinstance(optimizer, Optimizer):
         twin = _twin(optimizer, memo)
         if lr is not None:
@@ -73,6 +74,18 @@ def prepare(
     for group in made.param_groups:
         group["lr"] = lr
     return made
+
+
+def inner_optimizer(given: Any) -> Optimizer | None:
+    """The torch optimiser that ``given`` is or wraps, as accelerate's and Lightning's do; None where there is none.
+
+    A wrapper keeps the optimiser as ``.optimizer``, and has no hooks of its own, even if it is a subclass.
+    """
+    for _ in range(8):  # an attribute that stands for anything would never end
+        if isinstance(given, Optimizer) and "_optimizer_step_post_hooks" in vars(given):
+            return given
+        given = getattr(given, "optimizer", None)
+    return None
 
 
 def _twin(optimizer: Optimizer, memo: dict[Any, Any]) -> Optimizer:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from gramscope.base.errors import InputError
 from gramscope.base.warned import undefined, warn
 from gramscope.capture.network import named_parameters, unwrap
+from gramscope.hierarchy.optimiser import inner_optimizer
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 
 __all__ = ["GramChange", "GramChanges", "GramTracker"]
@@ -82,7 +83,7 @@ class GramTracker:
 
     Args:
         model: the model; its modules tell which parameters are matrices.
-        optimizer: the optimiser that moves it, or several.
+        optimizer: the torch optimiser that moves it, or a wrapper of one (accelerate's), or several.
         weights: glob, or globs, of parameter names.
 
     Reference: arXiv:2605.06258 (theory 2, the statement about changes).
@@ -101,11 +102,12 @@ class GramTracker:
         (10, True)
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], weights: str | Sequence[str] = "*"
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any, weights: str | Sequence[str] = "*") -> None:
         model = unwrap(model)
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        optimizers = [inner for one in given if (inner := inner_optimizer(one)) is not None]
+        if len(optimizers) < len(given):
+            raise InputError(f"optimizer must be a torch.optim.Optimizer, or several of them, got {optimizer!r}.")
         named = named_parameters(model)
         moved = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         forms = weight_forms(model).chosen(weights)

@@ -11,6 +11,7 @@ import numpy as np
 from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
+from gramscope.hierarchy.optimiser import inner_optimizer
 
 
 def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any) -> None:
@@ -48,9 +49,15 @@ def globs(given: Any, what: str) -> list[str]:
     return found
 
 
-def check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+def check_optimizer(given: Any) -> Optimizer:
+    """The optimiser itself, also out of a wrapper."""
+    optimizer = inner_optimizer(given)
+    if optimizer is None:
+        raise InputError(
+            f"optimizer must be a torch.optim.Optimizer, or hold one as .optimizer, got {type(given).__name__}. Pass "
+            "the one whose step() the loop calls."
+        )
+    return optimizer
 
 
 def whole_step(value: Any, what: str, also: str = "") -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
+from gramscope.hierarchy.optimiser import inner_optimizer
 from gramscope.record.arguments import check_out
 from gramscope.record.watch import Scope, watch
 from gramscope.store.records import META_FILE
@@ -33,9 +33,8 @@ def open_scope(
 def holding(optimizers: Iterable[Any], model: nn.Module) -> Any:
     """The first optimiser that moves parameters of this model, or None."""
     own = {id(parameter) for parameter in model.parameters()}
-    for wrapped in optimizers:
-        optimizer = getattr(wrapped, "optimizer", wrapped)  # Lightning and accelerate wrap the real one
-        groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
+    for optimizer in map(inner_optimizer, optimizers):
+        groups = [] if optimizer is None else optimizer.param_groups
         if any(id(p) in own for group in groups for p in group["params"]):
             return optimizer
     return None

@@ -232,7 +232,7 @@ class Scope:
 
     def attach(self, optimizer: Any) -> "Scope":
         """Count the steps of ``optimizer`` from now on; call no ``step`` then. Its memory enters the rehearsed step."""
-        check_optimizer(optimizer)
+        optimizer = check_optimizer(optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held for p in self.model.parameters()):
             raise InputError("optimizer must hold parameters of the watched model, but it holds none of them.")
@@ -251,8 +251,7 @@ class Scope:
 
     def use(self, optimizer: Any) -> "Scope":
         """Rehearse steps with this optimiser, without counting its steps."""
-        check_optimizer(optimizer)
-        self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer})
+        self.subject = Subject(**{**vars(self.subject), "optimizer": check_optimizer(optimizer)})
         return self
 
     def close(self, measure: bool = True) -> None:
