@@ -197,7 +197,7 @@ def test_arguments_of_the_wrong_kind():
         gs.watch(network(), (X, Y), overhead="a")
     scope = gs.watch(network(), (X, Y), measures="norm")
     for method in (scope.attach, scope.use):
-        with pytest.raises(InputError, match=r"must be a torch.optim.Optimizer, got Linear"):
+        with pytest.raises(InputError, match=r"must be a torch.optim.Optimizer, or hold one as .optimizer, got Linear"):
             method(nn.Linear(5, 3))
 
 
@@ -248,3 +248,36 @@ def test_the_probe_stays_a_plain_tensor():
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
     scope = gs.watch(model, (torch.linspace(-1, 1, 6)[:, None], torch.zeros(6, 1)), outputs=residual, measures="norm")
     assert not scope.subject.x.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        ("mse", torch.randn(16, 3)),
+        ("half_squared", torch.randn(16, 3)),
+        ("cross_entropy", Y),
+        ("cross_entropy", torch.randn(16, 3).softmax(1)),
+        (lambda f, y: F.huber_loss(f, y), torch.randn(16, 3)),
+    ],
+    ids=["mse", "half squared", "labels", "probabilities", "own"],
+)
+def test_losses_are_those_of_explain_step(loss, y):
+    model = network().double()
+    x, y = X.double(), y.double() if y.is_floating_point() else y
+    seen = first(model, (x, y), loss=loss, measures=["loss", "shares", "step"])
+    step = gs.explain_step(model, x, y, loss=loss, lr=0.1)
+    assert seen["loss/probe"] == pytest.approx(step.loss_before, rel=1e-12)
+    assert seen["step/predicted_loss_change"] == pytest.approx(step.predicted_loss_change, rel=1e-12)
+    assert seen["share/0"] == pytest.approx(step.shares["0"], rel=1e-9)
+    assert ("accuracy/probe" in seen) == (not y.is_floating_point())
+
+
+def test_cross_entropy_of_every_position_by_name():
+    torch.manual_seed(0)
+    model, ids = Language(), torch.randint(0, 7, (5, 4))
+    x, y = ids[:, :-1], ids[:, 1:]
+    named, plain = (first(model, (x, y), measures="loss", loss=loss) for loss in ("cross_entropy", None))
+    assert {"loss/probe", "accuracy/probe"} < named.keys()
+    assert {n: named[n] for n in ("loss/probe", "accuracy/probe")} == {
+        n: plain[n] for n in ("loss/probe", "accuracy/probe")
+    }

@@ -271,7 +271,12 @@ def test_no_warning_reaches_the_user():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"loss": "mse"}, "loss must be a function"),
+        ({"loss": "hinge"}, "loss must be one of mse, half_squared, cross_entropy, or a function"),
+        ({"loss": 3}, "loss must be one of mse, half_squared, cross_entropy, or a function"),
+        ({"loss": "mse"}, "y must be a floating tensor of the output's shape"),
+        ({"loss": lambda f, y: f - y}, "loss must take the outputs of the probe and its y, but it failed with"),
+        ({"loss": lambda f, y: f.sum(1)}, r"loss must return one number .*got a tensor of \(40,\)"),
+        ({"loss": lambda f, y: 1.0}, r"loss must return one number .*got float"),
         ({"lr": -1}, "lr must be a positive number"),
         ({"lr": "a"}, "lr must be a positive number"),
         ({"lr": math.nan}, "lr must be a positive number"),

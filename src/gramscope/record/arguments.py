@@ -11,6 +11,7 @@ import numpy as np
 from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
+from gramscope.hierarchy.losses import loss_function
 from gramscope.hierarchy.optimiser import inner_optimizer
 
 
@@ -18,11 +19,8 @@ def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any) -> 
     if on_error not in ("warn", "raise"):
         raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}.')
     check_out(out)
-    if loss is not None and not callable(loss):
-        raise InputError(
-            f"loss must be a function (outputs, y) -> number, got {loss!r}. "
-            "Pass e.g. torch.nn.functional.mse_loss, or leave it out."
-        )
+    if loss is not None:
+        loss_function(loss)
     if forward is not None and not callable(forward):
         raise InputError(f"forward must be a function (scalars, step) -> None, got {forward!r}. Wrap it.")
     number = isinstance(lr, Real) and not isinstance(lr, bool)

@@ -1,8 +1,7 @@
 """How outputs are judged by targets, from the shapes of both; refused in words where they do not go together."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -10,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.hierarchy.losses import Loss, loss_function
 
-Loss = Callable[[Tensor, Any], Tensor]
 Kind = Literal["numbers", "classes", "yes or no", "own"]
 IGNORED = -100  # torch's label of a position that does not count
 _ADVICE = "Pass loss=(outputs, y) -> number to watch, or outputs= to choose other outputs."
@@ -70,10 +69,12 @@ class Judge:
         return f.movedim(self.classes, -1).reshape(-1, f.shape[self.classes])
 
 
-def judge_of(y: Tensor | None, shape: tuple[int, ...], own: Loss | None) -> Judge:
+def judge_of(y: Tensor | None, shape: tuple[int, ...], loss: str | Loss | None) -> Judge:
     """How outputs of this shape are judged by y."""
-    if y is None or own is not None:
-        return _own(y, shape, own)
+    if loss == "cross_entropy" and y is not None and not y.is_floating_point():
+        return replace(judge_of(y, shape, None), own=loss_function(loss))
+    if y is None or loss is not None:
+        return _own(y, shape, None if loss is None else loss_function(loss))
     got = f"got outputs of shape (n, {', '.join(map(str, shape))}) and y of {tuple(y.shape)}. {_ADVICE}"
     if y.is_floating_point():
         if y.numel() != len(y) * math.prod(shape):
@@ -95,8 +96,9 @@ def judge_of(y: Tensor | None, shape: tuple[int, ...], own: Loss | None) -> Judg
     return _checked(Judge("classes", shape, -1 if last else 1), y)
 
 
-def unseen(y: Tensor | None, own: Loss | None) -> Judge:
+def unseen(y: Tensor | None, loss: str | Loss | None) -> Judge:
     """For outputs that could not be seen beforehand: one row for each example."""
+    own = None if loss is None else loss_function(loss)
     return Judge("numbers" if y is not None and y.is_floating_point() else "classes", (-1,), own=own)
 
 

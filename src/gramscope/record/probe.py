@@ -22,9 +22,10 @@ from gramscope.capture.network import (
     prepare_input,
 )
 from gramscope.capture.surroundings import untouched
+from gramscope.hierarchy.losses import Loss
 from gramscope.hierarchy.optimiser import autocast_uncached
 from gramscope.record.arguments import globs
-from gramscope.record.judge import Judge, Loss, judge_of, plain_labels, unseen
+from gramscope.record.judge import Judge, judge_of, plain_labels, unseen
 from gramscope.record.moment import Subject, evaluating, layer_of
 from gramscope.record.readings import READERS
 
@@ -56,12 +57,13 @@ def split(probe: Any, model: nn.Module) -> tuple[Any, Tensor | None]:
 
 
 def judge(
-    model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: Loss | None, weights_only: bool = False
+    model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: str | Loss | None, weights_only: bool = False
 ) -> Judge:
     """How the outputs are judged, from one forward pass.
 
     A probe that the model refuses, or that gives NaN for a NaN of its own, is refused here, unless the model will not
-    be called (``weights_only``). Outputs that only the measures cannot use are left to them to report.
+    be called (``weights_only``); so is a loss that does not take the outputs. Outputs that only the measures cannot use
+    are left to them to report.
     """
     n = count_examples(x)
     try:
@@ -85,7 +87,25 @@ def judge(
         raise InputError(
             "the probe must hold numbers, but x has NaN in it, and so have the outputs. Leave out such examples."
         )
-    return judge_of(y, tuple(found.shape[1:]) or (1,), loss)
+    made = judge_of(y, tuple(found.shape[1:]) or (1,), loss)
+    if made.own is not None and y is not None and not weights_only:
+        _try(made.own, found.reshape(n, *made.shape), y.to(found.device))
+    return made
+
+
+def _try(loss: Loss, found: Tensor, y: Tensor) -> None:
+    try:
+        value: Any = loss(found, y)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"loss must take the outputs of the probe and its y, but it failed with {type(error).__name__}: {error}. "
+            f"It was given tensors of {tuple(found.shape)} and {tuple(y.shape)}."
+        ) from error
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        got = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"loss must return one number for (outputs, y), as a tensor, got {got}. Average or sum it.")
 
 
 def _ours(error: Exception, model: nn.Module) -> bool:

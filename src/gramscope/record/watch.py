@@ -73,8 +73,8 @@ def watch(
         every: steps between measurements, "log", "log:10", a collection of steps, or a function of the step. The last
             step is measured too, when the watch is closed.
         measures, layers: names or globs of what to measure; ``gramscope.record.READERS`` lists the measures.
-        loss: (outputs, y) -> number; cross-entropy for labels (binary for 0 and 1 with one output each) and mean
-            squared error for numbers if None.
+        loss: as for ``explain_step``: "mse", "half_squared", "cross_entropy", or (outputs, y) -> number. If None,
+            cross-entropy for labels (binary for 0 and 1 with one output each) and mean squared error for numbers.
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
         overhead: fraction of the training time that measuring may take. Measures take turns to stay under it: those
