@@ -130,14 +130,47 @@ def test_refusals_cost_next_to_nothing_and_are_not_written(clock, register, monk
     assert all("plain/value" in record["scalars"] for record in scope.records)
 
 
-def test_what_was_logged_is_written_when_nothing_can_be_read(clock, register):
+def test_what_is_logged_is_kept_when_nothing_can_be_read(tmp_path, clock, register):
     register("plain", 2.0)
+    with gs.watch(nn.Linear(4, 2), X, tmp_path / "a", every=1, measures="plain", overhead=SHARE) as scope:
+        for step in range(1, 5001):
+            clock.now += STEP
+            scope.step(loss=1.0 / step, lr=0.1)
+        run = gs.open_run(tmp_path / "a")
+        assert len(run.logged()["loss"]) > 4900, "all but those of the last second are on the disk while it trains"
+    expected = {step: 1.0 / step for step in range(1, 5001)}
+    assert scope.logged["loss"] == expected
+    run.refresh()
+    assert run.logged()["loss"].to_dict() == expected
+    assert run.logged()["lr"].to_dict() == dict.fromkeys(expected, 0.1)
+    assert len(run.steps) < 5
+
+
+def test_the_first_measurement_is_not_charged(clock, register):
+    """Imports and warm-up are no cost of measuring; nor may they hide from who asks what was paid."""
+    reads = register("plain", 0.01, cold=5.0)
     scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
-    while clock.now < 100:
+    assert scope.budget.room == pytest.approx(0.0)
+    while not reads[1:]:
         clock.now += STEP
-        scope.step(loss=1.0)
-    lines = [record for record in scope.records if record["scalars"].get("loss") == 1.0]
-    assert 30 < len(lines) < 50, "once a second, after the start is paid for: not at every step"
+        scope.step()
+    # Room for a second measurement as expensive as the first, which is all that is known of it.
+    assert clock.now - 5.0 == pytest.approx(5.0 / (0.6 * SHARE), rel=0.05)
+    assert scope.overhead > SHARE / 2, "the first one too"
+
+
+def test_what_was_paid_stands_still_after_the_end(clock, register):
+    register("plain", 0.01)
+    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=None)
+    for _ in range(10):
+        clock.now += STEP
+        scope.step()
+    before = scope.overhead
+    scope.close()
+    assert scope.overhead == pytest.approx(before)
+    clock.now += 1000.0
+    assert scope.overhead == pytest.approx(before)
+    assert before == pytest.approx(0.11 / 0.2)
 
 
 def test_counting_does_not_use_up_the_budget(clock, register, monkeypatch):
@@ -159,8 +192,8 @@ def test_counting_does_not_use_up_the_budget(clock, register, monkeypatch):
     assert len(asked) < 0.1 * steps, "most steps are neither timed nor looked up"
     assert all(len(found) > 4 for found in reads.values()), reads
     assert max(b - a for found in reads.values() for a, b in itertools.pairwise(found)) < 0.4 * steps
-    empty = [record for record in scope.records if not {"plain/value", "dear/value"} & set(record["scalars"])]
-    assert len(empty) < 100
+    assert all({"plain/value", "dear/value"} & set(record["scalars"]) for record in scope.records)
+    assert list(scope.logged["loss"]) == list(range(1, steps + 1))
     assert scope.overhead < SHARE
 
 

@@ -179,7 +179,9 @@ def _hugging_face(tmp_path, watcher, **options):
     )  # fmt: skip
     rows = [{"input_ids": row, "labels": row} for row in ids]
     model = transformers.GPT2LMHeadModel(config)
-    return transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[watcher])
+    return transformers.Trainer(
+        model=model, args=arguments, train_dataset=rows, eval_dataset=rows, callbacks=[watcher]
+    )  # fmt: skip
 
 
 def _language_watcher(tmp_path, measures=("norm",)):
@@ -229,3 +231,122 @@ def test_hugging_face_language_model_again_and_interrupted(tmp_path):
     trainer.training_step = real
     trainer.train()
     assert gs.open_run(tmp_path / "run").steps[-1] == 14
+
+
+def test_hugging_face_evaluations_stand_at_their_steps(tmp_path):
+    """An evaluation is logged after the loss of its step, and after the record of its step."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
+    from gramscope.record.huggingface import WatchCallback
+
+    ids = torch.randint(0, 11, (3, 5), generator=torch.Generator().manual_seed(2))
+    probe = ({"input_ids": ids[:, :-1]}, ids[:, 1:])
+    watcher = WatchCallback(
+        probe=probe, out=tmp_path / "run", every=5, measures="norm", on_error="raise", overhead=None
+    )
+    options = {"eval_strategy": "steps", "eval_steps": 10, "logging_steps": 5, "max_steps": 25}
+    trainer = _hugging_face(tmp_path, watcher, **options)
+    trainer.train()
+    assert isinstance(trainer, transformers.Trainer)
+    run = gs.open_run(tmp_path / "run")
+    for name, steps in (("loss", {5, 10, 15, 20, 25}), ("eval_loss", {10, 20}), ("learning_rate", {5, 10, 15, 20, 25})):
+        said = {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
+        assert steps <= set(said)
+        assert run.logged()[name].to_dict() == said
+        assert run.scalars()[name].dropna().to_dict() == said
+        assert watcher.scope.logged[name] == said
+    assert run.steps == [0, 5, 10, 15, 20, 25]
+
+
+def test_a_name_that_is_taken_does_not_stop_a_trainer(tmp_path):
+    watcher = _language_watcher(tmp_path, ["norm"])
+    trainer = _hugging_face(tmp_path, watcher)
+    real = trainer.log
+    trainer.log = lambda logs, *more: real({**logs, "overhead": 1.0, "norm/parameters": 2.0}, *more)
+    with pytest.warns(gs.record.WatchWarning, match="is measured by the watch and cannot be logged"):
+        trainer.train()
+    assert watcher.scope.count == 4
+    assert "loss" in watcher.scope.logged
+
+
+class _Logging:
+    """A LightningModule that logs by step, by epoch, by both, now and then, and in its evaluations."""
+
+    def __new__(cls, lightning, **options):
+        class Module(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.net, self.said = nn.Linear(4, 2), []
+
+            def training_step(self, batch, index):
+                loss = F.cross_entropy(self.net(batch[0]), batch[1])
+                self.log("train_loss", loss)
+                self.log("both", loss, on_step=True, on_epoch=True)
+                if index == 2:
+                    self.log("rare", 7.0 + self.trainer.global_step)
+                self.said.append(float(loss))
+                return loss
+
+            def validation_step(self, batch, index):
+                self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        return Module()
+
+
+def _fit_logging(lightning, folder, accumulate=1, **options):
+    from gramscope.record.lightning import WatchCallback
+
+    watcher = WatchCallback(
+        probe=(X[:8], Y[:8]), out=folder / "run", every=3, measures="norm", on_error="raise", overhead=None
+    )
+    module = _Logging(lightning)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+    evaluated = {}
+
+    class Listener(lightning.Callback):
+        """What EarlyStopping and ModelCheckpoint would see, and when."""
+
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                evaluated[trainer.global_step] = float(trainer.callback_metrics["val_loss"])
+
+    trainer = lightning.Trainer(
+        max_epochs=2, callbacks=[watcher, Listener()], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", default_root_dir=folder,
+        accumulate_grad_batches=accumulate, **options,
+    )  # fmt: skip
+    trainer.fit(module, loader, loader)
+    return watcher.scope, module, evaluated
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
+def test_lightning_numbers_stand_at_their_steps(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    scope, module, evaluated = _fit_logging(lightning, tmp_path, val_check_interval=2)
+    losses = dict(enumerate(module.said, 1))
+    assert list(evaluated) == [2, 4, 6, 8]
+    logged = {name: series.to_dict() for name, series in gs.open_run(tmp_path / "run").logged().items()}
+    assert logged == scope.logged
+    assert logged["val_loss"] == pytest.approx(evaluated)
+    assert logged["train_loss"] == pytest.approx(losses)
+    assert logged["loss"] == pytest.approx(losses)
+    assert logged["both_step"] == pytest.approx(losses)
+    epochs = {4: sum(module.said[:4]) / 4, 8: sum(module.said[4:]) / 4}
+    assert logged["both_epoch"] == pytest.approx(epochs)
+    assert "both" not in logged, "it would be a mixture of the two"
+    assert logged["rare"] == {3: 9.0, 7: 13.0}, "an old number is not logged again"
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
+def test_lightning_loss_of_several_batches(tmp_path):
+    """Lightning divides each batch's loss by their number; together they are the loss that was stepped on."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    scope, module, _ = _fit_logging(lightning, tmp_path, accumulate=2)
+    said = module.said
+    means = {step: (said[2 * step - 2] + said[2 * step - 1]) / 2 for step in (1, 2, 3, 4)}
+    assert scope.logged["loss"] == pytest.approx(means)
+    assert list(scope.logged["val_loss"]) == [2, 4]

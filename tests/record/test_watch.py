@@ -1,4 +1,5 @@
 import math
+import sys
 import warnings
 
 import pytest
@@ -183,11 +184,15 @@ def test_log_and_forward():
         measures="norm",
         forward=lambda scalars, step: seen.append((step, scalars)),
     )
+    train(model, scope, 1)
     scope.log(lr=0.1, note=torch.tensor(2.0))
     train(model, scope, 2)
     assert [step for step, _ in seen] == [0, 2]
-    assert seen[-1][1]["lr"] == 0.1
-    assert seen[-1][1]["loss"] > 0
+    assert seen[-1][1]["loss"] == scope.logged["loss"][2]
+    assert "lr" not in seen[-1][1], "it was logged at another step"
+    assert scope.logged["lr"] == {1: 0.1}
+    assert scope.logged["note"] == {1: 2.0}
+    assert list(scope.logged["loss"]) == [1, 2, 3]
     with pytest.raises(InputError, match="one number"):
         scope.log(bad="text")
     with pytest.raises(InputError, match="a number that a float can hold"):
@@ -356,7 +361,8 @@ def test_an_attached_watch_counts_once():
     assert len(said) == 1
     assert scope.count == 4
     assert [record["step"] for record in scope.records] == [0, 1, 2, 3, 4]
-    assert "loss" in scope.records[-1]["scalars"]
+    assert "loss" in scope.records[-1]["scalars"], "it came after the record of its step"
+    assert list(scope.logged["loss"]) == [1, 2, 3, 4]
 
 
 def test_the_last_step_is_measured(tmp_path):
@@ -387,8 +393,8 @@ def test_what_was_interrupted_is_not_measured():
     scope = gs.watch(model, (X, Y), every=5, measures="norm", overhead=None)
     train(model, scope, 2)
     scope.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert scope.records[-1]["step"] == 2
-    assert set(scope.records[-1]["scalars"]) == {"loss", "overhead"}
+    assert [record["step"] for record in scope.records] == [0]
+    assert list(scope.logged["loss"]) == [1, 2]
 
 
 def test_every_weight_has_its_shuffled_null():
@@ -530,3 +536,69 @@ def test_what_is_no_optimiser_is_refused(wrong):
     for name in ("attach", "use"):
         with pytest.raises(InputError, match=r"optimizer must be a torch.optim.Optimizer, or hold one as .optimizer"):
             getattr(gs.watch(network(), (X, Y), measures="norm"), name)(wrong)
+
+
+def test_every_number_stands_at_its_own_step(tmp_path):
+    """Also one that comes after the record of its step, and at steps without a record."""
+    model = network()
+    with gs.watch(model, (X, Y), tmp_path / "a", every=5, measures="norm", overhead=None) as scope:
+        for step in range(1, 13):
+            train(model, scope, 1)
+            if step % 5 == 0 or step == 7:
+                scope.log(eval_loss=float(step))
+    run = gs.open_run(tmp_path / "a")
+    assert run.logged()["eval_loss"].to_dict() == {5: 5.0, 7: 7.0, 10: 10.0}
+    assert list(run.logged()["loss"].index) == list(range(1, 13))
+    assert run.scalars()["eval_loss"].dropna().to_dict() == {5: 5.0, 10: 10.0}
+    assert run.steps == [0, 5, 10, 12]
+    assert scope.records[1]["scalars"]["eval_loss"] == 5.0
+    assert scope.logged == {name: series.to_dict() for name, series in run.logged().items()}
+
+
+def test_a_disk_that_is_full_for_a_while_loses_no_number(tmp_path, monkeypatch):
+    from gramscope.store import StoreError
+
+    model = network()
+    scope = gs.watch(model, (X, Y), tmp_path / "a", every=100, measures="norm", overhead=None)
+    real = scope._writer.log
+
+    def full(numbers):
+        raise StoreError("No space left on device")
+
+    monkeypatch.setattr(scope._writer, "log", full)
+    monkeypatch.setattr(sys.modules[WatchWarning.__module__], "FLUSH", 0.0)
+    with pytest.warns(WatchWarning, match="what was logged up to step 1 is not written yet: No space left") as said:
+        train(model, scope, 3)
+    assert len(said) == 1
+    monkeypatch.setattr(scope._writer, "log", real)
+    train(model, scope, 1)
+    scope.close()
+    assert gs.open_run(tmp_path / "a").logged()["loss"].to_dict() == scope.logged["loss"]
+    assert list(scope.logged["loss"]) == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_goes_on_with_its_numbers(tmp_path):
+    model = network()
+    with gs.watch(model, (X, Y), tmp_path / "a", every=4, measures="norm", overhead=None) as scope:
+        train(model, scope, 6)
+        scope.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert gs.open_run(tmp_path / "a").steps == [0, 4]
+    with gs.watch(model, (X, Y), tmp_path / "a", every=4, measures="norm", overhead=None, resume=True) as scope:
+        assert scope.count == 6, "the last step that is known of"
+        train(model, scope, 2)
+    with gs.watch(model, (X, Y), tmp_path / "a", every=4, measures="norm", overhead=None, resume=5) as scope:
+        train(model, scope, 2)
+    run = gs.open_run(tmp_path / "a")
+    assert list(run.logged()["loss"].index) == [1, 2, 3, 4, 5, 6, 7]
+    assert run.logged()["loss"][6] == scope.logged["loss"][6]
+    assert run.steps == [0, 4, 7]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_numbers_of_a_gpu_are_read_together():
+    scope = gs.watch(network(), (X, Y), every=100, measures="norm", overhead=None)
+    total = torch.zeros((), device="cuda")
+    for _ in range(3):
+        total += 1
+        scope.step(loss=total, half=total.half(), mixed=total if scope.count else 0.5)
+    assert scope.logged == {n: {1: a, 2: 2.0, 3: 3.0} for n, a in (("loss", 1.0), ("half", 1.0), ("mixed", 0.5))}

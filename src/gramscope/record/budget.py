@@ -21,12 +21,14 @@ class Budget:
 
     ``costs`` foretells each measure: the median of its last readings, so that neither the first, which also pays for
     imports and warm-up, nor a disturbed one is believed for long. ``used`` is what each turn has taken from
-    the time of training.
+    the time of training, ``uncharged`` what the first measurement took: it includes warm-up, and is not charged.
     """
 
     share: Any
     started: float = field(default_factory=lambda: Budget.clock())
     spent: float = 0.0
+    uncharged: float = 0.0
+    ended: float | None = None
     costs: dict[str, float] = field(default_factory=dict)
     used: dict[str, float] = field(default_factory=dict)
     margin: float = MARGIN
@@ -47,13 +49,13 @@ class Budget:
         """Seconds that may be spent now."""
         if self.share is None:
             return float("inf")
-        return self.margin * self.share * self.training_time - self.spent
+        return self.margin * self.share * self.training_time - (self.spent - self.uncharged)
 
     def when(self, room: float) -> float:
         """The clock's time at which there will be so much room, if nothing is spent until then."""
         if self.share is None:
             return 0.0
-        return self.started + self.spent + (room + self.spent) / (self.margin * self.share)
+        return self.started + self.spent + (room + self.spent - self.uncharged) / (self.margin * self.share)
 
     def choose(self, foreseen: Mapping[str, float | None], cold: Collection[str] = ()) -> list[str]:
         """The turns to take now, given what each would cost (None: unknown, so that it is tried).
@@ -109,8 +111,12 @@ class Budget:
 
     @property
     def training_time(self) -> float:
-        """Seconds since the start that were not spent here."""
-        return self.clock() - self.started - self.spent
+        """Seconds from the start to the end, or to now, that were not spent here."""
+        return (self.clock() if self.ended is None else self.ended) - self.started - self.spent
+
+    def end(self) -> None:
+        """Training is over: the clock stands still from now on."""
+        self.ended = self.clock()
 
     @property
     def overhead(self) -> float:

@@ -9,7 +9,7 @@ except ImportError as missing:
     raise ImportError("the Trainer callback needs transformers: pip install 'gramscope[transformers]'") from missing
 
 from gramscope.base.nested import map_tensors
-from gramscope.record.resuming import holding, open_scope
+from gramscope.record.resuming import holding, log_numbers, open_scope
 from gramscope.record.watch import Scope
 
 
@@ -25,7 +25,6 @@ class WatchCallback(TrainerCallback):
     def __init__(self, probe: Any, out: Any = None, **options: Any) -> None:
         self._arguments, self._options = (probe, out), options
         self.scope: Scope | None = None
-        self._waiting = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None,
@@ -40,38 +39,19 @@ class WatchCallback(TrainerCallback):
         if chosen is not None:
             self.scope.use(chosen)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._step()
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._step()
-        self._waiting = True
-        if not control.should_log:
-            self._step()
+        if self.scope is not None:
+            self.scope.step()
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        if self.scope is not None and logs and not self.scope.closed:  # an evaluation after training logs too
-            self.scope.log(**{name: value for name, value in logs.items() if isinstance(value, int | float)})
-        self._step()
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._step()
+        """The Trainer logs losses and evaluations after the end of their step, which is the last that was counted."""
+        if self.scope is not None and logs:
+            log_numbers(self.scope, {name: v for name, v in logs.items() if isinstance(v, int | float)})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._step()
         if self.scope is not None:
             self.scope.close(measure=not args.load_best_model_at_end)  # whose weights are not those of the last step
-
-    def _step(self) -> None:
-        """The Trainer logs a step's loss after its end, so that a step which will be logged is counted after that."""
-        if self._waiting and self.scope is not None:
-            self._waiting = False
-            self.scope.step()

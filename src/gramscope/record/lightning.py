@@ -3,8 +3,10 @@
 from importlib import import_module
 from typing import Any
 
+from torch import Tensor
+
 from gramscope.base.nested import map_tensors
-from gramscope.record.resuming import holding, open_scope
+from gramscope.record.resuming import holding, log_numbers, open_scope
 from gramscope.record.watch import Scope
 
 
@@ -24,8 +26,8 @@ class WatchCallback(Callback):  # type: ignore[misc]
     """``Trainer(callbacks=[WatchCallback(probe=(x, y), out="runs/a")])``; arguments as for :func:`gramscope.watch`.
 
     Steps are optimiser steps, numbered as the trainer does (also from a checkpoint): with ``accumulate_grad_batches=2``
-    two batches make one. ``module`` names the part of the LightningModule to watch; the whole if None. A second fit
-    goes on with the run.
+    two batches make one. What ``self.log`` is given is kept at the step that was taken last. ``module`` names the part
+    of the LightningModule to watch; the whole if None. A second fit goes on with the run.
     """
 
     def __init__(self, probe: Any, out: Any = None, *, module: str | None = None, **options: Any) -> None:
@@ -33,6 +35,8 @@ class WatchCallback(Callback):  # type: ignore[misc]
         self._arguments, self._module, self._options = (probe, out), module, options
         self.scope: Scope | None = None
         self._seen = 0
+        self._loss: Any = None  # of the batches since the last optimiser step
+        self._metrics: dict[str, Tensor] = {}  # as they stood when they were last looked at
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         probe, out = self._arguments
@@ -45,11 +49,39 @@ class WatchCallback(Callback):  # type: ignore[misc]
             self.scope.use(optimizer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.scope is None or trainer.global_step == self._seen:
+        if self.scope is None:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self._loss is not None and loss is not None and pl_module.automatic_optimization:
+            loss = self._loss + loss  # Lightning divides the loss of a batch by the number that it accumulates
+        self._loss = loss
+        if trainer.global_step == self._seen:
             return
         taken, self._seen = trainer.global_step - self._seen, trainer.global_step
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self.scope.advance(taken, loss)  # several optimisers step in one batch
+        self._loss = None
+        self._log_news(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log_news(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._log_news(trainer)
+
+    def _log_news(self, trainer: Any) -> None:
+        """What ``self.log`` was given since the last look, at the step that was taken last.
+
+        Lightning lists the old numbers beside the new ones; a new one has memory of its own. A name that is logged by
+        step and by epoch is listed three times, once without telling which it is.
+        """
+        if self.scope is None:
+            return
+        now = {name: value for name, value in trainer.callback_metrics.items() if isinstance(value, Tensor)}
+        old, self._metrics = self._metrics, now
+        news = {name: v for name, v in now.items() if name not in old or v.data_ptr() != old[name].data_ptr()}
+        forked = {name for name in news if f"{name}_step" in now or f"{name}_epoch" in now}
+        log_numbers(self.scope, {name: value for name, value in news.items() if name not in forked})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self.scope is not None:

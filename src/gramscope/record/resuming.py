@@ -1,4 +1,4 @@
-"""How a callback opens its watch: a second fit, or one from a checkpoint, goes on with the run that is there."""
+"""What the callbacks share. A second fit, or one from a checkpoint, goes on with the run that is there."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from gramscope.base.errors import InputError
 from gramscope.hierarchy.optimiser import inner_optimizer
 from gramscope.record.arguments import check_out
 from gramscope.record.watch import Scope, watch
@@ -38,3 +39,13 @@ def holding(optimizers: Iterable[Any], model: nn.Module) -> Any:
         if any(id(p) in own for group in groups for p in group["params"]):
             return optimizer
     return None
+
+
+def log_numbers(scope: Scope, numbers: Mapping[str, Any]) -> None:
+    """Keep what a trainer logs. A name that is taken is left out with a warning: a callback never stops training."""
+    for name, value in numbers.items():
+        try:
+            if not scope.closed:  # an evaluation after training logs too
+                scope.log(**{name: value})
+        except InputError as error:
+            scope.warn_once(name, str(error))

@@ -7,7 +7,6 @@ from gramscope.record.moment import Subject
 from gramscope.record.readings import READERS
 
 TOGETHER = "together"
-LINE = "line"  # a record that only holds what was logged
 
 
 class Turns:
@@ -45,8 +44,3 @@ class Turns:
             else:
                 total += guess(subject, costs.get("capture", max(costs.values(), default=0.0)))
         return total
-
-    def foreseen_line(self) -> float:
-        """Seconds of writing what was logged."""
-        costs = self.budget.costs
-        return costs.get("around", 0.0) + costs.get(LINE, costs.get("commit", 0.0))

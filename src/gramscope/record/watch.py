@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,9 +25,11 @@ from gramscope.record.opening import open_writer
 from gramscope.record.pace import Pace
 from gramscope.record.readings import READERS, Reading
 from gramscope.record.schedule import due_at
-from gramscope.record.turns import LINE, Turns
+from gramscope.record.turns import Turns
 from gramscope.store import RunWriter, StoreError
 from gramscope.store.names import FINGERPRINT
+
+FLUSH = 1.0  # seconds between two writings of what was logged
 
 
 class WatchWarning(UserWarning):
@@ -69,7 +72,7 @@ def watch(
         model: any module; compiled and data-parallel wrappers are opened.
         probe: fixed examples (x, y) to measure on, a few hundred. y are numbers, a label for each example or for each
             of its positions, or 0 and 1 for each output. x may be a tuple or a dict; floats take the model's precision.
-        out: directory of the run; None keeps the records in ``scope.records`` only.
+        out: directory of the run; None keeps all of it in ``scope.records`` and ``scope.logged`` only.
         every: steps between measurements, "log", "log:10", a collection of steps, or a function of the step. The last
             step is measured too, when the watch is closed.
         measures, layers: names or globs of what to measure; ``gramscope.record.READERS`` lists the measures.
@@ -77,9 +80,10 @@ def watch(
             cross-entropy for labels (binary for 0 and 1 with one output each) and mean squared error for numbers.
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
-        overhead: fraction of the training time that measuring may take. Measures take turns to stay under it: those
-            that share one capture together, dear ones (spectra, step) on their own, each turn with the same part of the
-            time. None reads all of them whenever a measurement is due.
+        overhead: fraction of the training time that measuring may take, the first measurement left out. Measures take
+            turns to stay under it: those that share one capture together, expensive ones (spectra, step) on their own,
+            each turn with the same part of the time. None takes all of them whenever a measurement is due. What the
+            loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
             does.
         forward: called as forward(scalars, step) after every record, for TensorBoard, wandb, MLflow.
@@ -133,9 +137,11 @@ class Scope:
         self._begun = self.count
         self._pace, self._quiet = Pace(self.budget, self.count), 0  # _quiet: steps that will be refused unasked
         self._opening = not self._memory.resumed
+        self._flush_at = 0.0  # by the budget's clock
         if self._opening:
             self._measure()
             self._opening = False
+            self.budget.uncharged, self._pace.wake = self.budget.spent, 0.0
 
     def _remembered(self, resume: int | bool) -> Memory:
         """Where a resumed run goes on, and what it is compared with: what the first attempt stored."""
@@ -157,14 +163,14 @@ class Scope:
     # The loop's side -------------------------------------------------------------------------------------
 
     def step(self, loss: Any = None, **scalars: Any) -> None:
-        """Say that an optimiser step was taken. Measures if this step is due; numbers given are kept with it."""
+        """Say that an optimiser step was taken. Measures if this step is due; numbers given are kept in any case."""
         if self._hooks:
             self._counted_already(loss, scalars)
         elif self._quiet:  # most steps of a fast loop: no calls here that can be spared
             self._quiet -= 1
             self.count += 1
             if loss is not None:
-                self._logged.keep("loss", loss)
+                self._logged.keep(self.count, "loss", loss)
             if scalars:
                 self._keep(scalars)
         else:
@@ -183,6 +189,8 @@ class Scope:
         self._pace.counted(self.count, now - begun, kept - begun)
         if due and now >= self._pace.wake:
             self._measure()
+        elif now >= self._flush_at:
+            self._flush()
         self._quiet = self._pace.quiet_steps(self.count)
 
     def due_next(self) -> bool:
@@ -195,7 +203,7 @@ class Scope:
         except Exception as error:
             if self._on_error == "raise":
                 raise
-            self._warn_once(
+            self.warn_once(
                 "every",
                 f"every failed at step {step}, and steps where it does are not measured: {type(error).__name__}: "
                 f"{error}. Mend the function, or pass a number of steps.",
@@ -203,27 +211,35 @@ class Scope:
             return False
 
     def log(self, **scalars: Any) -> None:
-        """Numbers to keep with the next record."""
+        """Numbers to keep at the step that was taken last (``count``), as after an evaluation."""
         if not self._ended("log"):
             self._keep(scalars)
+            if self.records and self.records[-1]["step"] == self.count:
+                self.records[-1]["scalars"] |= self._logged.at(self.count)
 
     def _keep(self, scalars: Mapping[str, Any]) -> None:
         for name, value in scalars.items():
-            self._logged.keep(name, value)
+            self._logged.keep(self.count, name, value)
+
+    @property
+    def logged(self) -> dict[str, dict[int, float]]:
+        """What the loop gave to ``step`` and ``log``: numbers by name and step."""
+        self._logged.settle()
+        return {name: dict(zip(steps, values, strict=True)) for name, (steps, values) in self._logged.series.items()}
 
     def _counted_already(self, loss: Any, scalars: Mapping[str, Any]) -> None:
-        self._keep(scalars if loss is None else {"loss": loss, **scalars})
-        self._warn_once(
+        self.log(**(scalars if loss is None else {"loss": loss, **scalars}))
+        self.warn_once(
             "twice",
             "this watch counts the steps of the optimiser that it is attached to, so that step() counts nothing more "
-            "and only keeps its numbers, for the next record. Call log(loss=...) before optimizer.step() instead, or "
-            "use(optimizer) in place of attach(optimizer).",
+            "and only keeps its numbers. Call log(loss=...) after optimizer.step() instead, or use(optimizer) in place "
+            "of attach(optimizer).",
         )
 
     def _ended(self, call: str) -> bool:
         """Whether the watch is closed; said once, since a loop calls at every step."""
         if self._closed:
-            self._warn_once(
+            self.warn_once(
                 "closed",
                 f"this watch was closed at step {self.count}, and {call}() after that measures and keeps nothing. "
                 "Call it before close(), or inside the with block.",
@@ -257,8 +273,8 @@ class Scope:
     def close(self, measure: bool = True) -> None:
         """Let go of the optimiser and of the run's directory.
 
-        A last step without a record is measured before, as the model stands now and as far as ``overhead`` allows;
-        with ``measure=False`` only its numbers are written.
+        A last step without a record is measured before, as the model stands now and as far as ``overhead`` allows, but
+        not with ``measure=False``. What was logged is written in either case.
         """
         if self._closed:
             return
@@ -266,45 +282,29 @@ class Scope:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        try:
-            if self._writes:
-                self._finish(measure)
-        finally:
+        with ExitStack() as last:
+            last.callback(self.budget.end)
             if self._writer is not None:
-                self._writer.close()
+                last.callback(self._writer.close)
+            last.callback(self._flush)
+            if measure and self._writes and self.count > (self.records[-1]["step"] if self.records else self._begun):
+                self.budget.margin = LAST_MARGIN
+                self._measure()
 
-    def _finish(self, measure: bool) -> None:
-        if self.count <= (self.records[-1]["step"] if self.records else self._last_stored()):
-            if self._logged.pending:
-                self._amend()
-            return
-        if measure and self.count > self._begun:
-            self.budget.margin, self._pace.next_line = LAST_MARGIN, 0.0
-            before = len(self.records)
-            self._measure()
-            if len(self.records) > before:
-                return
-        if self._logged.pending:
-            self._commit({}, {}, {})
-
-    def _last_stored(self) -> int:
-        last = None if self._writer is None else self._writer.last_step
-        return -1 if last is None else last
-
-    def _amend(self) -> None:
-        """What came after the record of its step belongs into it."""
-        given = self._logged.take()
-        if self.records:
-            self.records[-1]["scalars"] |= given
-        if self._writer is None:
-            return
+    def _flush(self) -> None:
+        """Hand what was logged to the disk: a crash loses the numbers of a second at most."""
+        begun = self.budget.clock()
+        self._flush_at = begun + FLUSH
         try:
-            if self._writer.last_step == self.count:
-                self._writer.amend(given)
+            numbers = self._logged.unwritten()
+            if numbers and self._writer is not None:
+                self._writer.log(numbers)
+                self._logged.mark_written()
         except StoreError as error:
             if self._on_error == "raise":
                 raise
-            self._warn(f"the last numbers of step {self.count} were not written: {error}")
+            self.warn_once("logged", f"what was logged up to step {self.count} is not written yet: {error}")
+        self.budget.note("logging", self.budget.clock() - begun)
 
     def __repr__(self) -> str:
         where = "memory" if self._writer is None else repr(str(self._writer.path))
@@ -325,7 +325,7 @@ class Scope:
 
     @property
     def overhead(self) -> float:
-        """Seconds spent measuring for each second of training."""
+        """Seconds spent measuring, the first measurement too, for each second of training up to ``close()``."""
         return self.budget.overhead
 
     # Measuring ----------------------------------------------------------------------------------------------
@@ -336,17 +336,13 @@ class Scope:
         with self.budget.all_counted():
             turns = self._turns.split(self.subject)
             foreseen = {turn: self._turns.foreseen(names, self.subject) for turn, names in turns.items()}
-            if self._logged.pending and self._pace.line_is_due():
-                foreseen[LINE] = self._turns.foreseen_line()
             cold = [turn for turn, names in turns.items() if not all(map(self.budget.settled, names))]
             chosen = self._first(foreseen) if self._opening else self.budget.choose(foreseen, cold)
             if chosen or self._opening:
                 self._measure_turns({turn: names for turn, names in turns.items() if turn in chosen}, turns)
                 self._wait()
-            if chosen or self._opening or LINE in foreseen:
-                self._pace.line_was_tried()
             least = min((self._turns.foreseen(names, self.subject) or 0.0 for names in turns.values()), default=0.0)
-            self._pace.sleep(least, bool(chosen), lines=self._opening or bool(self._logged.names))
+            self._pace.sleep(least, bool(chosen))
 
     def _first(self, foreseen: Mapping[str, float | None]) -> list[str]:
         """Before any training there is no time to share: what is cheap is read, and all of it without a limit."""
@@ -371,10 +367,7 @@ class Scope:
         skipped = [name for turn, names in turns.items() if turn not in chosen for name in names]
         if skipped:
             scalars["skipped"] = float(len(skipped))
-        before = self.budget.spent
         self._commit(scalars, arrays, failures, skipped)
-        if not chosen and not self._opening:
-            self.budget.charge(LINE, self.budget.spent - before)
 
     def _timed(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
         clock, captured, moment.asked = self.budget.clock, moment.capture_seconds, False
@@ -412,16 +405,16 @@ class Scope:
             self._warn(f"the measure {name!r} failed at step {self.count}: {failures[name]}")
         for missing, reason in reading.missing.items():
             failures[missing] = reason
-            self._warn_once(missing, f"{missing} is left out: {reason}")
+            self.warn_once(missing, f"{missing} is left out: {reason}")
         self._logged.reserve(reading.scalars)
         return reading
 
     def _commit(
-        self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str], skipped: Sequence[str] = ()
+        self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str], skipped: Sequence[str]
     ) -> None:
+        self._flush()
         begun = self.budget.clock()
-        given = self._logged.take()
-        scalars = {**given, **scalars, "overhead": self.budget.overhead}
+        scalars = {**self._logged.at(self.count), **scalars, "overhead": self.budget.overhead}
         self.records.append({"step": self.count, "scalars": scalars, "failures": failures, "skipped": list(skipped)})
         if self._writer is not None:
             try:
@@ -437,12 +430,12 @@ class Scope:
                 if self._on_error == "raise":
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
-        self.budget.note("commit" if arrays else LINE, self.budget.clock() - begun)
+        self.budget.note("commit", self.budget.clock() - begun)
 
     def _warn(self, message: str) -> None:
         warn(message, WatchWarning)
 
-    def _warn_once(self, what: str, message: str) -> None:
+    def warn_once(self, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
             self._warn(message)

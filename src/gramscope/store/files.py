@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import weakref
 from pathlib import Path
 
 from gramscope.store.errors import StoreError, disk_trouble
@@ -98,6 +99,50 @@ class Disk:
         return True
 
 
+class Lines:
+    """A file that grows by whole lines; what a write that failed left behind is cut off, at once or before the next."""
+
+    def __init__(self, path: Path, descriptor: int, disk: Disk) -> None:
+        self.path, self._descriptor, self._disk = path, descriptor, disk
+        self.length = 0  # up to the end of the last line
+        self._torn = False  # whether bytes after that may be on the disk
+        self.close = weakref.finalize(self, os.close, descriptor)
+
+    def append(self, data: bytes, flush: bool = True) -> None:
+        self._torn = True
+        # One write, so that no reader and no crash between two writes can see half a line as two.
+        taken = self._disk.write(self._descriptor, data)
+        if taken < len(data):
+            raise OSError(errno.ENOSPC, f"only {taken} of {len(data)} bytes were taken", str(self.path))
+        if flush:
+            self._disk.flush_if_asked(self._descriptor)
+        self.length += len(data)
+        self._torn = False
+
+    def cut(self, length: int | None = None) -> None:
+        """Cut off what is no whole line, or all after ``length``."""
+        if length is not None:
+            self.length = length
+        if self._torn or length is not None:
+            self._disk.truncate(self._descriptor, self.length)
+            self._disk.flush_if_asked(self._descriptor)
+            self._torn = False
+
+    def check(self) -> None:
+        """Raise where the file was removed, or changed by somebody else."""
+        status = os.fstat(self._descriptor)
+        if status.st_nlink == 0:
+            raise StoreError(
+                f"{self.path} was removed while the run was being written. Close this writer and create a new run.",
+                errno.ENOENT,
+            )
+        if not self._torn and status.st_size != self.length:
+            raise StoreError(
+                f"{self.path} must have {self.length} bytes, but has {status.st_size}: another program "
+                "has changed it. Close this writer, look at the run, and go on with RunWriter.resume."
+            )
+
+
 def temporary_name(path: Path) -> Path:
     """Where a file is written before it takes its own name."""
     return path.with_name(f".{path.name}.tmp")
@@ -142,3 +187,27 @@ def read_inside(root: Path, relative: str, start: int = 0) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             file.seek(start)
             return file.read()
+
+
+class Tail:
+    """The whole lines that were added to a file of a run since the last look; a torn end is not there yet."""
+
+    def __init__(self, root: Path, relative: str) -> None:
+        self.path, self._root, self._relative = root / relative, root, relative
+        self.count = 0
+        self._offset = 0
+        self._last = b""
+
+    def news(self) -> list[bytes] | None:
+        """New lines; None where the file was cut or replaced, so that it must be read anew."""
+        # The last line is read again: it must still be the same.
+        overlap = len(self._last)
+        data = read_inside(self._root, self._relative, self._offset - overlap)
+        if data[:overlap] != self._last:
+            return None
+        *lines, _ = data[overlap:].split(b"\n")
+        if lines:
+            self._last = lines[-1] + b"\n"
+            self._offset += sum(map(len, lines)) + len(lines)
+            self.count += len(lines)
+        return lines

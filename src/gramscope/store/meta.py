@@ -11,6 +11,7 @@ from gramscope.base.errors import InputError
 from gramscope.store.errors import StoreError, disk_trouble
 from gramscope.store.files import Disk, read_inside
 from gramscope.store.lock import LOCK_FILE
+from gramscope.store.logged import LOGGED_FILE
 from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA, clean_text, strict_json
 
 _SET_HERE = ("schema", "created", "gramscope")
@@ -39,7 +40,7 @@ def write_meta(path: Path, meta: Mapping[str, Any], disk: Disk) -> None:
 def check_not_of_a_run(path: Path, name: str) -> None:
     """Nothing else may be written over the files that make up a run; beside them in its folder it may."""
     folder = path.absolute().parent.resolve()  # of the file itself a link would be replaced, not followed
-    own = path.name in (META_FILE, SCALARS_FILE, LOCK_FILE) and (folder / META_FILE).is_file()
+    own = path.name in (META_FILE, SCALARS_FILE, LOGGED_FILE, LOCK_FILE) and (folder / META_FILE).is_file()
     if own or (folder.name == ARRAYS_FOLDER and (folder.parent / META_FILE).is_file()):
         raise InputError(
             f"{name} must not be a file of a run, but {path} is one, which would be lost. Pass another path."

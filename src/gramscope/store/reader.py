@@ -3,9 +3,9 @@
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 import pandas as pd
@@ -16,10 +16,13 @@ from gramscope.base.warned import warn
 from gramscope.store import export, views
 from gramscope.store.arrays import read_arrays
 from gramscope.store.errors import StoreError
-from gramscope.store.files import read_inside
+from gramscope.store.files import Tail
+from gramscope.store.logged import LOGGED_FILE, Logged, decode_logged, newest_logged
 from gramscope.store.meta import read_meta
 from gramscope.store.records import SCALARS_FILE, Arrays, DamagedLine, Record, check_step, decode_line, view_add
 from gramscope.store.verify import Damage, damage_of
+
+Line = TypeVar("Line")
 
 
 def open_run(path: str | os.PathLike[str]) -> "Run":
@@ -44,7 +47,8 @@ class Run:
     """What a run directory holds, as the newest attempt tells it; made by :func:`open_run`.
 
     Only lines that end in a newline and agree with their checksum count: a torn tail is not there yet. ``records`` are
-    all commit records in the order of the file, ``damaged`` the numbers (from 1) of lines that cannot be read.
+    all commit records in the order of the file, ``damaged`` (and ``damaged_logged``) the numbers, from 1, of lines that
+    cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -56,10 +60,10 @@ class Run:
     def _forget(self) -> None:
         self.records: list[Record] = []
         self.damaged: list[int] = []
+        self.damaged_logged: list[int] = []
         self._view: list[Record] = []
-        self._lines = 0
-        self._offset = 0
-        self._last_line = b""
+        self._logged: list[Logged] = []
+        self._tails = Tail(self.path, SCALARS_FILE), Tail(self.path, LOGGED_FILE)
         self._loaded: tuple[Arrays, dict[str, npt.NDArray[Any]]] | None = None
 
     def refresh(self) -> bool:
@@ -67,49 +71,37 @@ class Run:
         meta = read_meta(self.path)
         changed = meta != self.meta
         self.meta = meta
-        # The last line is read again: if it is no longer the same, the file was cut or replaced.
-        overlap = len(self._last_line)
+        scalars, logged = self._tails
         try:
-            data = read_inside(self.path, SCALARS_FILE, self._offset - overlap)
+            records = scalars.news()
         except StoreError as error:
             raise StoreError(f"{error} A run needs its {SCALARS_FILE}.", error.errno) from error
-        if data[:overlap] != self._last_line:
+        # A loop that logs nothing leaves no such file.
+        numbers = logged.news() if logged.count or os.path.lexists(logged.path) else []
+        if records is None or numbers is None:
             self._forget()
             self.refresh()
             return True
-        *lines, _ = data[overlap:].split(b"\n")
+        for record in self._readable(scalars, records, decode_line, self.damaged):
+            self.records.append(record)
+            view_add(self._view, record)
+        self._logged += self._readable(logged, numbers, decode_logged, self.damaged_logged)
+        return changed or bool(records or numbers)
+
+    def _readable(
+        self, tail: Tail, lines: list[bytes], decode: Callable[[bytes], Line], damaged: list[int]
+    ) -> list[Line]:
+        found: list[Line] = []
         reasons = {}
-        for line in lines:
-            reason = self._take(line)
-            if reason:
-                reasons[self._lines] = reason
+        for place, line in enumerate(lines, tail.count - len(lines) + 1):
+            try:
+                found.append(decode(line))
+            except DamagedLine as error:
+                reasons[place] = str(error) or "no commit record"
+        damaged += reasons
         if reasons:
-            self._warn_of_damage(reasons)
-        return changed or bool(lines)
-
-    def _warn_of_damage(self, reasons: Mapping[int, str]) -> None:
-        """One warning however many lines: a damaged disk spoils them by the hundred."""
-        file, (first, reason) = self.path / SCALARS_FILE, next(iter(reasons.items()))
-        told = (
-            f"line {first} of {file} is damaged ({reason}) and is left out"
-            if len(reasons) == 1
-            else f"{len(reasons):,} lines of {file} are damaged (the first is line {first}: {reason}) and are left out"
-        )
-        warn(f"{told}; run.verify() lists all damage.")
-
-    def _take(self, line: bytes) -> str:
-        """Add a line; why it cannot be read, or nothing."""
-        self._lines += 1
-        self._offset += len(line) + 1
-        self._last_line = line + b"\n"
-        try:
-            record = decode_line(line)
-        except DamagedLine as error:
-            self.damaged.append(self._lines)
-            return str(error) or "no commit record"
-        self.records.append(record)
-        view_add(self._view, record)
-        return ""
+            _warn_of_damage(tail.path, reasons)
+        return found
 
     @property
     def name(self) -> str:
@@ -142,12 +134,21 @@ class Run:
         return self._view[at]
 
     def scalars(self) -> pd.DataFrame:
-        """Scalars by step (rows) and name (columns, in order of appearance), newest view, float64.
+        """Scalars by record (rows) and name (columns, in order of appearance), newest view, float64.
 
-        NaN stands for a recorded NaN and for "not recorded at this step"; ``run.record(step).scalars`` and
-        ``run.failures()`` tell which.
+        What was logged at the step of a record stands in its row; :meth:`logged` has every step. NaN stands for a
+        recorded NaN and for "not recorded at this step"; ``run.record(step).scalars`` and ``run.failures()`` tell
+        which.
         """
-        return views.scalar_frame(self._view, pd.Index(self.steps, name="step", dtype="int64"))
+        frame = views.scalar_frame(self._view, pd.Index(self.steps, name="step", dtype="int64"))
+        return views.with_logged(frame, self.logged())
+
+    def logged(self) -> dict[str, views.Series]:
+        """What the loop logged, by name: every number at its own step, whether or not a record stands there."""
+        return {
+            name: pd.Series(found.values, index=pd.Index(found.steps, name="step", dtype="int64"), name=name)
+            for name, found in newest_logged(self._logged, self.records).items()
+        }
 
     def history(self) -> pd.DataFrame:
         """Scalars of all attempts, superseded ones too; index ``attempt``, ``step``, ``superseded``."""
@@ -261,7 +262,7 @@ class Run:
 
         An empty list means that every committed step, superseded ones too, reads back as it was written.
         """
-        return damage_of(self.path, self.records, self.damaged)
+        return damage_of(self.path, self.records, {SCALARS_FILE: self.damaged, LOGGED_FILE: self.damaged_logged})
 
     def to_csv(self, path: str | os.PathLike[str], *, history: bool = False) -> Path:
         """Write the scalars (or the history of all attempts) as CSV."""
@@ -284,6 +285,17 @@ class Run:
     def __repr__(self) -> str:
         span = f"{len(self.steps)} steps up to {self.steps[-1]}" if self._view else "no steps yet"
         return f"Run({str(self.path)!r}, {span}, {len(self.attempts)} attempts)"
+
+
+def _warn_of_damage(file: Path, reasons: Mapping[int, str]) -> None:
+    """One warning however many lines: a damaged disk spoils them by the hundred."""
+    first, reason = next(iter(reasons.items()))
+    told = (
+        f"line {first} of {file} is damaged ({reason}) and is left out"
+        if len(reasons) == 1
+        else f"{len(reasons):,} lines of {file} are damaged (the first is line {first}: {reason}) and are left out"
+    )
+    warn(f"{told}; run.verify() lists all damage.")
 
 
 def _some(things: Sequence[object]) -> str:

@@ -69,19 +69,33 @@ def encode_line(record: Record) -> bytes:
     }
     if record.event != "step":
         content["event"] = record.event
+    return sealed(content)
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """An object as one line of strict JSON that ends with the CRC-32 of the line without it."""
     body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     return body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body)
 
 
-def decode_line(line: bytes) -> Record:
-    """The record of one line (with or without its newline); raises :class:`DamagedLine` for anything else."""
+def opened(line: bytes) -> Any:
+    """The object of a line that agrees with its CRC-32, where it has one; raises :class:`DamagedLine` else."""
     line = line.rstrip(b"\r\n")
     check = _CHECK.search(line)
     if check and zlib.crc32(line[: check.start()] + b"}") != int(check[1], 16):
         raise DamagedLine("its CRC-32 does not match")
     try:
-        return _record(json.loads(line))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DamagedLine(f"{type(error).__name__}: {error}") from None
+
+
+def decode_line(line: bytes) -> Record:
+    """The record of one line (with or without its newline); raises :class:`DamagedLine` for anything else."""
+    content = opened(line)
+    try:
+        return _record(content)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise DamagedLine(f"{type(error).__name__}: {error}") from None
 
 

@@ -1,6 +1,6 @@
 """Finding damage: does everything that was committed read back as it was written?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,14 @@ class Damage(NamedTuple):
     attempt: int | None = None
 
 
-def damage_of(path: Path, records: Sequence[Record], damaged_lines: Sequence[int]) -> list[Damage]:
-    """Damage of a run: lines that cannot be read, then arrays in the order of their commit records."""
-    found = [Damage(SCALARS_FILE, f"line {line} is no commit record") for line in damaged_lines]
+def damage_of(path: Path, records: Sequence[Record], damaged_lines: Mapping[str, Sequence[int]]) -> list[Damage]:
+    """Damage of a run: lines that cannot be read by file, then arrays in the order of their commit records."""
+    what = {SCALARS_FILE: "no commit record"}
+    found = [
+        Damage(file, f"line {line} is {what.get(file, 'damaged')}")
+        for file, lines in damaged_lines.items()
+        for line in lines
+    ]
     for record in records:
         if record.arrays is None:
             continue

@@ -32,6 +32,15 @@ def scalar_frame(records: Sequence[Record], index: Index) -> pd.DataFrame:
     return pd.DataFrame(columns, index=index, dtype="float64")
 
 
+def with_logged(frame: pd.DataFrame, logged: Mapping[str, Series]) -> pd.DataFrame:
+    """The frame with the numbers that were logged at its own steps; those of other steps are left out."""
+    for name, series in logged.items():
+        here = series[series.index.isin(frame.index)]
+        if len(here):
+            frame.loc[here.index, name] = here
+    return frame
+
+
 def stack(name: str, by_step: Mapping[int, Array]) -> xr.DataArray:
     """Arrays of several steps under one name, filled up with NaN where shapes differ."""
     dimensions = {array.ndim for array in by_step.values()}

@@ -7,20 +7,21 @@ import math
 import os
 import threading
 import time as clock
-import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from gramscope.base.errors import InputError
 from gramscope.store.arrays import encode_arrays, read_arrays
 from gramscope.store.errors import RunExists, StoreError, disk_trouble
-from gramscope.store.files import Disk, read_inside, temporary_name
+from gramscope.store.files import Disk, Lines, read_inside, temporary_name
 from gramscope.store.lock import WriterLock
+from gramscope.store.logged import LOGGED_FILE, Logged, decode_logged, encode_logged, newest_logged
 from gramscope.store.meta import fresh_meta, read_meta, write_meta
 from gramscope.store.names import check_name
 from gramscope.store.records import (
@@ -36,6 +37,8 @@ from gramscope.store.records import (
     encode_line,
     newest_view,
 )
+
+Line = TypeVar("Line")
 
 
 class RunWriter:
@@ -64,11 +67,10 @@ class RunWriter:
         self.meta = meta
         self.attempt = 0
         self.last_step: int | None = None
-        self._lock, self._scalars, self._disk = lock, scalars, disk
-        self._close_scalars = weakref.finalize(self, os.close, scalars)
+        self._lock, self._disk = lock, disk
+        self._scalars = Lines(path / SCALARS_FILE, scalars, disk)
+        self._logged: Lines | None = None  # made when there is something to log
         self._mutex = threading.RLock()
-        self._length = 0  # of scalars.jsonl, up to the end of the last committed line
-        self._torn = False  # whether bytes after that may be on the disk, of a write that failed
         self._loose: list[Path] = []  # files of arrays that no line names yet
         self._lowest = 0  # the lowest step that may come next
         self._last: Record | None = None
@@ -101,7 +103,9 @@ class RunWriter:
                         f"a new run needs a directory without one, but {path} holds committed steps. Continue it "
                         "(RunWriter.resume), choose another directory, or remove it."
                     )
-                disk.truncate(writer._scalars, 0)
+                writer._scalars.cut(0)
+                if (path / LOGGED_FILE).exists():
+                    disk.remove(path / LOGGED_FILE)
                 write_meta(path, content, disk)
                 disk.flush_directory(path.parent)
         return writer
@@ -146,28 +150,28 @@ class RunWriter:
 
     def _recover(self, after: int | None) -> None:
         """Cut off a torn tail, take the next attempt number, and mark what a restart at ``after`` supersedes."""
-        data = read_inside(self.path, SCALARS_FILE)
-        self._length = data.rfind(b"\n") + 1
-        if self._length < len(data):
-            self._disk.truncate(self._scalars, self._length)
-        records: list[Record] = []
-        damaged = 0
-        for line in data[: self._length].split(b"\n")[:-1]:
-            try:
-                records.append(decode_line(line))
-            except DamagedLine:
-                damaged += 1
+        records, damaged = _readable(self._scalars, decode_line)
+        logged: list[Logged] = []
+        if (self.path / LOGGED_FILE).exists():
+            self._logged = self._open_logged()
+            logged, lost = _readable(self._logged, decode_logged)
+            damaged += lost
         # Each line that cannot be read may hide one attempt more: its arrays must not be overwritten.
-        self.attempt = max((record.attempt for record in records), default=-1) + 1 + damaged
+        attempts = [record.attempt for record in records] + [line.attempt for line in logged]
+        self.attempt = max(attempts, default=-1) + 1 + damaged
         view = newest_view(records)
         kept = [record for record in view if after is None or record.step <= after]
-        self.last_step = kept[-1].step if kept else None
+        numbers = newest_logged(logged, records).values()
+        steps = np.concatenate([[record.step for record in view], *(found.steps for found in numbers)])
+        known = steps if after is None else steps[steps <= after]
+        self.last_step = int(known.max()) if len(known) else None
         self._kept, self._last = kept, kept[-1] if kept else None
         self._start = clock.monotonic() - (kept[-1].time if kept and 0 <= kept[-1].time < math.inf else 0.0)
         self._lowest = after or 0
         for name in (self.path / ARRAYS_FOLDER).glob(".step_*.tmp"):
             self._disk.remove_if_possible(name)
-        if after is not None and len(kept) < len(view):
+        if len(known) < len(steps):
+            assert after is not None
             self._commit(Record(after + 1, self.elapsed, self.attempt, {}, event="resume"))
 
     @property
@@ -218,6 +222,33 @@ class RunWriter:
             self._last = record
             return record
 
+    def log(self, numbers: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> None:
+        """Keep numbers by name, each at its own step: name -> (steps, values).
+
+        They are handed to the operating system and not flushed: a killed process still loses nothing, a loss of power
+        may lose the last seconds. A step needs no record to have numbers.
+        """
+        with self._writing():
+            lines = b"".join(
+                encode_logged(check_name(name, "a number that is logged"), self.attempt, steps, values)
+                for name, (steps, values) in numbers.items()
+            )
+            with disk_trouble(f"writing numbers to {self.path}"):
+                if self._logged is None:
+                    self._logged = self._open_logged()
+                self._logged.cut()
+                self._logged.check()
+                try:
+                    self._logged.append(lines, flush=False)
+                except BaseException:
+                    with suppress(OSError):
+                        self._logged.cut()
+                    raise
+
+    def _open_logged(self) -> Lines:
+        path = self.path / LOGGED_FILE
+        return Lines(path, self._disk.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), self._disk)
+
     def first_array(self, name: str) -> npt.NDArray[Any] | None:
         """The array of that name from the first of the steps that a resumed run goes on from; None if there is none."""
         for record in self._kept:
@@ -245,59 +276,35 @@ class RunWriter:
         return Arrays(file, hashlib.sha256(data).hexdigest(), tuple(arrays))
 
     def _commit(self, record: Record) -> None:
-        line = encode_line(record)
-        self._torn = True
         try:
-            # One write, so that no reader and no crash between two writes can see half a line as two.
-            taken = self._disk.write(self._scalars, line)
-            if taken < len(line):
-                raise OSError(
-                    errno.ENOSPC, f"only {taken} of {len(line)} bytes were taken", str(self.path / SCALARS_FILE)
-                )
-            self._disk.flush_if_asked(self._scalars)
+            self._scalars.append(encode_line(record))
         except BaseException:
             self._take_back()
             raise
-        self._length += len(line)
-        self._torn = False
         self._loose.clear()
 
     def _take_back(self) -> None:
         """Undo a commit that failed; if that fails too, the next append does it (:meth:`_mend`)."""
-        try:
+        with suppress(OSError):
             self._tidy()
-        except OSError:
-            return
 
     def _tidy(self) -> None:
         """First the line, then the arrays that it names: no reader may find a line without them."""
-        if self._torn:
-            self._disk.truncate(self._scalars, self._length)
-            self._disk.flush_if_asked(self._scalars)
-            self._torn = False
+        self._scalars.cut()
         self._loose = [path for path in self._loose if not self._disk.remove_if_possible(path)]
 
     def _mend(self) -> None:
         """Before new bytes: nothing but committed lines may be in the file."""
-        status = os.fstat(self._scalars)
-        if status.st_nlink == 0:
-            raise StoreError(
-                f"{self.path / SCALARS_FILE} was removed while the run was being written. "
-                "Close this writer and create a new run.",
-                errno.ENOENT,
-            )
-        if not self._torn and status.st_size != self._length:
-            raise StoreError(
-                f"{self.path / SCALARS_FILE} must have {self._length} bytes, but has {status.st_size}: another program "
-                "has changed it. Close this writer, look at the run, and go on with RunWriter.resume."
-            )
+        self._scalars.check()
         self._tidy()
 
     def close(self) -> None:
         """End writing and free the lock; the run can be resumed. Closing twice is fine."""
         try:
-            with disk_trouble(f"closing {self.path / SCALARS_FILE}"):  # network disks may report a full disk only now
-                self._close_scalars()
+            with disk_trouble(f"closing {self.path}"):  # network disks may report a full disk only now
+                if self._logged is not None:
+                    self._logged.close()
+                self._scalars.close()
         finally:
             self._lock.release()
 
@@ -334,6 +341,22 @@ class RunWriter:
     def __repr__(self) -> str:
         state = "open" if self._lock.held else "closed"
         return f"RunWriter({str(self.path)!r}, attempt={self.attempt}, last_step={self.last_step}, {state})"
+
+
+def _readable(lines: Lines, decode: Callable[[bytes], Line]) -> tuple[list[Line], int]:
+    """What the whole lines of a file say, and how many of them cannot be read; a torn tail is cut off."""
+    data = read_inside(lines.path.parent, lines.path.name)
+    lines.length = data.rfind(b"\n") + 1
+    if lines.length < len(data):
+        lines.cut(lines.length)
+    found: list[Line] = []
+    damaged = 0
+    for line in data[: lines.length].split(b"\n")[:-1]:
+        try:
+            found.append(decode(line))
+        except DamagedLine:
+            damaged += 1
+    return found, damaged
 
 
 def _number(value: Any, name: str) -> float:
