@@ -5,16 +5,45 @@ from pathlib import Path
 
 import torch
 
+import gramscope as gs
+
 README = Path(__file__).parents[1] / "README.md"
 
 
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_first_example_fills_its_page(tmp_path, monkeypatch):
+    """As a new user would run it: measurements from the start to the end, every loss, and a verdict."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(compile(BLOCKS[0], str(README), "exec"), {})
+    run = gs.open_run("runs/a")
+    frame = run.scalars()
+    for name in (
+        "kernel/drift",
+        "richness",
+        "share/0",
+        "target_linearity/0",
+        "loss/probe",
+        "step/error",
+        "delta_gram/0",
+    ):
+        assert frame[name].notna().sum() >= 12, name
+    assert (run.steps[0], run.steps[-1]) == (0, 40)
+    assert list(run.logged()["loss"].index) == list(range(1, 41))
+    assert run.failures().empty
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "There is not enough" not in page
+    assert "The run is lazy" in page or "The run is rich" in page or "The run lies between" in page
+
+
 def test_the_readme_runs(capsys, tmp_path, monkeypatch):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) >= 3
+    assert len(BLOCKS) >= 3
     monkeypatch.chdir(tmp_path)  # it writes runs and a report
     torch.manual_seed(0)
     names: dict[str, object] = {}
-    for block in blocks:
+    for block in BLOCKS:
         exec(compile(block, str(README), "exec"), names)
     printed = capsys.readouterr().out
     assert "Snapshot of 8 examples" in printed

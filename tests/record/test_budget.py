@@ -52,14 +52,12 @@ def register(monkeypatch, clock):
 
 
 def train(scope, clock, seconds):
-    """Steps of a fiftieth second; the most that was spent for each second of training, once the start is paid for."""
-    worst, paid = 0.0, False
+    """Steps of a fiftieth second; the most that was charged for each second of training so far."""
+    worst, budget = 0.0, scope.budget
     while clock.now < seconds:
         clock.now += STEP
         scope.step()
-        paid = paid or scope.overhead <= SHARE
-        worst = max(worst, scope.overhead if paid else 0.0)
-    assert paid
+        worst = max(worst, (budget.spent - budget.uncharged) / budget.training_time)
     return worst
 
 

@@ -567,6 +567,7 @@ def test_a_disk_that_is_full_for_a_while_loses_no_number(tmp_path, monkeypatch):
 
     monkeypatch.setattr(scope._writer, "log", full)
     monkeypatch.setattr(sys.modules[WatchWarning.__module__], "FLUSH", 0.0)
+    scope._flush_at = 0.0
     with pytest.warns(WatchWarning, match="what was logged up to step 1 is not written yet: No space left") as said:
         train(model, scope, 3)
     assert len(said) == 1

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from gramscope.report.opening import open_all, views_of
-from gramscope.report.panels import kernels, layers
+from gramscope.report.panels import all_panels, kernels, layers
 from gramscope.report.summary import compared, in_words, regime
+from gramscope.store import RunWriter
 from report.synthetic import append, write_meta
 
 
@@ -92,8 +93,9 @@ def test_when_the_kernel_moved(tmp_path):
 
 
 def test_rising_loss_is_a_warning(tmp_path):
-    assert "The loss rose: 1 → 5." in said(view(tmp_path, loss=[1.0, 5.0]))
-    assert "rose" not in said(view(tmp_path, "b", loss=[5.0, 1.0]))
+    assert "The loss rose: 1 → 5." in said(view(tmp_path, loss=[1.0, 3.0, 5.0]))
+    assert "rose" not in said(view(tmp_path, "b", loss=[5.0, 3.0, 1.0]))
+    assert "rose" not in said(view(tmp_path, "c", loss=[1.0, 5.0])), "two points are no course"
 
 
 def test_prediction_in_words(tmp_path):
@@ -125,7 +127,7 @@ def test_a_loss_that_explodes_heads_the_run(tmp_path):
     )
     words = in_words(run)
     assert words.verdict.startswith("The run diverged at step 30: from there on its loss is over 100 times")
-    assert "(1.13 → 3.24e+18)" in words.verdict
+    assert "(1.13 → 3.24e+18 at step 50)" in words.verdict
     assert "Before it diverged: First-order theory missed 3 % of the outputs' change in the median." in words.findings
     assert "rich" not in said(run)
     assert not any("The loss rose" in line for line in words.warnings), "said already"
@@ -138,7 +140,8 @@ def test_numbers_that_end_not_finite_head_the_run(tmp_path, name):
     assert in_words(run).verdict.startswith("The run diverged at step 30: from there on its ")
     assert "between lazy and rich" not in said(run)
     if name.startswith("loss"):
-        assert "Loss 1.07 → 0.99 at step 20, then not finite" in said(run)
+        word = "Loss" if name == "loss" else "Loss on the probe"
+        assert f"{word} 1.07 → 0.99 at step 20, then not finite" in said(run)
 
 
 def test_a_batch_without_a_loss_is_no_divergence(tmp_path):
@@ -195,14 +198,15 @@ def test_too_little_to_tell_is_said(tmp_path):
     assert "There is not enough to tell lazy from rich" in text
     assert "there are 2 up to step 1." in text
     assert "The run is" not in text
-    assert "Loss 1.2 → 1.1," in text, "the batch's loss was read once, which is no change"
+    assert "Loss on the probe 1.1 at step 1," in text
+    assert "→" not in text
 
 
 def test_one_reading_is_no_change(tmp_path):
     run = view(tmp_path, loss=[1.18], share_of_0=[0.4], share_of_2=[0.6])
     text = said(run)
     assert "Loss 1.18 at step 0, over 1 record" in text
-    assert "Layer 2 learns most (60 % of the loss decrease) in the only reading." in text
+    assert "At step 0 layer 2 learns most (60 % of the loss decrease)." in text
     assert "→" not in text
 
 
@@ -247,3 +251,65 @@ def test_a_kernel_that_moves_at_one_stroke_is_told_once(tmp_path):
     text = said(view(tmp_path, kernel_of_drift=[0.0, 0.1, 5.0, 5.0]))
     assert "Nine tenths of the kernel's movement were done by step 20." in text
     assert "Half of the kernel" not in text
+
+
+CHANGES = ("→", "tenths", "Half of", "rose", "fell", "at first", "At first", "changed", "moved", "stopped", "passed")
+
+
+def everything(run):
+    panels, _ = all_panels([run])
+    return " ".join([said(run), *(word for panel in panels for word in panel.words)])
+
+
+def falling(count):
+    return {
+        "loss": np.linspace(3, 1, count),
+        "loss_of_probe": np.linspace(3, 1, count),
+        "accuracy_of_probe": np.linspace(0.1, 0.9, count),
+        "accuracy_of_test": np.linspace(0.1, 0.9, count),
+        "kernel_of_drift": np.linspace(0, 3, count),
+        "kernel_of_alignment": np.linspace(0.1, 0.8, count),
+        "richness": np.linspace(0.9, 0.1, count),
+        "share_of_0": np.linspace(0.9, 0.0, count),
+        "share_of_2": np.linspace(0.1, 1.0, count),
+        "target_linearity_of_0": np.linspace(0.1, 0.8, count),
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_points_are_no_change(tmp_path, count):
+    text = everything(view(tmp_path, **falling(count)))
+    assert not [word for word in CHANGES if word in text], text
+    assert f"Loss on the probe {3 if count == 1 else 1} at step {10 * (count - 1)}" in text
+
+
+def test_what_begins_after_the_start_tells_no_change(tmp_path):
+    """It may have fallen before: nobody looked."""
+    late = {name: [NAN, NAN, *values] for name, values in falling(6).items()}
+    text = everything(view(tmp_path, norm_of_parameters=[1.0] * 8, **late))
+    assert not [word for word in CHANGES if word in text], text
+    assert "Loss on the probe 1 at step 70" in text
+    assert "D_LR 0.1 at step 70" in text
+
+
+def test_three_points_from_the_start_tell_a_change(tmp_path):
+    text = everything(view(tmp_path, **falling(3)))
+    for words in ("Loss on the probe 3 → 1", "Nine tenths of the fall", "D_LR 0.9 → 0.1", "layer 0 changed"):
+        assert words in text, text
+
+
+def test_what_a_loop_logged_from_its_first_step_on_begins_at_the_start(tmp_path):
+    with RunWriter.create(tmp_path / "a") as writer:
+        writer.append(0, {"norm/parameters": 1.0})
+        writer.log({"loss": (range(1, 101), np.linspace(3, 1, 100).tolist()), "late": (range(50, 101), [1.0] * 51)})
+        writer.append(60, {"norm/parameters": 1.0, "loss": 9.0})
+    run = views_of(open_all(tmp_path / "a"))[0]
+    assert run.end == 100
+    assert run.series["loss"].values[59] == pytest.approx(3 - 2 * 59 / 99), "what was logged counts"
+    assert "Loss 3 → 1, over 2 records up to step 100." in said(run)
+    assert "Nine tenths of the fall of the loss were done by step 91." in said(run)
+
+
+def test_a_noisy_loss_has_fallen_where_it_stays_low(tmp_path):
+    noisy = [3.0, 1.0, 3.0, 2.9, 1.2, 1.1, 1.0]
+    assert "Nine tenths of the fall of the loss were done by step 40." in said(view(tmp_path, loss=noisy))

@@ -35,6 +35,7 @@ def train(
     ):
         _check_opened(out)
         scope.use(optimizer)
+        scope.log(**{"accuracy/test": accuracy(model, task)})
         bar = progress.add_task(label, total=steps)
         for _ in range(steps):
             chosen = torch.randint(len(task.x), (min(batch, len(task.x)),), generator=generator)
@@ -42,9 +43,9 @@ def train(
             value = loss(model(task.x[chosen]), task.y[chosen])
             value.backward()
             optimizer.step()
-            scope.log(**{"accuracy/test": accuracy(model, task)} if scope.due_next() else {})
-            scope.step(loss=value)
+            scope.step(loss=value, **{"accuracy/test": accuracy(model, task)} if scope.due_next() else {})
             progress.advance(bar)
+        scope.log(**{"accuracy/test": accuracy(model, task)})
     return scope
 
 

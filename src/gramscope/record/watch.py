@@ -414,7 +414,9 @@ class Scope:
     ) -> None:
         self._flush()
         begun = self.budget.clock()
-        scalars = {**self._logged.at(self.count), **scalars, "overhead": self.budget.overhead}
+        scalars = {**self._logged.at(self.count), **scalars}
+        if not self._opening:  # before any training it would be a share of nothing
+            scalars["overhead"] = self.budget.overhead
         self.records.append({"step": self.count, "scalars": scalars, "failures": failures, "skipped": list(skipped)})
         if self._writer is not None:
             try:

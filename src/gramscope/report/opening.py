@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from gramscope.base.errors import InputError
-from gramscope.report.view import RunView, series_by_name
+from gramscope.report.view import RunView, Series, joined, series_by_name
 from gramscope.store import Run, open_run
+from gramscope.store.logged import LOGGED_FILE
+from gramscope.store.records import SCALARS_FILE
 
 Source = str | os.PathLike[str] | Run
 Sources = Source | Sequence[Source]
@@ -60,22 +62,26 @@ def _view(run: Run, name: str, index: int) -> RunView:
         for array in record.arrays.names if record.arrays else ():
             array_steps.setdefault(array, []).append(record.step)
     steps = [record.step for record in records]
+    series = series_by_name(steps, [record.scalars for record in records])
+    for logged, found in run.logged().items():
+        values = found.to_numpy()
+        own = Series(logged, found.index.to_numpy().astype(np.float64), np.where(np.isfinite(values), values, np.nan))
+        series[logged] = joined(series[logged], own) if logged in series else own
     view = RunView(
         name,
         index,
         run.meta,
         steps,
         [record.time for record in records],
-        series_by_name(steps, [record.scalars for record in records]),
+        series,
         array_steps,
         load,
         [(record.step, measure, message) for record in records for measure, message in record.failures.items()],
     )
-    if run.damaged:
-        lines = ", ".join(str(line) for line in run.damaged[:8]) + (
-            f", … ({len(run.damaged):,} in all)" if len(run.damaged) > 8 else ""
-        )
-        view.notes.append(f"Damaged lines of scalars.jsonl are left out: {lines}.")
+    for file, damaged in ((SCALARS_FILE, run.damaged), (LOGGED_FILE, run.damaged_logged)):
+        if damaged:
+            more = f", … ({len(damaged):,} in all)" if len(damaged) > 8 else ""
+            view.notes.append(f"Damaged lines of {file} are left out: {', '.join(map(str, damaged[:8]))}{more}.")
     superseded = sum(record.event == "step" for record in run.records) - len(records)
     if superseded:
         view.notes.append(

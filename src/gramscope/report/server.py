@@ -74,13 +74,13 @@ class Live:
         if self._content is None:
             self._content = gather(self.runs)
             told = json.dumps([[view.meta, len(view.steps), list(view.steps[-1:])] for view in self._content.views])
-            lines = [len(run.records) for run in self.runs]
+            lines = [run.lines for run in self.runs]
             self.version = hashlib.sha256(f"{told}{lines}".encode()).hexdigest()[:16]
         return self._content
 
     def _status(self, content: Content) -> str:
         ends = [
-            f"{view.name} at step {view.steps[-1]:,}" if len(view.steps) else f"{view.name} has no step yet"
+            f"{view.name} at step {view.end:,}" if len(view.steps) else f"{view.name} has no step yet"
             for view in content.views
         ]
         return f"Following: {'; '.join(ends)}."

@@ -23,6 +23,7 @@ from gramscope.report.panels.validity import (
     retrained,
     sound,
     speaks_of_finite,
+    tells_change,
 )
 from gramscope.report.view import RunView, Series
 
@@ -34,8 +35,9 @@ STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
 RULE = (
     f"lazy or rich is judged by how far the kernel moved, as a fraction of its size at the start (below {LAZY} lazy, "
     f"above {RICH} rich; of one minus the alignment {LAZY_ALIGNED} and {RICH_ALIGNED}); without a kernel by D_LR "
-    f"(above {LAZY_FEATURES} lazy, below {RICH_FEATURES} rich); a verdict takes {ENOUGH_READINGS} readings over "
-    f"{ENOUGH_STEPS} steps, and a run whose loss ends not finite or over {BLOWN:.0f} times its start diverged"
+    f"(above {LAZY_FEATURES} lazy, below {RICH_FEATURES} rich); a verdict takes {ENOUGH_READINGS} readings from "
+    f"the start on, over {ENOUGH_STEPS} steps, and a run whose loss ends not finite or over {BLOWN:.0f} times its "
+    "start diverged"
 )
 
 
@@ -69,7 +71,7 @@ def compared(views: Sequence[RunView]) -> list[str]:
     ends = {view.name: end for view in views if (end := divergence(view)) is not None}
     ranked = [view for view in views if view.name not in ends]
     said = [f"{name} diverged at step {end.step:,} and is not ranked." for name, end in ends.items()]
-    drifts = {view.name: drift.last for view in ranked if (drift := _drift(view)) is not None and enough(drift)}
+    drifts = {view.name: drift.last for view in ranked if (drift := _drift(view)) is not None and enough(view, drift)}
     if len(drifts) > 1:
         most, least = max(drifts, key=lambda name: drifts[name]), min(drifts, key=lambda name: drifts[name])
         said.append(
@@ -79,12 +81,13 @@ def compared(views: Sequence[RunView]) -> list[str]:
 
 
 def _ranking(views: Sequence[RunView]) -> list[str]:
-    for name, word in (("accuracy/test", "test accuracy"), ("accuracy", "accuracy"), ("loss", "loss")):
+    for name in ("accuracy/test", "accuracy", *LOSSES):
+        word = WORDS[name][0].lower() + WORDS[name][1:]
         ends = {view.name: view.series[name].last for view in views if name in view.series}
         ends = {run: value for run, value in ends.items() if not math.isnan(value)}
         if len(ends) > 1:
             high, low = max(ends, key=lambda run: ends[run]), min(ends, key=lambda run: ends[run])
-            say = number if name == "loss" else percent
+            say = number if name in LOSSES else percent
             return [f"The {word} ends highest in {high} ({say(ends[high])}) and lowest in {low} ({say(ends[low])})."]
     return []
 
@@ -111,10 +114,10 @@ def regime(view: RunView) -> str:
     if divergence(view) is not None:
         return "diverged"
     drift, richness = _drift(view), view.series.get("richness")
-    if drift is not None and enough(drift):
+    if drift is not None and enough(view, drift):
         lazy, rich = (LAZY_ALIGNED, RICH_ALIGNED) if _aligned(view) else (LAZY, RICH)
         return "lazy" if drift.last < lazy else "rich" if drift.last > rich else "in between"
-    if richness is not None and enough(richness):
+    if richness is not None and enough(view, richness):
         value = richness.last
         return "lazy" if value > LAZY_FEATURES else "rich" if value < RICH_FEATURES else "in between"
     return "too short" if any(s is not None and readings(s) for s in (moved(view), richness)) else "unknown"
@@ -147,47 +150,47 @@ def _verdict(view: RunView, end: Divergence | None) -> str:
 
 def _too_short(view: RunView) -> str:
     why = _undone(view)
-    if why is not None and enough(moved(view)):
+    if why is not None and enough(view, moved(view)):
         return f"Lazy or rich cannot be told: {why}."
     found = [series for series in (moved(view), view.series.get("richness")) if series is not None]
     most = max(readings(series) for series in found)
     return (
         f"There is not enough to tell lazy from rich: it takes {ENOUGH_READINGS} readings of the kernel or of richness "
-        f"over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up to step {view.steps[-1]:,}."
+        f"from the start on, over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up to step "
+        f"{view.end:,}."
     )
 
 
 def _unlearnt(view: RunView) -> bool:
     """Whether the probe's loss stands still too: then still features say nothing about how the network learns."""
     loss = view.series.get("loss/probe")
-    return loss is not None and readings(loss) > 1 and loss.first - loss.last < STILL * abs(loss.first)
+    return loss is not None and tells_change(view, loss) and loss.first - loss.last < STILL * abs(loss.first)
 
 
 ACCURACIES = ("accuracy", "accuracy/probe")
+WORDS = {
+    "loss": "Loss",
+    "loss/probe": "Loss on the probe",
+    "accuracy": "Accuracy",
+    "accuracy/probe": "Accuracy on the probe",
+    "accuracy/test": "Test accuracy",
+}
 
 
 def _first_of(view: RunView, names: Sequence[str]) -> Series | None:
-    """The first that was read twice, else the first that was read at all."""
-    found = [view.series[name] for name in names if name in view.series]
-    for least in (2, 1):
-        for series in found:
-            if readings(series) >= least:
-                return series
-    return None
+    """The first of which a change can be told, else the first that was measured at all."""
+    found = [view.series[name] for name in names if name in view.series and readings(view.series[name])]
+    return next((series for series in found if tells_change(view, series)), found[0] if found else None)
 
 
 def _outcome(view: RunView) -> list[str]:
     said = []
-    for names, word, say in (
-        (LOSSES, "Loss", number),
-        (ACCURACIES, "Accuracy", percent),
-        (("accuracy/test",), "Test accuracy", percent),
-    ):
+    for names, say in ((LOSSES, number), (ACCURACIES, percent), (("accuracy/test",), percent)):
         series = _first_of(view, names)
         if series is not None:
-            said.append(f"{word} {change(series, say, view.steps[-1])}")
+            said.append(f"{WORDS[series.name]} {change(view, series, say)}")
     records = "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records"
-    span = f"over {records} up to step {view.steps[-1]:,}"
+    span = f"over {records} up to step {view.end:,}"
     return [f"{'; '.join(said)}, {span}."] if said else [f"Watched {span}."]
 
 
@@ -197,8 +200,8 @@ def _layers(view: RunView) -> list[str]:
         return []
     first, last = _leader(family, 0), _leader(family, -1)
     share_first, share_last = percent(family[first].first), percent(family[last].last)
-    if max(len(s.values) for s in family.values()) == 1:
-        return [f"Layer {first} learns most ({share_first} of the loss decrease) in the only reading."]
+    if not all(tells_change(view, s) for s in family.values()):
+        return [f"At step {family[last].steps[-1]:,.0f} layer {last} learns most ({share_last} of the loss decrease)."]
     if first == last:
         said = [
             f"Layer {first} learns most, at first ({share_first} of the loss decrease) and at the end ({share_last})."
@@ -249,7 +252,7 @@ def _stopped(series: Series, quiet: float) -> float | None:
 def _moments(view: RunView) -> list[str]:
     said = []
     drift = _drift(view)
-    if drift is not None and regime(view) != "lazy" and readings(drift) > 2:
+    if drift is not None and regime(view) != "lazy" and tells_change(view, drift):
         half, most = _reached(drift, 0.5), _reached(drift, 0.9)
         said.append(
             f"Half of the kernel's movement was done by step {half:,.0f}, nine tenths by step {most:,.0f}."
@@ -257,10 +260,10 @@ def _moments(view: RunView) -> list[str]:
             else f"Nine tenths of the kernel's movement were done by step {most:,.0f}."
         )
     loss = _first_of(view, LOSSES)
-    if loss is not None and len(loss.finite.values) > 2 and loss.last < loss.first:
+    if loss is not None and tells_change(view, loss) and loss.last < loss.first:
         said.append(f"Nine tenths of the fall of the loss were done by step {_reached(loss, 0.9):,.0f}.")
     train, test = _first_of(view, ACCURACIES), view.series.get("accuracy/test")
-    if train is not None and test is not None and min(len(train.finite.values), len(test.finite.values)) > 3:
+    if train is not None and test is not None and tells_change(view, train) and tells_change(view, test):
         learnt, general = _reached(train, 0.9), _reached(test, 0.9)
         if test.last > test.first + 0.3 and general > 3 * max(learnt, 1.0):
             said.append(
@@ -277,16 +280,17 @@ def _moments(view: RunView) -> list[str]:
 
 
 def _reached(series: Series, part: float) -> float:
-    """The first step at which ``part`` of the whole change from start to end was done."""
+    """The first step from which on ``part`` of the whole change from start to end stays done."""
     known = series.finite
     whole = known.values[-1] - known.values[0]
     done = (known.values - known.values[0]) / whole if whole else np.ones_like(known.values)
-    return float(known.steps[np.argmax(done >= part)])
+    before = np.flatnonzero(done < part)
+    return float(known.steps[before[-1] + 1 if len(before) else 0])
 
 
 def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
     """Steps at which another layer took the lead and kept it: for two records and a fifth of the run at least."""
-    family = {name: s for name, s in view.family("share").items() if len(s.finite.values)}
+    family = {name: s for name, s in view.family("share").items() if tells_change(view, s)}
     if len({s.steps.tobytes() for s in family.values()}) != 1:
         return []
     names = list(family)
@@ -301,7 +305,7 @@ def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
 
 
 def _features(view: RunView) -> list[str]:
-    growth = {name: s.last - s.first for name, s in view.family("target_linearity").items() if len(s.finite.values) > 1}
+    growth = {name: s.last - s.first for name, s in view.family("target_linearity").items() if tells_change(view, s)}
     if not growth:
         return []
     most = max(growth, key=lambda name: abs(growth[name]))
@@ -320,7 +324,7 @@ def _prediction(view: RunView) -> list[str]:
 def _troubles(view: RunView, end: Divergence | None) -> list[str]:
     said = [*_not_finite(view), *_failures(view)]
     loss = _first_of(view, LOSSES)
-    if end is None and loss is not None and readings(loss) > 1 and loss.last > 1.5 * abs(loss.first):
+    if end is None and loss is not None and tells_change(view, loss) and loss.last > 1.5 * abs(loss.first):
         said.append(f"The loss rose: {number(loss.first)} → {number(loss.last)}.")
     why = _undone(view)
     if why is not None:

@@ -52,6 +52,17 @@ class RunView:
     taken_arrays: set[str] = field(default_factory=set)
     _loaded: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
 
+    @property
+    def start(self) -> float:
+        """The step of the first record."""
+        return float(self.steps[0]) if len(self.steps) else 0.0
+
+    @property
+    def end(self) -> int:
+        """The last step that is known of: of a record, or of a number that was logged."""
+        logged = [int(series.steps[-1]) for series in self.series.values() if len(series.steps)]
+        return max([*self.steps[-1:], *logged], default=0)
+
     def get(self, name: str) -> Series | None:
         """The series of this name, marked as shown; None if the run has none."""
         found = self.series.get(name)
@@ -157,6 +168,14 @@ def series_by_name(steps: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> d
             xs.append(float(step))
             ys.append(_number(value))
     return {name: Series(name, np.array(xs), np.array(ys)) for name, (xs, ys) in found.items()}
+
+
+def joined(recorded: Series, logged: Series) -> Series:
+    """A series with what was logged; where both have a step, what was logged counts."""
+    alone = ~np.isin(recorded.steps, logged.steps)
+    steps = np.concatenate([recorded.steps[alone], logged.steps])
+    order = np.argsort(steps, kind="stable")
+    return Series(recorded.name, steps[order], np.concatenate([recorded.values[alone], logged.values])[order])
 
 
 def _number(value: Any) -> float:

@@ -104,6 +104,11 @@ class Run:
         return found
 
     @property
+    def lines(self) -> int:
+        """How many lines were read: more of them mean that the run has grown."""
+        return sum(tail.count for tail in self._tails)
+
+    @property
     def name(self) -> str:
         """The run's name, by default that of its directory."""
         return str(self.meta.get("name") or self.path.resolve().name)

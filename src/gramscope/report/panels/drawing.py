@@ -176,7 +176,7 @@ def percent(value: float) -> str:
 
 def thinning_note(views: Sequence[RunView], most: int) -> list[str]:
     """What the page leaves out of long series, said."""
-    long = [view.name for view in views if len(view.steps) > most]
+    long = [view.name for view in views if max((len(s.steps) for s in view.series.values()), default=0) > most]
     if not long:
         return []
     return [f"Long series ({', '.join(long)}) are thinned for drawing; the run directory holds every value."]

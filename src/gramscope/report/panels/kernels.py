@@ -15,7 +15,7 @@ from gramscope.report.panels.drawing import (
     step_control,
     unit_range,
 )
-from gramscope.report.panels.validity import change, retrained
+from gramscope.report.panels.validity import ENOUGH_READINGS, change, retrained
 from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"
@@ -82,11 +82,9 @@ def moves(views: Sequence[RunView]) -> Panel | None:
 def _words(view: RunView, drift: Series | None, target: Series | None) -> str:
     said = []
     if drift is not None:
-        known = drift.finite
-        when = "" if known.steps[-1] == view.steps[-1] else f" at step {known.steps[-1]:,.0f}"
-        said.append(f"the kernel is {number(drift.last)} away from its start{when}")
+        said.append(f"kernel drift {number(drift.last)} at step {drift.finite.steps[-1]:,.0f}")
     if target is not None:
-        said.append(f"its alignment with the targets: {change(target, end=view.steps[-1])}")
+        said.append(f"alignment with the targets {change(view, target)}")
     return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: no kernel recorded."
 
 
@@ -191,15 +189,18 @@ def _heat(view: RunView, kernel: Numbers, labels: Numbers | None, notes: list[st
 
 
 def _block_words(view: RunView, heats: Sequence[Heat], steps: Sequence[int]) -> str:
-    """The mean within classes over the mean between them, at the first and the last step shown."""
-    first, last = _contrast(heats[0]), _contrast(heats[-1])
-    if first is None or last is None:
+    """The mean within classes and the mean between them, at the first and the last step shown."""
+    means = {steps[-1]: _contrast(heats[-1])}
+    if len(steps) >= ENOUGH_READINGS and steps[0] <= view.start:
+        means = {steps[0]: _contrast(heats[0]), **means}
+    said = [
+        f"{number(mean[0])} at step {step:,} (between classes {number(mean[1])})"
+        for step, mean in means.items()
+        if mean is not None
+    ]
+    if not said:
         return f"{view.name}: kernels of {len(steps)} steps."
-    return (
-        f"{view.name}: within classes, apart from the diagonal, the kernel's mean is {number(first[0])} at step "
-        f"{steps[0]:,} (between classes {number(first[1])}) and {number(last[0])} at step {steps[-1]:,} "
-        f"(between classes {number(last[1])})."
-    )
+    return f"{view.name}: within classes, apart from the diagonal, the kernel's mean is {' and '.join(said)}."
 
 
 def _contrast(heat: Heat) -> tuple[float, float] | None:

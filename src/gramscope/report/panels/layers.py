@@ -18,6 +18,7 @@ from gramscope.report.panels.drawing import (
     percent,
     table,
 )
+from gramscope.report.panels.validity import tells_change
 from gramscope.report.view import RunView, Series
 
 SHARES = "Which layer learns"
@@ -96,8 +97,9 @@ def _share_words(view: RunView, family: Mapping[str, Series]) -> str:
         return f"{view.name}: no shares recorded."
     first = max(measured, key=lambda name: measured[name].first)
     last = max(measured, key=lambda name: measured[name].last)
-    if max(len(series.finite.values) for series in measured.values()) == 1:
-        return f"{view.name}: layer {first} leads with {percent(measured[first].first)} in the only reading."
+    if not all(tells_change(view, series) for series in measured.values()):
+        when = measured[last].finite.steps[-1]
+        return f"{view.name}: at step {when:,.0f} layer {last} leads with {percent(measured[last].last)}."
     return (
         f"{view.name}: at first layer {first} leads with {percent(measured[first].first)}, "
         f"at the end layer {last} with {percent(measured[last].last)}."
@@ -116,7 +118,7 @@ def linearity(views: Sequence[RunView]) -> Panel | None:
     ]
     words = []
     for view, family in zip(views, families, strict=True):
-        growth = {name: s.last - s.first for name, s in family.items() if len(s.finite.values)}
+        growth = {name: s.last - s.first for name, s in family.items() if tells_change(view, s)}
         if growth:
             most = max(growth, key=lambda name: abs(growth[name]))
             first, last = number(family[most].first), number(family[most].last)

@@ -77,7 +77,7 @@ def _many(views: Sequence[RunView], found: Sequence[dict[str, Series]]) -> list[
 
 def arrays(views: Sequence[RunView]) -> Panel | None:
     chosen: dict[int, list[int]] = {}
-    held = [(view, name) for view in views for name in view.untaken_arrays if name != FINGERPRINT]
+    held = [(view, name) for view in views for name in view.untaken_arrays if not _housekeeping(name)]
     frames: list[tuple[RunView, str, list[int], list[list[Mark]]]] = []
     notes: list[str] = []
     for view, name in held:
@@ -102,6 +102,11 @@ def arrays(views: Sequence[RunView]) -> Panel | None:
         plots.append(Plot(title, x, y, marks, frame_places(steps, control), run=view.index, height=320))
     words = [f"Drawn: {', '.join(dict.fromkeys(name for _, name, _, _ in frames))}."] if frames else []
     return Panel("other-arrays", ARRAYS, HOW, words, plots, control, list(dict.fromkeys(notes)))
+
+
+def _housekeeping(name: str) -> bool:
+    """What a resumed run compares with, and by which it tells whether it may."""
+    return name == FINGERPRINT or name.startswith("start/")
 
 
 def _drawn(view: RunView, name: str, step: int, notes: list[str]) -> list[Mark]:

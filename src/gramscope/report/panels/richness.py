@@ -10,11 +10,11 @@ from gramscope.report.panels.drawing import (
     by_run,
     caption,
     frame_places,
-    number,
     shown_steps,
     step_control,
     unit_range,
 )
+from gramscope.report.panels.validity import change
 from gramscope.report.view import RunView
 
 TITLE = "Richness"
@@ -60,9 +60,7 @@ def panel(views: Sequence[RunView]) -> Panel | None:
                 )
             )
     words = [
-        f"{view.name}: D_LR went from {number(found[''].first)} to {number(found[''].last)}."
-        for view, found in zip(views, values, strict=True)
-        if found
+        f"{view.name}: D_LR {change(view, found[''])}." for view, found in zip(views, values, strict=True) if found
     ]
     return Panel(
         "richness",

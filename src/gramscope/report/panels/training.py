@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gramscope.report.figure import MOST_POINTS, Axis, Panel, Plot
-from gramscope.report.panels.drawing import STEP, by_run, logarithmic, percent, thinning_note, unit_range
+from gramscope.report.panels.drawing import STEP, by_run, logarithmic, number, percent, thinning_note, unit_range
 from gramscope.report.panels.validity import change
 from gramscope.report.view import RunView, Series
 
@@ -27,7 +27,7 @@ def panel(views: Sequence[RunView]) -> Panel | None:
     return Panel(
         "training",
         TITLE,
-        "A falling loss is learning; a gap that opens between train and test is learning by heart.",
+        "A falling loss is learning; a gap that opens between train and test is overfitting.",
         [_words(view, loss, accuracy) for view, loss, accuracy in zip(views, losses, accuracies, strict=True)],
         plots,
         notes=thinning_note(views, MOST_POINTS),
@@ -39,10 +39,13 @@ def _named(view: RunView, prefix: str, bare: str) -> dict[str, Series]:
 
 
 def _words(view: RunView, losses: dict[str, Series], accuracies: dict[str, Series]) -> str:
-    end = view.steps[-1] if len(view.steps) else None
-    said = [f"{name} loss {change(s, end=end)}" for name, s in losses.items()]
-    said += [f"{name} accuracy {change(s, percent, end)}" for name, s in accuracies.items()]
+    said = [f"{name} loss {change(view, s)}" for name, s in losses.items()]
+    said += [f"{name} accuracy {change(view, s, percent)}" for name, s in accuracies.items()]
     return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: neither loss nor accuracy recorded."
+
+
+def _times(share: float) -> str:
+    return f"{number(share)} times" if share > 2 else f"{percent(share)} of"
 
 
 def upkeep(views: Sequence[RunView]) -> Panel | None:
@@ -60,7 +63,7 @@ def upkeep(views: Sequence[RunView]) -> Panel | None:
     if not plots:
         return None
     words = [
-        f"{view.name}: watching took {percent(overhead.last)} of the time that training itself took."
+        f"{view.name}: watching took {_times(overhead.last)} the time that training itself took."
         for view in views
         if (overhead := view.get("overhead")) is not None
     ]

@@ -13,7 +13,7 @@ from gramscope.report.view import RunView, Series
 BLOWN = 100.0  # times the loss at the start: no learning ends there
 ENOUGH_READINGS, ENOUGH_STEPS = 3, 10
 STATE = ("norm/parameters", "loss/probe")  # of the network itself
-LOSSES = ("loss", "loss/probe")  # the batch's own where it was logged, else that of the probe
+LOSSES = ("loss/probe", "loss")  # that of the probe, which no choice of a batch disturbs, where it was measured
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ def speaks_of_finite(message: str) -> bool:
 def _blown_up(view: RunView) -> Divergence | None:
     found = []
     for name in LOSSES:
-        loss = view.series[name].finite if name in view.series else None
-        if loss is None or len(loss.values) < 2:
+        if name not in view.series or not tells_change(view, view.series[name]):
             continue
+        loss = view.series[name].finite
         start = float(np.abs(loss.values[: max(1, len(loss.values) // 10)]).max())
         step = _tail(loss.steps, loss.values > BLOWN * start) if start > 0 else None
         if step is not None:
-            how = f"from there on its loss is over {BLOWN:.0f} times that at the start ({change(loss)})"
+            how = f"from there on its loss is over {BLOWN:.0f} times that at the start ({change(view, loss)})"
             found.append(Divergence(step, how))
     return min(found, key=lambda end: end.step, default=None)
 
@@ -140,9 +140,17 @@ def retrained(view: RunView) -> Retrained | None:
     return None
 
 
-def enough(series: Series | None) -> bool:
-    """Whether a series was read often enough, over enough steps, for a verdict to rest on it."""
-    return series is not None and readings(series) >= ENOUGH_READINGS and _span(series) >= ENOUGH_STEPS
+def enough(view: RunView, series: Series | None) -> bool:
+    """Whether a series was measured often enough, from the start and over enough steps, for a verdict to rest on it."""
+    return series is not None and tells_change(view, series) and _span(series) >= ENOUGH_STEPS
+
+
+def tells_change(view: RunView, series: Series) -> bool:
+    """Whether a series may be said to have fallen, risen or changed: measured from the start on, three times or more.
+
+    The first number that a loop logs is that of its first step.
+    """
+    return readings(series) >= ENOUGH_READINGS and float(series.finite.steps[0]) <= view.start + 1
 
 
 def readings(series: Series) -> int:
@@ -154,22 +162,15 @@ def _span(series: Series) -> float:
     return float(steps[-1] - steps[0]) if len(steps) else 0.0
 
 
-def change(series: Series, say: Callable[[float], str] = number, end: int | None = None) -> str:
-    """From the first number to the last; one number is said as one, and numbers that stop before ``end`` with where.
-
-    >>> steps = np.array([0.0, 10.0, 20.0])
-    >>> change(Series("loss", steps, np.array([2.0, 1.0, 0.5]))), change(Series("loss", steps[:1], np.array([2.0])))
-    ('2 → 0.5', '2 at step 0')
-    >>> change(Series("loss", steps, np.array([2.0, 1.0, np.nan])))
-    '2 → 1 at step 10, then not finite'
-    """
+def change(view: RunView, series: Series, say: Callable[[float], str] = number) -> str:
+    """From the first number to the last where that is a change of the run, else the last alone and where it stands."""
     known = series.finite
     if not len(known.values):
         return "never finite" if len(series.values) else "not measured"
     stopped = known.steps[-1] < series.steps[-1]
-    early = stopped or len(known.values) == 1 or (end is not None and known.steps[-1] < end)
-    when = f" at step {known.steps[-1]:,.0f}" if early else ""
-    numbers = say(known.first) if len(known.values) == 1 else f"{say(known.first)} → {say(known.last)}"
+    whole = tells_change(view, series)
+    when = "" if whole and not stopped and known.steps[-1] == view.end else f" at step {known.steps[-1]:,.0f}"
+    numbers = f"{say(known.first)} → {say(known.last)}" if whole else say(known.last)
     return numbers + when + (", then not finite" if stopped else "")
 
 
