@@ -288,6 +288,15 @@ class _Logging:
                 self.said.append(float(loss))
                 return loss
 
+            def on_train_batch_end(self, outputs, batch, index):
+                self.log("after_batch", float(self.trainer.global_step))
+
+            def on_train_epoch_end(self):
+                self.log("after_epoch", float(self.trainer.global_step))
+
+            def on_validation_epoch_end(self):
+                self.log("after_validation", float(self.trainer.global_step))
+
             def validation_step(self, batch, index):
                 self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
 
@@ -339,6 +348,9 @@ def test_lightning_numbers_stand_at_their_steps(tmp_path):
     assert logged["both_epoch"] == pytest.approx(epochs)
     assert "both" not in logged, "it would be a mixture of the two"
     assert logged["rare"] == {3: 9.0, 7: 13.0}, "an old number is not logged again"
+    assert logged["after_batch"] == {step: float(step) for step in losses}
+    assert logged["after_epoch"] == {4: 4.0, 8: 8.0}
+    assert logged["after_validation"] == {step: float(step) for step in evaluated}
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
@@ -349,4 +361,6 @@ def test_lightning_loss_of_several_batches(tmp_path):
     said = module.said
     means = {step: (said[2 * step - 2] + said[2 * step - 1]) / 2 for step in (1, 2, 3, 4)}
     assert scope.logged["loss"] == pytest.approx(means)
+    assert scope.logged["train_loss"] == pytest.approx({step: said[2 * step - 1] for step in means})
     assert list(scope.logged["val_loss"]) == [2, 4]
+    assert scope.logged["after_batch"] == {step: float(step) for step in means}

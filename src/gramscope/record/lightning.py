@@ -48,6 +48,12 @@ class WatchCallback(Callback):  # type: ignore[misc]
         if optimizer is not None:
             self.scope.use(optimizer)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (
+            self._loss is None
+        ):  # what the module's own hooks logged after ours, not what a batch did that waits for more
+            self._log_news(trainer)
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.scope is None:
             return
@@ -84,6 +90,7 @@ class WatchCallback(Callback):  # type: ignore[misc]
         log_numbers(self.scope, {name: value for name, value in news.items() if name not in forked})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log_news(trainer)
         if self.scope is not None:
             self.scope.close()
 
