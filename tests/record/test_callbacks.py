@@ -306,7 +306,7 @@ class _Logging:
         return Module()
 
 
-def _fit_logging(lightning, folder, accumulate=1, **options):
+def _fit_logging(lightning, folder, accumulate=1, watched=True, **options):
     from gramscope.record.lightning import WatchCallback
 
     watcher = WatchCallback(
@@ -324,11 +324,12 @@ def _fit_logging(lightning, folder, accumulate=1, **options):
                 evaluated[trainer.global_step] = float(trainer.callback_metrics["val_loss"])
 
     trainer = lightning.Trainer(
-        max_epochs=2, callbacks=[watcher, Listener()], logger=False, enable_checkpointing=False,
+        max_epochs=2, callbacks=[watcher, Listener()] if watched else [Listener()], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", default_root_dir=folder,
         accumulate_grad_batches=accumulate, **options,
     )  # fmt: skip
     trainer.fit(module, loader, loader)
+    module.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return watcher.scope, module, evaluated
 
 
@@ -336,6 +337,8 @@ def _fit_logging(lightning, folder, accumulate=1, **options):
 def test_lightning_numbers_stand_at_their_steps(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     scope, module, evaluated = _fit_logging(lightning, tmp_path, val_check_interval=2)
+    _, plain, unwatched = _fit_logging(lightning, tmp_path / "b", watched=False, val_check_interval=2)
+    assert (module.metrics, evaluated, module.said) == (plain.metrics, unwatched, plain.said)
     losses = dict(enumerate(module.said, 1))
     assert list(evaluated) == [2, 4, 6, 8]
     logged = {name: series.to_dict() for name, series in gs.open_run(tmp_path / "run").logged().items()}

@@ -10,6 +10,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.record import READERS, Reader, Reading, WatchWarning
+from gramscope.record.logged import _floats
 from gramscope.record.schedule import due_at
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).double()
@@ -593,6 +594,13 @@ def test_a_resumed_run_goes_on_with_its_numbers(tmp_path):
     assert list(run.logged()["loss"].index) == [1, 2, 3, 4, 5, 6, 7]
     assert run.logged()["loss"][6] == scope.logged["loss"][6]
     assert run.steps == [0, 4, 7]
+
+
+def test_tensors_that_wait_are_read_together():
+    """As a GPU's do; of one kind in one transfer, of several each by itself."""
+    one, two = torch.tensor(1.5), torch.tensor(2.5)
+    assert _floats([one, two]) == [1.5, 2.5]
+    assert _floats([one.half(), two.double(), 3.5, torch.tensor(True)]) == [1.5, 2.5, 3.5, 1.0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

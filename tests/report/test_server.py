@@ -13,6 +13,9 @@ import pytest
 
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.report import serve
+from gramscope.report.opening import open_all
+from gramscope.report.server import Live
+from gramscope.store import RunWriter
 from report.synthetic import HOSTILE, append, moment, write_run
 
 
@@ -200,3 +203,16 @@ def test_closed_is_closed(tmp_path):
     server.close()
     with pytest.raises(ConnectionError):
         ask(server)
+
+
+def test_numbers_that_are_logged_between_records_are_news(tmp_path):
+    with RunWriter.create(tmp_path / "a") as writer:
+        writer.append(0, {"norm/parameters": 1.0})
+        live = Live(open_all(tmp_path / "a"), "live", 2000)
+        live.page()
+        known = live.version
+        assert live.news(known) is None
+        writer.log({"loss": ([1, 2, 3], [3.0, 2.0, 1.0])})
+        news = json.loads(live.news(known))
+    assert news["status"] == "Following: a at step 3."
+    assert "Loss 3 → 1" in news["html"]
