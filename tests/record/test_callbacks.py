@@ -323,9 +323,10 @@ def _fit_logging(lightning, folder, accumulate=1, watched=True, **options):
             if not trainer.sanity_checking:
                 evaluated[trainer.global_step] = float(trainer.callback_metrics["val_loss"])
 
+    callbacks = [watcher, Listener()] if watched else [Listener()]
     trainer = lightning.Trainer(
-        max_epochs=2, callbacks=[watcher, Listener()] if watched else [Listener()], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", default_root_dir=folder,
+        max_epochs=2, callbacks=callbacks, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu", default_root_dir=folder,
         accumulate_grad_batches=accumulate, **options,
     )  # fmt: skip
     trainer.fit(module, loader, loader)
