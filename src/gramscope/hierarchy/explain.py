@@ -1,10 +1,8 @@
 """``explain_step``: what one optimiser step does, by layer and by example, and whether theory predicted it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,12 +25,21 @@ from gramscope.capture.network import (
 from gramscope.capture.precision import Precision
 from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
-from gramscope.hierarchy.optimiser import OptimiserLike, StepParts, autocast_uncached, dense, prepare, take, to_float64
+from gramscope.hierarchy.losses import Loss, loss_function
+from gramscope.hierarchy.optimiser import (
+    OptimiserLike,
+    StepParts,
+    autocast_uncached,
+    dense,
+    inner_optimizer,
+    prepare,
+    take,
+    to_float64,
+)
 from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.kinks import FixedSides, Sides
 from gramscope.kernels.linearization import Linearization
 
-Loss = Callable[[Tensor, Any], Tensor]
 TF32_ROUNDING = 2.0**-10
 
 
@@ -84,7 +91,7 @@ def explain_step(
     ignored = _not_followed(model, optimizer)
     # Copies made in inference mode could not be differentiated.
     with torch.inference_mode(False), torch.enable_grad(), autocast_uncached():
-        rehearsal = _Rehearsal(model, x, y, n, _loss_function(loss), outputs, precision)
+        rehearsal = _Rehearsal(model, x, y, n, loss_function(loss), outputs, precision)
         return rehearsal.explain(optimizer, lr, ignored)
 
 
@@ -262,6 +269,7 @@ def _flips(before: Sides, after: Sides) -> tuple[Flips, ...]:
 
 def _not_followed(model: nn.Module, optimizer: OptimiserLike) -> str:
     """What the user's own step does and the rehearsal does not: hooks on parameters and on the optimiser's step."""
+    optimizer = inner_optimizer(optimizer) or optimizer
     listed = [f"gradient hooks of parameter {name!r}" for name, p in named_parameters(model).items() if _has_hooks(p)]
     if isinstance(optimizer, Optimizer) and (
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
@@ -282,60 +290,3 @@ def _unseen(names: list[str]) -> str:
         return ""
     listed = ", ".join(dict.fromkeys(names))
     return f"Crossings of {listed} are not followed; they count as second order."
-
-
-def _loss_function(loss: str | Loss) -> Loss:
-    if callable(loss):
-        return loss
-    known: dict[str, Loss] = {"mse": _mse, "half_squared": _half_squared, "cross_entropy": _cross_entropy}
-    if loss not in known:
-        raise InputError(f"loss must be one of {', '.join(known)}, or a function (output, y) -> number, got {loss!r}.")
-    return known[loss]
-
-
-def _mse(f: Tensor, y: Any) -> Tensor:
-    return F.mse_loss(f, _like(f, y))
-
-
-def _half_squared(f: Tensor, y: Any) -> Tensor:
-    return 0.5 * (f - _like(f, y)).square().sum()
-
-
-def _cross_entropy(f: Tensor, y: Any) -> Tensor:
-    if not isinstance(y, Tensor):
-        raise InputError(
-            f"y must be a tensor of class labels, or of class probabilities, for the cross entropy, got "
-            f"{type(y).__name__}. Call torch.as_tensor(y)."
-        )
-    if y.is_floating_point():
-        return _checked_cross_entropy(f, y.to(f.dtype))
-    # torch has the classes on axis 1; sequence models have them last.
-    last, first = y.shape == f.shape[:-1], y.shape == (f.shape[0], *f.shape[2:])
-    if f.dim() > 2 and last and first:
-        raise InputError(
-            f"it must be plain which axis of the outputs holds the classes, got outputs of shape {tuple(f.shape)} and "
-            f"y of {tuple(y.shape)}. Pass loss=lambda f, y: F.cross_entropy(f.movedim(-1, 1), y) where it is the last, "
-            "loss=F.cross_entropy where it is the second."
-        )
-    return _checked_cross_entropy(f.movedim(-1, 1) if f.dim() > 2 and last else f, y)
-
-
-def _checked_cross_entropy(f: Tensor, y: Tensor) -> Tensor:
-    try:
-        return F.cross_entropy(f, y if y.is_floating_point() else y.long())
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise InputError(
-            "y must hold one class for each row of the output, or one probability for each of its entries, for the "
-            f"cross entropy, got {y.dtype} of shape {tuple(y.shape)} for outputs of shape {tuple(f.shape)}. torch "
-            f"said: {error}"
-        ) from error
-
-
-def _like(f: Tensor, y: Any) -> Tensor:
-    if not isinstance(y, Tensor) or not y.is_floating_point() or y.shape != f.shape:
-        got = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-        raise InputError(
-            f"y must be a floating tensor of the output's shape {tuple(f.shape)} for a squared error, got {got}. For "
-            'class labels pass loss="cross_entropy", or y as one-hot rows.'
-        )
-    return y.to(f.dtype)

@@ -275,8 +275,11 @@ def read_step(moment: Moment) -> Reading:
         subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None,
         loss=subject.judge.loss, optimizer=subject.optimizer, outputs=subject.outputs,
     )  # fmt: skip
-    parts = {"all": "step/error", "second order": "step/second_order", "mask flips": "step/mask_flips"}
-    errors = {parts[part]: error for part, error in step.errors.items() if part in parts}
+    parts = {
+        "all": "step/error", "second order": "step/second_order", "mask flips": "step/mask_flips",
+        "rounding": "step/rounding",
+    }  # fmt: skip
+    errors = {parts[part]: error for part, error in step.errors.items()}
     reading = _relative(errors, step.true)
     reading.scalars["step/predicted_loss_change"] = step.predicted_loss_change
     reading.scalars["step/true_loss_change"] = step.true_loss_change

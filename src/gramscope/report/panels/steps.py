@@ -1,4 +1,4 @@
-"""What first-order theory foretold of a step, and what the step did."""
+"""What first-order theory predicted of a step, and what the step did."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,12 @@ from gramscope.report.panels.validity import sound
 from gramscope.report.view import RunView
 
 TITLE = "Predicted against true step"
-PARTS = {"error": "whole error", "second_order": "second order", "mask_flips": "mask flips"}
+PARTS = {
+    "error": "whole error",
+    "second_order": "second order",
+    "mask_flips": "mask flips",
+    "rounding": "rounding, at most",
+}
 
 
 def panel(views: Sequence[RunView]) -> Panel | None:
@@ -55,8 +60,8 @@ def panel(views: Sequence[RunView]) -> Panel | None:
     return Panel(
         "steps",
         TITLE,
-        "Where the two curves, or the points and the dashed diagonal, agree, the tangent kernel foretells the step; "
-        "what it misses is curvature (second order) or units that switched (mask flips).",
+        "Where the two curves, or the points and the dashed diagonal, agree, the tangent kernel predicts the step; "
+        "what it misses is curvature (second order), units that switched (mask flips), or rounding.",
         [words for view in views if (words := _words(view))],
         plots,
         control,
@@ -67,7 +72,11 @@ def missed(view: RunView) -> str:
     """What first order missed, in words: of the outputs' change where that was recorded, else of the loss change."""
     error = view.series.get("step/error")
     if error is not None and len(error.finite.values):
-        return f"{percent(float(np.median(error.finite.values)))} of the outputs' change in the median"
+        median = float(np.median(error.finite.values))
+        rounding = view.series.get("step/rounding")
+        small = rounding is not None and median <= float(np.median(rounding.finite.values))
+        why = ", no more than rounding may add" if small else ""
+        return f"{percent(median)} of the outputs' change in the median{why}"
     predicted, true = view.get("step/predicted_loss_change"), view.get("step/true_loss_change")
     if predicted is None or true is None:
         return ""
