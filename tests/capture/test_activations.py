@@ -235,3 +235,29 @@ def test_bad_input_is_explained():
         activations(attention, (torch.randn(2, 3, 4),) * 3, "out_proj")
     with pytest.raises(InputError, match="must hold a floating tensor"):
         activations(nn.Sequential(nn.Embedding(5, 2)), torch.tensor([1, 2]), "0", at="input")
+
+
+class Children(nn.Module):
+    """Calls the children of a container, and one layer not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+        self.blocks = nn.ModuleDict({"head": nn.Linear(4, 2)})
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.blocks["head"](x)
+
+
+def test_globs_take_the_layers_that_run():
+    model, x = Children(), torch.randn(5, 3)
+    assert list(activations(model, x)) == ["layers.0", "layers.1", "blocks.head"]
+    assert list(activations(model, x, ["*", "!layers.*"])) == ["blocks.head"]
+    assert list(activations(model, x, "l*")) == ["layers.0", "layers.1"]
+    for asked in ("layers", ["*", "layers"], "unu*", ["blocks.*", "unused"], ["layers.0@2", "*"]):
+        with pytest.raises(InputError, match="must run in the forward pass"):
+            activations(model, x, asked)
+    assert list(activations(model, x, ["layers", "layers.1"], missing="skip")) == ["layers.1"]

@@ -57,11 +57,11 @@ def activations(
         model: any module; compiled and data-parallel wrappers are opened.
         x: a tensor with examples first, a tuple of positional arguments, or a dict of keyword arguments.
         layers: names or globs (``"blocks.*.mlp"``, where ``*`` also crosses dots), or a list of them; ``"!name"`` in a
-            list leaves layers out.
+            list leaves layers out. A glob takes the layers that run: not a container whose children the model calls.
         at: what the module returns, or what it is given; or a dict by layer name (the rest: output).
         mode: run in evaluation mode, in training mode, or as the flags of the model stand.
         reader: reduces a tensor as soon as it is seen, so that large ones need not be kept; see ``measures.features``.
-        missing: what to do with a chosen layer that does not run: raise, or skip it.
+        missing: what to do with a name, or a glob, of which no layer runs: raise, or skip it.
 
     Example:
         >>> import torch
@@ -81,7 +81,9 @@ def activations(
         if "does not require grad" not in str(error):
             raise
         visits, calls = _run(model, prepare_input(x), n, chosen, at, mode, reader, gradients=True)
-    return _named(visits, calls, chosen, missing)
+    if missing == "raise":
+        _require_runs([layers] if isinstance(layers, str) else layers, calls, chosen)
+    return _named(visits, calls, chosen)
 
 
 def choose_layers(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, int | None]]:
@@ -214,22 +216,29 @@ def _named(
     visits: list[tuple[Visit, Tensor]],
     calls: dict[str, int],
     chosen: dict[str, tuple[nn.Module, int | None]],
-    missing: str,
 ) -> dict[str, Tensor]:
     asked = {name for name, (_, number) in chosen.items() if number is not None}
     found: dict[str, Tensor] = {}
     for visit, tensor in visits:
         numbered = f"{visit.name}@{visit.call}"
         found[numbered if calls[visit.name] > 1 or numbered in asked else visit.name] = tensor
-    for name, (module, number) in chosen.items():
-        count = calls[name if number is None else name.rpartition("@")[0]]
-        if missing == "raise" and count < (number or 1):
-            again = f"was called {count} times" if count else "was not called"
-            raise InputError(
-                f"layer {name!r} ({type(module).__name__}) must run in the forward pass on x, but it {again}. Its "
-                "weights may be used by a parent (as in nn.MultiheadAttention) or by compiled code; name that parent."
-            )
     return found
+
+
+def _require_runs(
+    patterns: Sequence[str], calls: dict[str, int], chosen: dict[str, tuple[nn.Module, int | None]]
+) -> None:
+    """Raise if no layer of a name or glob was called, or not as often as its number says."""
+    for pattern in patterns:
+        names = [pattern] if pattern in chosen else fnmatch.filter(chosen, pattern)
+        counts = [calls[name if chosen[name][1] is None else name.rpartition("@")[0]] for name in names]
+        if names and all(count < (chosen[name][1] or 1) for name, count in zip(names, counts, strict=True)):
+            again = f"was called {counts[0]} times" if counts[0] else "was not called"
+            raise InputError(
+                f"layer {names[0]!r} ({type(chosen[names[0]][0]).__name__}) must run in the forward pass on x, but it "
+                f"{again}. Its weights may be used by a parent (as in nn.MultiheadAttention) or by compiled code; name "
+                "that parent, or the children if the model calls them one by one."
+            )
 
 
 @contextmanager
