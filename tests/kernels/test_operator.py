@@ -1,6 +1,7 @@
 """The matrix-free kernel, the Jacobian and its transpose."""
 
 import inspect
+import math
 import random
 
 import pytest
@@ -241,3 +242,37 @@ def test_operator_of_the_zoo(name):
         operator.dense().to(want), want, rtol=0, atol=(1e-5 if case.inner_float32 else 1e-11) * float(want.norm())
     )
     assert bool(operator.slow) == (name in once.CASES)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        0.5,
+        torch.tensor(0.5),
+        {"0.weight": 0.5, "2.bias": torch.arange(2.0)},
+        {"0.weight": torch.linspace(0, 1, 5)[:, None]},
+        lambda name, p: 0.1 * p.shape[0],
+        torch.linspace(-1, 1, 32),
+    ],
+)
+def test_gradient_gram_takes_every_metric_that_the_operator_takes(metric):
+    """``Γ = e K e`` with ``K = J D Jᵀ``, whatever D is given as."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 2)).double(), torch.randn(4, 3).double()
+    e = torch.randn(4, 2).double()
+    found = torch.stack(list(gs.kernels.gradient_gram(model, x, e, metric=metric).values())).sum(0)
+    kernel = gs.ntk_operator(model, x, metric=metric).dense().reshape(4, 2, 4, 2)
+    torch.testing.assert_close(found, torch.einsum("mc,mcnd,nd->mn", e, kernel, e), rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_gram_refuses_what_is_no_metric():
+    model, x, e = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    given = {
+        "no parameter is called 'nonsense'": {"nonsense": 1.0},
+        r"metric\['weight'\] must be a number or have the shape \(2, 3\)": {"weight": torch.ones(4)},
+        "one entry for each of the 8 parameters": torch.ones(7),
+        "metric must be finite": math.nan,
+    }
+    for message, metric in given.items():
+        with pytest.raises(InputError, match=message):
+            gs.kernels.gradient_gram(model, x, e, metric=metric)

@@ -221,38 +221,45 @@ def _culprit(message: str) -> str | None:
 
 def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
     """A diagonal over all parameters as one vector, of either sign: the preconditioner of a step may have both."""
+    entries = metric_by_name(metric, parameters)
+    return torch.cat([entries[name].expand(p.shape).reshape(-1) for name, p in parameters.items()])
+
+
+def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The diagonal of each parameter: one number, or a tensor that expands to the parameter's shape."""
     if callable(metric):
         metric = {name: metric(name, p) for name, p in parameters.items()}
-    if isinstance(metric, int | float):
+    if isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
         metric = dict.fromkeys(parameters, float(metric))
     if isinstance(metric, Tensor):
-        flat = metric
-    elif not isinstance(metric, Mapping):
+        size = sum(p.numel() for p in parameters.values())
+        if metric.shape != (size,):
+            raise InputError(
+                f"metric must have one entry for each of the {size} parameters, got shape {tuple(metric.shape)}. Pass "
+                "a dict by parameter name for numbers per layer."
+            )
+        parts = metric.split([p.numel() for p in parameters.values()])
+        metric = {name: part.view(p.shape) for (name, p), part in zip(parameters.items(), parts, strict=True)}
+    if not isinstance(metric, Mapping):
         raise InputError(
             "metric must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "
             f"parameter), got {type(metric).__name__}."
         )
-    else:
-        unknown = sorted(set(metric) - set(parameters))
-        if unknown:
-            raise InputError(f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(parameters)}.")
-        flat = torch.cat([_expanded(metric.get(name, 0.0), name, p) for name, p in parameters.items()])
-    size = sum(p.numel() for p in parameters.values())
-    if flat.shape != (size,):
-        raise InputError(
-            f"metric must have one entry for each of the {size} parameters, got shape {tuple(flat.shape)}. Pass a "
-            "dict by parameter name for numbers per layer."
-        )
-    check_finite(flat, "metric", "Learning rates are finite numbers.")
-    return flat
+    unknown = sorted(set(metric) - set(parameters))
+    if unknown:
+        raise InputError(f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(parameters)}.")
+    return {name: _entry(metric.get(name, 0.0), name, p) for name, p in parameters.items()}
 
 
-def _expanded(value: Tensor | float, name: str, parameter: Tensor) -> Tensor:
-    tensor = torch.as_tensor(value, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
+def _entry(value: Tensor | float, name: str, parameter: Tensor) -> Tensor:
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
     try:
-        return tensor.expand(parameter.shape).reshape(-1)
-    except RuntimeError as error:
+        tensor = torch.as_tensor(value, dtype=dtype, device=parameter.device)
+        tensor.expand(parameter.shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        got = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
         raise InputError(
-            f"metric[{name!r}] must be a number or have the shape {tuple(parameter.shape)} of the parameter, got "
-            f"{tuple(tensor.shape)}."
+            f"metric[{name!r}] must be a number or have the shape {tuple(parameter.shape)} of the parameter, got {got}."
         ) from error
+    check_finite(tensor, "metric", "Learning rates are finite numbers.")
+    return tensor
