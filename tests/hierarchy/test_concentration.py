@@ -256,3 +256,16 @@ def test_a_rank_that_is_not_defined_says_why():
 def test_labels_that_do_not_fit_are_refused_for_all_pairs():
     with pytest.raises(InputError, match="labels must have one entry for each of the 3"):
         class_metric(torch.eye(4), torch.ones(3, 4), torch.zeros(5, dtype=torch.long), "all")
+
+
+def test_a_small_change_of_float32_weights_has_the_rank_of_the_step():
+    """A step of rank one, a hundred thousandth of W: the rest of the difference is rounding of W."""
+    rng = torch.Generator().manual_seed(0)
+    start, up, down = (torch.randn(*size, generator=rng) for size in ((30, 20), (30, 1), (1, 20)))
+    now, masks = start + 1e-5 * up @ down, torch.rand(40, 30, generator=rng) > 0.5
+    assert concentration([now], [masks], None, [start], k=1)[0].alignment.undefined is None
+    assert "1 positive" in concentration([now], [masks], None, [start], k=2)[0].alignment.undefined
+    exact = concentration([now.double()], [masks], None, [now.double() - 1e-5 * (up @ down).double()], k=1)[0].alignment
+    assert concentration([now], [masks], None, [start], k=1)[0].alignment.overlap == pytest.approx(
+        exact.overlap, abs=0.05
+    )

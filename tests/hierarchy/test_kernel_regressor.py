@@ -22,6 +22,7 @@ from gramscope.hierarchy.field_training import (
     activation_step,
     check_gram,
     field_step,
+    inverse_root,
     largest_eigenvalue,
     safe_rate,
 )
@@ -498,3 +499,12 @@ def test_a_safe_rate_needs_a_kernel_and_a_batch():
             safe_rate(gram, readout, batch)
     with pytest.raises(InputError, match="gram must be square"):
         inspect.unwrap(safe_rate)(gram[:2], readout, 2)
+
+
+def test_an_initial_field_leaves_the_rounding_of_a_float32_kernel_alone():
+    """Thirty examples in three dimensions: 27 directions of the float32 Gram matrix are rounding."""
+    phi = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    found = inverse_root((phi @ phi.T).astype(np.float64))
+    exact = inverse_root(phi.astype(np.float64) @ phi.T.astype(np.float64))
+    assert np.linalg.matrix_rank(found, rtol=1e-4) == 3
+    assert np.linalg.norm(found - exact) < 1e-4 * np.linalg.norm(exact)

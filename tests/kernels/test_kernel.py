@@ -159,3 +159,17 @@ def test_pictures_make_no_warning(network, x):
         for figure in (kernel.plot(), kernel.plot_spectrum()):
             figure.canvas.draw()
             mpl.pyplot.close(figure)
+
+
+def test_regression_without_a_ridge_inverts_no_rounding():
+    """Twelve parameters, thirty examples: the kernel has rank 12, and in float32 eighteen more by rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1, bias=False))
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    x, new, y = torch.randn(30, 3), torch.randn(8, 3), torch.randn(30, 1)
+    fine = model.double()
+    want = gs.kernel(fine, x.double()).predict(gs.kernel(fine, new.double(), x.double()), y.double())
+    model = model.float()
+    got = gs.kernel(model, x).predict(gs.kernel(model, new, x), y)
+    assert float((got - want).norm() / want.norm()) < 1e-2  # least squares: the conditioning is 1e4

@@ -377,3 +377,15 @@ def test_one_list_of_precisions(name, as_users_run_it):
     assert errors["float32"] < errors[None]
     assert errors["tf32"] == errors[None]  # no more than leave to round float32 products
     assert_same_fingerprint(before, fingerprint(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_powers_leave_rounding_out(dtype):
+    """An AGOP of rank 2 in twelve dimensions: rounding to a small power is as large as what was measured."""
+    rng = torch.Generator().manual_seed(0)
+    q = torch.linalg.qr(torch.randn(12, 2, generator=rng, dtype=torch.float64)).Q
+    matrix = ((q * torch.tensor([2.0, 1.0]).double()) @ q.mT).to(dtype)
+    small = (q * torch.tensor([2.0, 1.0]).double().pow(0.05)) @ q.mT
+    assert relative(matrix_power(matrix, 0.05), small) < (1e-12 if dtype == torch.float64 else 1e-6)
+    gram = (q * torch.tensor([2.0, 1.0]).double().pow(0.1)) @ q.mT
+    assert ansatz_exponent(gram, matrix) == pytest.approx(0.1, abs=1e-4)

@@ -176,3 +176,27 @@ def test_an_empty_batch_adds_nothing_to_the_virtual_covariance(gradients):
         measure(h[:0], dh[:0])
     with pytest.raises(InputError, match="at least one row"):
         virtual_update(h[:0], dh[:0], 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", ["sylvester", "procrustes"])
+def test_a_weight_of_low_rank_splits_like_the_exact_one(method, dtype):
+    """Rounding gave a weight of rank 3 all ten directions, and turned the step in them."""
+    rng = torch.Generator().manual_seed(0)
+    a, b = torch.randn(10, 3, generator=rng), torch.randn(3, 14, generator=rng)
+    exact, step = a.double() @ b.double(), 1e-2 * torch.randn(10, 14, generator=rng).double()
+    wanted, found = split_step(exact, step, method), split_step((a @ b).to(dtype), step, method)
+    error = float((found.preserving - wanted.preserving).norm() / wanted.preserving.norm())
+    assert error < (0.1 if dtype == torch.bfloat16 else 1e-4)
+    assert found.share == pytest.approx(wanted.share, abs=0.05 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (6, 20), (40, 6)])
+def test_a_weight_of_full_rank_is_taken_as_it_is(shape):
+    """Cutting nothing, float32 gives what its numbers give in float64."""
+    rng = torch.Generator().manual_seed(0)
+    w, step = torch.randn(shape, generator=rng), torch.randn(shape, generator=rng)
+    for method in ("sylvester", "procrustes"):
+        found = split_step(w, step, method).preserving
+        fine = split_step(w.double() * 1.1, step.double() * 1.1, method).preserving / 1.1  # no float32 numbers
+        assert torch.allclose(found, fine, atol=1e-12)

@@ -196,19 +196,32 @@ def test_small_outputs_count_in_low_precision(dtype):
     assert exact == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [500, 20, 5])
-def test_outputs_that_are_rounding_are_said(n):
-    """bfloat16 probabilities sum to 1 up to rounding, which the numbers themselves do not tell from an output."""
+@pytest.mark.parametrize("n", [500, 20, 5])  # moments, rows, fewer examples than outputs
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-3), (torch.float16, 1e-3)])
+def test_outputs_that_are_rounding_do_not_count(n, dtype, error):
+    """Probabilities sum to 1 up to rounding: five outputs of six, in any dtype and whatever holds the numbers."""
     rng = torch.Generator().manual_seed(0)
     phi = torch.randn(n, 20, generator=rng, dtype=torch.float64)
-    f = (phi @ torch.randn(20, 6, generator=rng, dtype=torch.float64)).softmax(1)
-    if n > 6:
-        with pytest.warns(UserWarning, match="1 of the 6 directions of the outputs are no larger than the rounding"):
-            found = gs.measures.richness(phi, f.bfloat16(), "projection")
-        assert found == gs.measures.richness(phi, f.bfloat16().double(), "projection")
-    assert gs.measures.richness(phi, f.float(), "projection") == pytest.approx(
-        gs.measures.richness(phi, f, "projection"), abs=1e-5
-    )
+    f = (0.2 * phi @ torch.randn(20, 6, generator=rng, dtype=torch.float64)).softmax(1)
+    exact = gs.measures.richness(phi, f, "projection")
+    found = gs.measures.richness(phi, f.to(dtype), "projection")
+    assert found == pytest.approx(exact, abs=error)
+    assert gs.measures.richness(phi, f.to(dtype).double(), "projection") == found
+    measure = gs.measures.Richness("projection")
+    split = measure.merge(measure.update(phi[:3], f[:3].to(dtype)), measure.update(phi[3:], f[3:].to(dtype)))
+    assert measure.compute(split) == pytest.approx(found, abs=1e-10)
+
+
+def test_outputs_that_vary_by_their_rounding_alone():
+    """The same outputs for all examples, but for the last digit: no direction is left to compare with."""
+    rng = torch.Generator().manual_seed(0)
+    phi, noise = torch.randn(50, 4, generator=rng), torch.randn(50, 3, generator=rng)
+    for target in TARGETS:
+        with pytest.warns(Undefined, match="D_LR"):
+            assert math.isnan(gs.measures.richness(phi, 5.0 + 1e-7 * noise, target))
+    with pytest.warns(Undefined, match="vary by no more than the rounding"):
+        assert math.isnan(gs.measures.richness(phi, 5.0 + 1.2e-5 * noise, "projection"))
+    assert gs.measures.richness(phi, 5.0 + 1e-3 * noise, "projection") < 1
 
 
 def test_more_outputs_than_examples():
@@ -328,14 +341,35 @@ class TestCurves:
         assert torch.equal(low.quality, same.quality)
         assert low.notes == ()
 
-    def test_eigenvalues_that_are_rounding_are_said(self):
-        """A bottleneck of six directions has thirty in bfloat16."""
+    @pytest.mark.parametrize("n", [100, 20])  # moments and rows
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_eigenvalues_that_are_rounding_do_not_count(self, n, dtype):
+        """A bottleneck of six directions has six, and thirty columns: their rounding is no eigenfunction."""
         rng = torch.Generator().manual_seed(0)
-        x = torch.randn(100, 6, generator=rng) @ torch.randn(6, 30, generator=rng)
-        with pytest.warns(UserWarning, match="24 of the 30 eigenvalues are no larger than the rounding"):
-            found = gs.measures.richness_curves(x.bfloat16(), x, x[:, :2])
-        assert found.rank == 30
-        assert gs.measures.richness_curves(x, x.bfloat16(), x[:, :2]).rank == 6
+        mix = torch.randn(6, 30, generator=rng, dtype=torch.float64)
+        train, evaluation = (torch.randn(k, 6, generator=rng, dtype=torch.float64) @ mix for k in (n, 100))
+        targets = torch.randn(100, 2, generator=rng, dtype=torch.float64)
+        exact = gs.measures.richness_curves(train, evaluation, targets)
+        found = gs.measures.richness_curves(train.to(dtype), evaluation.to(dtype), targets)
+        assert found.rank == exact.rank == 6
+        assert torch.allclose(found.quality, exact.quality, atol=0.05 if dtype == torch.bfloat16 else 0.01)
+        assert found.effective_dimension == pytest.approx(exact.effective_dimension, rel=0.01)
+        assert gs.measures.richness_curves(train, evaluation.to(dtype), targets).rank == 6
+        assert gs.measures.richness_curves(train.to(dtype).double(), evaluation, targets).rank == 6
+
+    def test_what_only_training_examples_show_is_no_direction_in_float32(self):
+        """A feature that is constant on the evaluation set, but for rounding, must not pick up targets by chance."""
+        rng = torch.Generator().manual_seed(0)
+        train, evaluation = (torch.randn(200, 3, generator=rng) for _ in range(2))
+        evaluation[:, 2] = evaluation[:, 0]  # as in no training example
+        mix = torch.randn(3, 3, generator=rng)
+        chance = torch.randn(200, 1, generator=rng)
+        found = gs.measures.richness_curves(train @ mix, evaluation @ mix, chance)
+        assert found.rank == 3
+        exact = gs.measures.richness_curves(
+            train.double() @ mix.double(), evaluation.double() @ mix.double(), chance.double()
+        )
+        assert torch.allclose(found.quality, exact.quality, atol=1e-5)
 
     def test_dependent_columns_are_no_directions(self):
         """Features that vary on the training set but not on the evaluation set must not pick up targets by chance."""

@@ -528,3 +528,25 @@ def test_arrays_are_told_to_become_tensors(as_users_run_it):
     for pair_ in ((x, x), (torch.from_numpy(x), x), (x, None), ({"a": torch.from_numpy(x)}, x)):
         with pytest.raises(InputError, match="Convert arrays"):
             gs.measures.CKA()(*pair_)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_that_vary_by_rounding_alone_have_no_similarity(dtype):
+    """A large offset has eaten the features: what is left of them is the last digit of the offset."""
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    eaten = (100 + x * (1e-5 if dtype == torch.float32 else 0.3)).to(dtype)
+    assert not bool((eaten == eaten[0]).all())
+    for measure in (gs.measures.cka, gs.measures.kernel_cka, gs.measures.initial_similarity):
+        with pytest.warns(Undefined, match="not defined"):
+            assert np.isnan(measure(eaten, x))
+        assert measure((100 + 10 * x).to(dtype), x) > 0.9
+
+
+def test_a_kernel_that_is_constant_up_to_rounding_is_not_aligned():
+    y = torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
+    kernel = 3.3 + 1e-7 * torch.randn(20, 20, generator=torch.Generator().manual_seed(1))
+    assert not bool((kernel == kernel[0, 0]).all())
+    for same in (kernel, Dense(kernel)):
+        with pytest.warns(Undefined, match="first kernel is constant"):
+            assert np.isnan(gs.measures.kernel_target_alignment(same, y))
+    assert gs.measures.kernel_target_alignment(kernel + 1e-3 * y @ y.T, y) > 0.9

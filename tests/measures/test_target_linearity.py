@@ -197,8 +197,123 @@ def test_rank_cut_can_be_set():
     torch.manual_seed(0)
     h = torch.randn(50, 3) @ torch.randn(3, 10)  # float32 products: rank 3 and rounding
     y = torch.randn(50)
-    assert target_linearity(h, y).rank == 10
-    assert target_linearity(h, y, tolerance=1e-5).rank == 3
+    assert target_linearity(h, y, tolerance=0.0).rank == 10
+    assert target_linearity(h, y, tolerance=1e-5).rank == target_linearity(h, y).rank == 3
+
+
+def bottleneck(n=240, seed=0):
+    """Inputs, features of rank 20 in 160 columns by float32 products, the same in float64, and targets."""
+    rng = torch.Generator().manual_seed(seed)
+    x, a, b = (torch.randn(*size, generator=rng) for size in ((n, 64), (64, 20), (20, 160)))
+    y = torch.randn(n, 3, generator=rng) + 0.12 * x @ torch.randn(64, 3, generator=rng)
+    return x, (x @ a) @ b, x.double() @ a.double() @ b.double(), y
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_float32_products_have_the_rank_of_their_factors(center):
+    """Rounding filled all 160 directions, which held 0.7 of any targets, and was inverted for unseen examples."""
+    _, h, exact, y = bottleneck()
+    found, wanted = target_linearity(h, y, center=center), target_linearity(exact, y, center=center)
+    assert found.rank == wanted.rank == 20
+    assert float(found) == pytest.approx(float(wanted), abs=1e-6)
+    assert held_out_target_linearity(h, y, center=center) == pytest.approx(
+        held_out_target_linearity(exact, y, center=center), abs=1e-5
+    )
+    batches = TargetLinearity(center=center).over([(h[:7], y[:7]), (h[7:100], y[7:100]), (h[100:], y[100:])])
+    assert batches.rank == 20
+    assert float(batches) == pytest.approx(float(found), abs=1e-10)
+    low = target_linearity(h.bfloat16(), y, center=center)
+    assert low.rank == 20
+    assert float(low) == pytest.approx(float(wanted), abs=5e-3)
+    assert target_linearity(h.bfloat16().float(), y, center=center) == low
+
+
+@MANY
+@given(
+    st.integers(20, 150), st.lists(st.integers(2, 60), min_size=2, max_size=5), st.booleans(), st.booleans(),
+    st.booleans(), st.integers(0, 10**6),
+)  # fmt: skip
+def test_a_linear_map_never_raises_it(n, widths, relu, center, targeted, seed):
+    """Layer after layer in float32, also for targets that are the very rounding of the last one.
+
+    1e-4: a direction just above the floor is turned by its rounding, which is ten times smaller.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    h = torch.randn(n, widths[0], generator=rng)
+    layers = [h.relu() if relu else h]
+    for width in widths[1:]:
+        w = torch.randn(layers[-1].shape[1], width, generator=rng) / math.sqrt(width)
+        layers.append(layers[-1] @ w)
+    y = torch.randn(n, 2, generator=rng).double()
+    if targeted:
+        y = layers[-1].double() - layers[-2].double() @ w.double() + 1e-9 * y[:, :1]
+    found = [target_linearity(layer, y, center=center) for layer in layers]
+    for before, after in pairwise(found):
+        assert after.rank <= before.rank
+        assert float(after) <= float(before) + 1e-4
+
+
+def test_linear_layers_do_not_raise_it():
+    x, _, _, y = bottleneck()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 20, bias=False), nn.Linear(20, 160, bias=False), nn.Linear(160, 90, bias=False))
+    found = layer_target_linearity(model, x[:180], y[:180], test=(x[180:], y[180:]))
+    assert [value.rank for value in found.values()] == [64, 20, 20, 20]
+    assert found["1"] == pytest.approx(float(found["0"]), abs=1e-6)
+    assert found["2"] == pytest.approx(float(found["0"]), abs=1e-6)
+    assert found["2"].held_out == pytest.approx(found["1"].held_out, abs=1e-5)
+
+
+class Mixed(nn.Module):
+    """A bfloat16 layer whose rounding a float32 layer carries on, as under autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.low = nn.Linear(20, 100, bias=False).bfloat16()
+        self.high = nn.Linear(100, 100, bias=False)
+
+    def forward(self, x):
+        return self.high(self.low(x.bfloat16()).float())
+
+
+def test_rounding_of_an_earlier_layer_stays_rounding():
+    torch.manual_seed(0)
+    model, x, y = Mixed(), torch.randn(300, 20), torch.randn(300)
+    found = layer_target_linearity(model, x, y)
+    assert [value.rank for value in found.values()] == [20, 20, 20]
+    h = model(x)
+    assert target_linearity(h, y).rank > 90  # float32 numbers, and nothing in them tells
+    assert target_linearity(h, y, dtype=torch.bfloat16).rank == 20
+    assert TargetLinearity(dtype=torch.bfloat16).over([(h[:9], y[:9]), (h[9:], y[9:])]).rank == 20
+    with pytest.raises(InputError, match="dtype must be a floating one"):
+        target_linearity(h, y, dtype=torch.int32)
+
+
+class OneByOne(nn.Module):
+    """Calls the children of containers, never the containers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        self.more = nn.ModuleList([nn.Linear(8, 3)])
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x):
+        for layer in (*self.layers, *self.more):
+            x = layer(x)
+        return x
+
+
+def test_layers_of_a_model_that_iterates_over_its_containers():
+    torch.manual_seed(0)
+    model, x, y = OneByOne(), torch.randn(30, 4), torch.randn(30)
+    found = layer_target_linearity(model, x, y, test=(x, y))
+    assert list(found) == ["(input)", "layers.0", "layers.1", "more.0"]
+    assert float(found["layers.1"]) == float(target_linearity(model.layers(x), y))
+    with pytest.raises(InputError, match=r"'layers' \(Sequential\) must run .* or the children"):
+        layer_target_linearity(model, x, y, "layers")
+    with pytest.raises(InputError, match="'unused'"):
+        layer_target_linearity(model, x, y, ["layers.*", "unus*"])
 
 
 def test_the_value_is_a_float_that_pickles():

@@ -281,3 +281,11 @@ def test_bad_input():
         NearlyKernelRegressor(TangentKernels(network(4, 0))).fit(POINTS, y)
     with pytest.raises(InputError, match="given as a function"):
         NearlyKernelRegressor("precomputed", None).fit(k, y).trained_kernel(k)
+
+
+def test_modes_that_are_rounding_of_float32_are_null():
+    """A kernel of rank 3 from float32 features: no other mode, also where none came out negative."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        phi = rng.normal(size=(5, 3)).astype(np.float32)
+        assert len(Spectrum((phi @ phi.T).astype(np.float64)).values) == 3

@@ -84,3 +84,12 @@ def test_bad_input():
     with pytest.raises(InputError, match="features\\(x\\) must have shape"):
         QuadraticModel(lambda x: x[0], model.meta_features, 0.1).phi(x)
     assert check_step(1.0, 1.9) == 1.0
+
+
+def test_features_that_float32_made_independent_are_refused():
+    rng = np.random.default_rng(0)
+    left, right = (rng.standard_normal(size).astype(np.float32) for size in ((6, 3), (3, 9)))
+    few = left @ right
+    model = QuadraticModel(lambda x: few[: len(x)], lambda x: np.zeros((len(x), 9, 9)), 0.1)
+    with pytest.raises(InputError, match="linearly independent, but their rank is 3"):
+        model.train(np.zeros((6, 1)), np.ones((6, 1)))

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
+from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.warned import undefined
 
 Masks = Bool[Tensor, "n units"] | Int[Tensor, "n units"] | Float[Tensor, "n units"]
 Labels = Int[Tensor, " examples"] | None
 Pairs = str | tuple[int, int]
-
-# Singular values below this part of the largest are rounding of float64 sums.
-_RANK = 1e-12
 
 
 def overlap_rank(field: Masks, *, centred: bool = False) -> float:
@@ -40,7 +38,8 @@ def overlap_rank(field: Masks, *, centred: bool = False) -> float:
     u = _checked(field, "the field")
     u = u - u.mean(0) if centred else u
     # Rounding of the mean must not pass for a spread.
-    if float(u.abs().max()) <= _RANK * float(field.double().abs().max()):
+    rounding = max(1e3 * EPS64, Rounding.of(field).relative)
+    if float(u.abs().max()) <= rounding * float(field.double().abs().max()):
         why = "the field is zero everywhere" if not bool(field.any()) else "it is the same for all examples"
         return undefined("an effective rank", why if len(field) > 1 or not centred else "one example has no spread")
     u = u / u.abs().max()
@@ -153,7 +152,8 @@ def metric_spectrum(
     >>> metric_spectrum(torch.eye(2), torch.tensor([[True, False], [True, True]])).tolist()
     [1.0, 0.25]
     """
-    return _metric_eigen(_matching(weight, masks), mean_projector(masks, labels, pairs, self_pairs=self_pairs))[0]
+    w, rounding = _matching(weight, masks), Rounding.of(weight)
+    return _metric_eigen(w, mean_projector(masks, labels, pairs, self_pairs=self_pairs), rounding)[0]
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,9 @@ def update_alignment(
             f"update must have {w.shape[1]} {lines}, the width of the metric's layer, got shape {tuple(update.shape)}. "
             f"Pass ΔW of {layer}."
         )
-    metric = _metric_eigen(w, mean_projector(masks, labels, pairs, self_pairs=self_pairs))
-    return _overlap(_factor_eigen(delta), metric, k)
+    projector = mean_projector(masks, labels, pairs, self_pairs=self_pairs)
+    metric = _metric_eigen(w, projector, Rounding.of(weight))
+    return _overlap(_factor_eigen(delta, singular_floor(delta, Rounding.of(update))), metric, k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,13 +268,11 @@ def concentration(
         raise InputError(f"masks must hold one tensor for each of the {len(weights)} weights, got {len(present)}.")
     if initial_weights is not None and [w.shape for w in initial_weights] != [w.shape for w in weights]:
         raise InputError("initial_weights must have the shapes of weights, layer by layer. Copy them before training.")
-    deltas = None if initial_weights is None else [
-        w.double() - v.double() for w, v in zip(weights, initial_weights, strict=True)
-    ]  # fmt: skip
+    deltas = None if initial_weights is None else list(map(_change, weights, initial_weights))
     found = []
     for place, (weight, mask) in enumerate(zip(weights, present, strict=True)):
-        w = _matching(weight, mask)
-        metric = _metric_eigen(w, mean_projector(mask, labels, pairs, self_pairs=self_pairs))
+        w, projector = _matching(weight, mask), mean_projector(mask, labels, pairs, self_pairs=self_pairs)
+        metric = _metric_eigen(w, projector, Rounding.of(weight))
         size = min(k, w.shape[1])
         found.append(
             Concentration(
@@ -282,21 +281,29 @@ def concentration(
                 centred_rank=coactivation_rank(mask, centred=True),
                 spectrum=metric[0],
                 metric_rank=_participation(metric[0]),
-                alignment=None if deltas is None else _overlap(_factor_eigen(deltas[place]), metric, size),
+                alignment=None if deltas is None else _overlap(_factor_eigen(*deltas[place]), metric, size),
                 incoming_alignment=_incoming(deltas, place, metric, size),
             )
         )
     return found
 
 
-Eigen = tuple[Float64[Tensor, " N"], Float64[Tensor, "N N"]]
+# Eigenvalues, greatest first, their vectors, and the rank: how many are positive and more than rounding.
+Eigen = tuple[Float64[Tensor, " N"], Float64[Tensor, "N N"], int]
 
 
-def _incoming(deltas: list[Tensor] | None, place: int, metric: Eigen, k: int) -> Alignment | None:
+def _change(weight: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """``W − W(0)``, and which singular values of it are rounding of W, which may be far larger."""
+    w, v = weight.detach().double(), initial.detach().double()
+    return w - v, torch.maximum(*(singular_floor(m, Rounding.of(t)) for m, t in ((w, weight), (v, initial))))
+
+
+def _incoming(deltas: list[tuple[Tensor, Tensor]] | None, place: int, metric: Eigen, k: int) -> Alignment | None:
     # A bias kept as a last column of the next weight has no row in the one below: the two spaces differ, no comparison.
-    if deltas is None or place == 0 or deltas[place - 1].shape[0] != len(metric[0]):
+    if deltas is None or place == 0 or len(deltas[place - 1][0]) != len(metric[0]):
         return None
-    return _overlap(_factor_eigen(deltas[place - 1].T), metric, k)
+    below, floor = deltas[place - 1]
+    return _overlap(_factor_eigen(below.T, floor), metric, k)
 
 
 def _participation(values: Float64[Tensor, " N"]) -> float:
@@ -304,18 +311,19 @@ def _participation(values: Float64[Tensor, " N"]) -> float:
     return float(values.sum() ** 2) / total if total > 0 else float("nan")
 
 
-def _metric_eigen(w: Float64[Tensor, "N_next N"], diagonal: Float64[Tensor, " N_next"]) -> Eigen:
+def _metric_eigen(w: Float64[Tensor, "N_next N"], diagonal: Float64[Tensor, " N_next"], rounding: Rounding) -> Eigen:
     if bool((diagonal < 0).any()):  # slopes of a smooth activation can be negative, and then the mean metric is not PSD
         return _eigen(w.T @ (diagonal[:, None] * w))
-    return _factor_eigen(diagonal.sqrt()[:, None] * w)
+    factor = diagonal.sqrt()[:, None] * w
+    return _factor_eigen(factor, singular_floor(factor, rounding))
 
 
-def _factor_eigen(factor: Float64[Tensor, "m N"]) -> Eigen:
+def _factor_eigen(factor: Float64[Tensor, "m N"], floor: Float64[Tensor, " 1"]) -> Eigen:
     """Eigenpairs of ``FᵀF``, greatest first, from the singular values of F: squares cannot turn negative."""
     _, singular, vectors = torch.linalg.svd(factor, full_matrices=True)
     values = torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
     values[: len(singular)] = singular.pow(2)
-    return values, vectors.mT
+    return values, vectors.mT, int((singular > floor).sum())
 
 
 def _eigen(matrix: Float[Tensor, "N N"]) -> Eigen:
@@ -323,7 +331,8 @@ def _eigen(matrix: Float[Tensor, "N N"]) -> Eigen:
     if float((m - m.T).abs().max()) > 1e-5 * float(m.abs().max()):
         raise InputError("the matrices must be symmetric, but one differs from its transpose. Pass ΔWᵀΔW, not ΔW.")
     values, vectors = torch.linalg.eigh((m + m.T) / 2)
-    return values.flip(0), vectors.flip(1)
+    floor = max(1e-12 * float(values[-1]), float(singular_floor(m, Rounding.of(matrix))))
+    return values.flip(0), vectors.flip(1), int((values > floor).sum())
 
 
 def _overlap(first: Eigen, second: Eigen, k: int) -> Alignment:
@@ -333,13 +342,11 @@ def _overlap(first: Eigen, second: Eigen, k: int) -> Alignment:
     if not 1 <= k <= n:
         raise InputError(f"k must be between 1 and {n}, the size of the space, got {k}.")
     gap = 1.0
-    for values, _ in (first, second):
-        top = float(values[0])
-        positive = int((values > _RANK * max(top, 0.0)).sum()) if top > 0 else 0
+    for values, _, positive in (first, second):
         if positive < k:
             reason = f"a matrix has {positive} positive eigenvalues, too few for a top eigenspace of dimension {k}"
             return Alignment(float("nan"), k / n, k, 0.0, reason)
-        gap = min(gap, float(values[k - 1] - values[k]) / top if k < n else 1.0)
+        gap = min(gap, float(values[k - 1] - values[k]) / float(values[0]) if k < n else 1.0)
     cosines = first[1][:, :k].T @ second[1][:, :k]
     return Alignment(min(1.0, float(cosines.pow(2).sum()) / k), k / n, k, gap)
 

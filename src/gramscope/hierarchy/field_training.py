@@ -17,13 +17,12 @@ from jaxtyping import Float64, Int
 from numpy import ndarray
 
 from gramscope.base.errors import InputError
+from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.hierarchy.fields import check_lr
 from gramscope.linalg import Dense, eigenvalues_top
 
 # Eigenvalues below this part of the largest count as rounding: Gram matrices often come from float32 features.
 _PSD_TOLERANCE = 1e-6
-# Directions of a kernel below this part of the largest carry no initial field: their coefficients would be rounding.
-_RANK_TOLERANCE = 1e-12
 # Up to this size the whole spectrum costs less than the overhead of an iteration.
 _SMALL = 256
 
@@ -157,9 +156,13 @@ def check_gram(gram: Float64[ndarray, "n n"], what: str) -> None:
 
 
 def inverse_root(gram: Float64[ndarray, "n n"]) -> Float64[ndarray, "n n"]:
-    """``Q^{-1/2}`` on the range of Q: with z standard normal, ``Q Q^{-1/2} z`` is Gaussian with covariance Q."""
+    """``Q^{-1/2}`` on the range of Q: with z standard normal, ``Q Q^{-1/2} z`` is Gaussian with covariance Q.
+
+    Directions that are rounding carry no initial field: their coefficients would be rounding.
+    """
     values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    kept = values > _RANK_TOLERANCE * max(values[-1], 0.0)
+    matrix = torch.from_numpy(np.ascontiguousarray(gram))
+    kept = values > max(1e-12 * values[-1], float(singular_floor(matrix, Rounding.of(matrix))))
     return (vectors[:, kept] / np.sqrt(values[kept])) @ vectors[:, kept].T
 
 

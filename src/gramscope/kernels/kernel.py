@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.warned import undefined
 from gramscope.kernels.ntk import Reduce, ntk
 
@@ -109,7 +110,9 @@ class Kernel:
         if ridge > 0:
             weights = torch.linalg.solve(shifted, stacked)
         else:
-            weights = torch.linalg.pinv(shifted, hermitian=True) @ stacked
+            # What is divided by eigenvalues that are rounding of the kernel is rounding.
+            floor = float(singular_floor(matrix, Rounding.of(self._square())))
+            weights = torch.linalg.pinv(shifted, atol=floor, rtol=len(matrix) * EPS64, hermitian=True) @ stacked
         return (new @ weights).reshape(-1, y.shape[1])
 
     def share(self, residual: Float[Tensor, "n C"]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows
+from gramscope.base.rounding import EPS64, Rounding
 from gramscope.base.warned import undefined
 from gramscope.kernels.kernel import Kernel
 from gramscope.linalg.operator import LinearOperator
@@ -145,11 +146,10 @@ def alignment(a: KernelLike, b: KernelLike, *, centred: bool = False, block: int
     for (raw_a, cols_a), (raw_b, cols_b) in pairs:
         state = measure.merge(state, measure.update(cols_a, cols_b))
         scale_a, scale_b = math.hypot(scale_a, raw_a), math.hypot(scale_b, raw_b)
-    rounding = 1e3 * torch.finfo(torch.float64).eps
-    left_a, left_b = state.norms()
-    if centred and (left_a <= rounding * scale_a or left_b <= rounding * scale_b):
-        which = "first" if left_a <= rounding * scale_a else "second"
-        return undefined("the alignment", f"the {which} kernel is constant, so nothing is left once centred")
+    left = zip(("first", "second"), state.norms(), (scale_a, scale_b), (first, second), strict=True)
+    for which, norm, scale, kernel in left if centred else ():
+        if norm <= max(1e3 * EPS64, kernel.rounding.relative) * scale:
+            return undefined("the alignment", f"the {which} kernel is constant, so nothing is left once centred")
     return measure.compute(state)
 
 
@@ -196,6 +196,8 @@ class _Columns:
         self.matrix: Tensor | None = None
         if isinstance(source, LinearOperator):
             self.shape = source.shape
+            eps = torch.finfo(source.dtype).eps
+            self.rounding = Rounding(eps, eps)
             self.outputs = (
                 _outputs(source.rows.shape, source.rows.names),
                 _outputs(source.cols.shape, source.cols.names),
@@ -209,6 +211,7 @@ class _Columns:
         self.outputs = (source.shape[1], source.shape[3]) if source.dim() == 4 else (1, 1)
         self.matrix = source.flatten(2).flatten(0, 1) if source.dim() == 4 else source
         self.shape = (self.matrix.shape[0], self.matrix.shape[1])
+        self.rounding = Rounding.of(self.matrix)
 
     def blocks(self, size: int, centred: bool) -> Iterator[tuple[float, Tensor]]:
         """For each block its norm before centring, and the columns as (cols, rows), centred if asked."""

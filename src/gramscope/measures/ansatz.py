@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.base.warned import undefined
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
@@ -21,15 +22,15 @@ __all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "n
 
 
 def matrix_power(matrix: Tensor, power: float) -> Float[Tensor, "*g d d"]:
-    """``M^α`` of a positive semidefinite matrix (..., d, d) in float64; eigenvalues below zero count as zero.
+    """``M^α`` of a positive semidefinite matrix (..., d, d) in float64; eigenvalues that are rounding count as zero.
 
     >>> matrix_power(torch.diag(torch.tensor([4.0, 9.0])), 0.5).tolist()
     [[2.0, 0.0], [0.0, 3.0]]
     """
     if not 0 < power < math.inf:
         raise InputError(f"power must be positive, got {power}.")
-    values, vectors = torch.linalg.eigh(_symmetric(matrix, "matrix"))
-    return (vectors * values.clamp_min(0).pow(power)[..., None, :]) @ vectors.mT
+    values, vectors = _eigen(_symmetric(matrix, "matrix"), Rounding.of(matrix))
+    return (vectors * values.pow(power)[..., None, :]) @ vectors.mT
 
 
 def ansatz_correlation(gram: Tensor, agop: Tensor, power: float = 0.5) -> float:
@@ -65,10 +66,10 @@ def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0
     if not 0 < bounds[0] < bounds[1] < math.inf:
         raise InputError(f"bounds must be two powers, 0 < low < high, got {bounds}.")
     gram, agop = _both(gram, agop)
-    values, vectors = torch.linalg.eigh(agop)
+    values, vectors = _eigen(agop, Rounding.of(agop))
 
     def correlated(power: float) -> tuple[float, str]:
-        return _pearson(gram, (vectors * values.clamp_min(0).pow(power)[..., None, :]) @ vectors.mT)
+        return _pearson(gram, (vectors * values.pow(power)[..., None, :]) @ vectors.mT)
 
     def loss(power: float) -> float:
         return -correlated(power)[0]
@@ -142,6 +143,12 @@ def _proportional_to_identity(covariance: Float[Tensor, "g o o"]) -> bool:
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean()
     identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     return bool((covariance - scale * identity).abs().max() <= 1e-6 * scale.abs()) and bool(scale > 0)
+
+
+def _eigen(matrix: Float[Tensor, "*g d d"], rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors; rounding counts as zero, since a small power would make it as large as the others."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return torch.where(values > singular_floor(matrix, rounding), values, 0.0), vectors
 
 
 def _both(gram: Tensor, agop: Tensor) -> tuple[Tensor, Tensor]:

@@ -224,7 +224,7 @@ def _normalised(products: GramProducts | None, state: PairState, *, debiased: bo
         nan = undefined(kind, f"it needs at least {least} examples, got {seen}")
         return torch.full((count, columns), nan, dtype=torch.float64)
     hsic = products.hsic(debiased=debiased)
-    reasons = products.degenerate(debiased=debiased)
+    reasons = products.degenerate(state.layers.roundings, debiased=debiased)
     own = hsic.diagonal().clamp(min=0).sqrt()
     own[[bool(reason) for reason in reasons]] = math.nan
     # Divided one after the other: the product of two fourth powers of bfloat16 numbers may leave float64's range.

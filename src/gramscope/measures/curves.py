@@ -12,10 +12,11 @@ from torch import Tensor
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
+from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
 from gramscope.base.warned import undefined, warn
 from gramscope.measures.class_moments import class_labels
 from gramscope.measures.measure import Facts, Measure
-from gramscope.measures.rows import Rows, above_rounding, within_entry_rounding
+from gramscope.measures.rows import Rows
 
 Part = Literal["evaluation", "train"]
 
@@ -27,8 +28,9 @@ LEAST = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  # ρ_1
 class Curves:
     """Quality Π*(k), utilisation Π̂(k) and intensity ρ_k/ρ_1 of the first k eigenfunctions, k from 1.
 
-    ``quality`` and ``utilisation`` have one entry for each of the ``rank`` eigenfunctions above float64 rounding; None
-    where no targets or outputs were given. ``intensity`` and ``eigenvalues`` have one for each feature.
+    ``quality`` and ``utilisation`` have one entry for each of the ``rank`` eigenfunctions that are more than rounding
+    of the features; None where no targets or outputs were given. ``intensity`` and ``eigenvalues`` have one for each
+    feature.
     """
 
     quality: Float[Tensor, " rank"] | None = field(repr=False)
@@ -47,12 +49,12 @@ class Curves:
 class CurvesState:
     """Training features as rows or second moments, whichever is smaller; evaluation features, targets and outputs.
 
-    ``resolution`` is the rounding of the dtype that the training features came in.
+    ``rounding`` is that of the training features.
     """
 
     train: Rows | Moments | None
     evaluation: Mapping[str, Rows]
-    resolution: float
+    rounding: Rounding
 
     def merged(self, other: "CurvesState") -> "CurvesState":
         if self.evaluation and other.evaluation and self.evaluation.keys() != other.evaluation.keys():
@@ -61,10 +63,8 @@ class CurvesState:
                 f"{sorted(self.evaluation)} and {sorted(other.evaluation)}."
             )
         both = {key: rows.merged(other.evaluation[key]) for key, rows in self.evaluation.items() if other.evaluation}
-        resolution = max(self.resolution, other.resolution)
-        return CurvesState(
-            _merge_train(self.train, other.train), both or self.evaluation or other.evaluation, resolution
-        )
+        rounding = self.rounding.merged(other.rounding)
+        return CurvesState(_merge_train(self.train, other.train), both or self.evaluation or other.evaluation, rounding)
 
 
 class RichnessCurves(Measure[CurvesState, Curves]):
@@ -104,7 +104,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
         if part == "train":
             if targets is not None or outputs is not None:
                 raise InputError("training features take no targets or outputs: these belong to the evaluation set.")
-            return CurvesState(_compact(rows), {}, rows.resolution)
+            return CurvesState(_compact(rows), {}, rows.rounding)
         if part != "evaluation":
             raise InputError(f'part must be "train" or "evaluation", got {part!r}.')
         if targets is None and outputs is None:
@@ -118,7 +118,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             # Which classes there are is known only in the end, so labels stay labels until then.
             kept["labels"] = Rows.of(class_labels(targets))
             del kept["targets"]
-        return CurvesState(None, kept, 0.0)
+        return CurvesState(None, kept, Rounding())
 
     def compute(self, state: CurvesState) -> Curves:
         if state.train is None or not state.evaluation:
@@ -138,17 +138,17 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             nan = undefined("the eigenfunctions", f"all training features are {size}")
             empty = phi.new_zeros(0)
             return Curves(empty, empty, rho * nan, rho, 0, 0, 0, nan, len(phi))
-        rank = int(above_rounding(rho).sum())
+        shown = rho[: u.shape[1]]
         # Σ is XᵀX/n, so its diagonal holds the mean squares of the columns.
-        squares = u.square() @ rho[: u.shape[1]]
-        doubtful = within_entry_rounding(rho[:rank], u[:, :rank], squares, state.resolution)
-        notes = _notes(rank, doubtful, len(phi), phi.shape[1], state.train.n)
-        q = orthonormalised((phi @ u[:, :rank]) / rho[:rank].sqrt())
-        targets = _targets(state.evaluation)
-        quality, target_rank = _cumulative(q, targets, "targets")
-        outputs = state.evaluation["outputs"].all() if "outputs" in state.evaluation else None
-        utilisation, output_rank = _cumulative(q, outputs, "outputs")
-        dimension = effective_dimension(rho)
+        noise = _along(u, state.rounding.errors((u.square() @ shown).sqrt())) * floor(state.train.n, len(rho))
+        kept = above_rounding(shown, noise.square())
+        rank, e = int(kept.sum()), phi @ u[:, kept]
+        notes = _notes(rank, len(phi), phi.shape[1], state.train.n)
+        own = _along(u[:, kept], state.evaluation["features"].rounding.errors(phi.norm(dim=0)))
+        q = orthonormalised(e / shown[kept].sqrt(), own / shown[kept].sqrt())
+        quality, target_rank = _cumulative(q, _targets(state.evaluation), "targets")
+        utilisation, output_rank = _cumulative(q, state.evaluation.get("outputs"), "outputs")
+        dimension = effective_dimension(shown[kept])
         return Curves(
             quality, utilisation, rho / rho[0], rho, rank, target_rank, output_rank, dimension, len(phi), notes
         )  # fmt: skip
@@ -216,13 +216,12 @@ def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
     return 1.0 + math.exp(float(-(p * p.log()).sum()))
 
 
-def orthonormalised(e: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Columns made orthonormal in their order; a column that depends on those before it becomes zero."""
+def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float = 0.0) -> Float[Tensor, "n k"]:
+    """Columns made orthonormal in their order; a column of which those before it leave only ``noise`` becomes zero."""
     width = min(e.shape)
-    norms = e.norm(dim=0)
+    floors = torch.as_tensor(noise).to(e).maximum(1e-10 * e.norm(dim=0))
     q, r = torch.linalg.qr(e[:, :width])
-    tolerance = 1e-10
-    if bool((r.diagonal().abs() > tolerance * norms[:width]).all()):
+    if bool((r.diagonal().abs() > floors[:width]).all()):
         return torch.cat([q, q.new_zeros(len(e), e.shape[1] - width)], 1)
     # Householder QR puts an arbitrary direction where a column is dependent, and it would count as an eigenfunction.
     q = torch.zeros_like(e)
@@ -231,7 +230,7 @@ def orthonormalised(e: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         for _ in range(2):
             rest = rest - q[:, :k] @ (q[:, :k].mT @ rest)
         length = rest.norm()
-        if float(length) > tolerance * float(norms[k]):
+        if float(length) > float(floors[k]):
             q[:, k] = rest / length
     return q
 
@@ -253,26 +252,30 @@ def _sizes(train: Rows | Moments) -> list[bool]:
     return [bool(x.any()) for x in (train.chunks if isinstance(train, Rows) else (train.mean,))]
 
 
-def _cumulative(q: Float[Tensor, "n k"], y: Tensor | None, what: str) -> tuple[Float[Tensor, " k"] | None, int]:
-    if y is None:
+def _along(vectors: Float[Tensor, "p k"], errors: Float[Tensor, " p"]) -> Float[Tensor, " k"]:
+    """The size, along each direction, of independent errors of the columns."""
+    return (vectors.square().mT @ errors.square()).sqrt()
+
+
+def _cumulative(q: Float[Tensor, "n k"], rows: Rows | None, what: str) -> tuple[Float[Tensor, " k"] | None, int]:
+    if rows is None:
         return None, 0
-    u, s, _ = torch.linalg.svd(y, full_matrices=False)
-    # Outputs in low precision have rounding in every direction; 1e-6 is above that of float32.
-    kept = s > 1e-6 * s[0] if len(s) else s > 0
-    rank = int(kept.sum())
+    y = rows.all()
+    basis = column_basis(y, rows.rounding, len(y), y.norm(dim=0))
+    rank = basis.shape[1]
     if rank == 0:
         return q.new_full((q.shape[1],), undefined(f"the curve of the {what}", f"all {what} are zero")), 0
-    return (u[:, kept].mT @ q).square().sum(0).cumsum(0) / rank, rank
+    return (basis.mT @ q).square().sum(0).cumsum(0) / rank, rank
 
 
-def _targets(evaluation: Mapping[str, Rows]) -> Tensor | None:
+def _targets(evaluation: Mapping[str, Rows]) -> Rows | None:
     if "labels" in evaluation:
         labels = evaluation["labels"].all()[:, 0].long()
-        return torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).double()
-    return evaluation["targets"].all() if "targets" in evaluation else None
+        return Rows.of(torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]))
+    return evaluation.get("targets")
 
 
-def _notes(rank: int, doubtful: int, examples: int, width: int, trained: int) -> tuple[str, ...]:
+def _notes(rank: int, examples: int, width: int, trained: int) -> tuple[str, ...]:
     notes = []
     if rank >= examples:
         notes.append(
@@ -281,11 +284,6 @@ def _notes(rank: int, doubtful: int, examples: int, width: int, trained: int) ->
         )
     if trained <= width:
         notes.append(f"{trained} training examples do not determine all {width} eigenfunctions")
-    if doubtful:
-        notes.append(
-            f"{doubtful} of the {rank} eigenvalues are no larger than the rounding of the features' dtype, and count "
-            "like the others; pass the features of a float32 network to tell them apart"
-        )
     if notes:
         warn(f"richness curves: {'; '.join(notes)}.")
     return tuple(notes)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
+from gramscope.base.rounding import EPS64, Rounding, singular_floor
 
 __all__ = ["StepSplit", "gram_only_step", "split_step"]
 
@@ -43,8 +44,8 @@ def split_step(weight: Tensor, step: Tensor, method: Method = "sylvester") -> St
     ``W + D`` (see :func:`gram_only_step`); the rest is the turn from there. Both agree to first order in D.
 
     Shapes: ``weight`` and ``step`` (..., m, d), wide, tall or rank-deficient, any floating dtype; float64 comes back.
-    Where W has no extent (a zero weight, the null space of its rows) the step alters. Reference: theory 2,
-    Gram-altering and Gram-preserving parts.
+    Where W has no extent beyond its rounding (a zero weight, the null space of its rows) the step alters. Reference:
+    theory 2, Gram-altering and Gram-preserving parts.
 
     Example:
         >>> W = torch.eye(2)
@@ -58,8 +59,9 @@ def split_step(weight: Tensor, step: Tensor, method: Method = "sylvester") -> St
     if method == "procrustes":
         altering = gram_only_step(w, w + d) - w
         return StepSplit(altering, d - altering)
-    u, s, vt = torch.linalg.svd(_at_unit_size(w), full_matrices=False)
-    keep = s > max(w.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
+    unit = _at_unit_size(w)
+    u, s, vt = torch.linalg.svd(unit, full_matrices=False)
+    keep = s > torch.maximum(max(w.shape[-2:]) * EPS64 * s[..., :1], singular_floor(unit, Rounding.of(weight)))
     s = torch.where(keep, s, 0.0)
     inside = u.mT @ d @ vt.mT  # X
     rows, cols = s[..., :, None], s[..., None, :]
@@ -95,15 +97,28 @@ def gram_only_step(before: Tensor, after: Tensor, keep: Keep = "altering") -> Fl
         # Q moves nothing outside the span of the columns of both, so a tall weight is turned within that span.
         basis = torch.linalg.qr(torch.cat([w1, w2], dim=-1))[0]
         w1, w2 = basis.mT @ w1, basis.mT @ w2
-    q = _nearest_turn(_at_unit_size(w1) @ _at_unit_size(w2).mT)
+    rounding = max(Rounding.of(before), Rounding.of(after), key=lambda r: r.eps)
+    unit1, unit2 = (_without_rounding(_at_unit_size(w), rounding) for w in (w1, w2))
+    q = _nearest_turn(unit1 @ unit2.mT)
     result = q @ w2 if keep == "altering" else q.mT @ w1
     return result if basis is None else basis @ result
+
+
+def _without_rounding(w: Float[Tensor, "*g m d"], rounding: Rounding) -> Float[Tensor, "*g m d"]:
+    """W without the directions that are rounding: how they turn means nothing."""
+    floor = singular_floor(w, rounding)
+    gram = w @ w.mT if w.shape[-2] <= w.shape[-1] else w.mT @ w
+    shifted = gram - floor.square()[..., None] * torch.eye(gram.shape[-1], dtype=w.dtype, device=w.device)
+    if bool((torch.linalg.cholesky_ex(shifted).info == 0).all()):  # all are above the floor, at a tenth of the cost
+        return w
+    u, s, vt = torch.linalg.svd(w, full_matrices=False)
+    return (u * torch.where(s > floor, s, 0.0)[..., None, :]) @ vt
 
 
 def _nearest_turn(product: Float[Tensor, "*g m m"]) -> Float[Tensor, "*g m m"]:
     """The orthogonal polar factor; on null spaces the orthogonal map nearest to the identity."""
     left, s, right = torch.linalg.svd(product)
-    keep = s > s.shape[-1] * torch.finfo(s.dtype).eps * s[..., :1]
+    keep = s > s.shape[-1] * EPS64 * s[..., :1]
     if bool(keep.all()):
         return left @ right
     flat = [

@@ -7,7 +7,8 @@ of examples or over all pairs of features, whichever costs less.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre
+from gramscope.base.rounding import EPS64, Rounding
 from gramscope.measures.rows import NOTHING, Rows
 
 TILE_BYTES = 16 * 2**20
@@ -49,15 +51,16 @@ class GramProducts:
         outer = torch.outer(self.traces, self.traces)
         return self.inner - self.diagonals * (n / (n - 2)) + outer / ((n - 1) * (n - 2))
 
-    def degenerate(self, *, debiased: bool) -> list[str]:
+    def degenerate(self, roundings: Sequence[Rounding], *, debiased: bool) -> list[str]:
         """For each layer, why its HSIC with itself vanishes; an empty string where it does not."""
-        rounding = 1e3 * torch.finfo(torch.float64).eps
-        constant = self.traces <= rounding**2 * self.n * self.means
+        rounding = 1e3 * EPS64
+        entries = self.means.new_tensor([max(rounding, layer.relative) for layer in roundings])
+        constant = self.traces <= entries.square() * self.n * self.means
         own = self.hsic(debiased=debiased).diagonal()
         scale = self.inner.diagonal() + self.diagonals.diagonal()
         vanishing = own <= rounding * scale if debiased else own <= 0
         return [
-            "has the same features for all examples (zero variance)" if is_constant
+            "has the same features for all examples (zero variance, up to rounding)" if is_constant
             else "has a Gram matrix that is constant off its diagonal, so nothing is left once debiased" if vanishes
             else ""
             for is_constant, vanishes in zip(constant.tolist(), vanishing.tolist(), strict=True)
@@ -153,7 +156,6 @@ class LayerState:
     names: tuple[str, ...]
     rows: tuple[Rows, ...]
     moments: LayerMoments | None = None
-    resolutions: tuple[float, ...] = ()
     exponents: tuple[int, ...] = ()
 
     @classmethod
@@ -167,7 +169,7 @@ class LayerState:
                 )
         exponents = tuple(kept.exponent for kept in rows)
         rows = tuple(kept.scaled(0 if e == NOTHING else -e) for kept, e in zip(rows, exponents, strict=True))
-        return cls(tuple(layers), rows, None, tuple(kept.resolution for kept in rows), exponents)._compact()
+        return cls(tuple(layers), rows, None, exponents)._compact()
 
     @property
     def n(self) -> int:
@@ -176,6 +178,10 @@ class LayerState:
     @property
     def widths(self) -> tuple[int, ...]:
         return tuple(kept.width for kept in self.rows)
+
+    @property
+    def roundings(self) -> tuple[Rounding, ...]:
+        return tuple(kept.rounding for kept in self.rows)
 
     def merged(self, other: "LayerState") -> "LayerState":
         if self.names != other.names or self.widths != other.widths:
@@ -190,8 +196,7 @@ class LayerState:
         moments = a.moments if b.moments is None else b.moments
         if a.moments is not None and b.moments is not None:
             moments = a.moments.merged(b.moments)
-        resolutions = tuple(map(max, self.resolutions, other.resolutions))
-        return LayerState(self.names, rows, moments, resolutions, exponents)._compact()
+        return LayerState(self.names, rows, moments, exponents)._compact()
 
     def _at(self, exponents: tuple[int, ...]) -> "LayerState":
         """The same divided by other powers of two, none of them less."""
@@ -200,7 +205,7 @@ class LayerState:
         powers = tuple(old - new for old, new in zip(self.exponents, exponents, strict=True))
         rows = tuple(kept.scaled(power) for kept, power in zip(self.rows, powers, strict=True))
         moments = None if self.moments is None else self.moments.scaled(powers)
-        return LayerState(self.names, rows, moments, self.resolutions, exponents)
+        return LayerState(self.names, rows, moments, exponents)
 
     def products(self) -> GramProducts:
         """⟨K_i, K_j⟩ and what debiasing needs, over all examples merged so far."""
@@ -224,8 +229,8 @@ class LayerState:
         allowed = 8 * size * (size + len(self.names)) / (1 if self.moments is None else 4)
         if sum(kept.nbytes for kept in self.rows) <= allowed:
             return self
-        empty = tuple(Rows((), kept.width) for kept in self.rows)
-        return LayerState(self.names, empty, self.all_moments(), self.resolutions, self.exponents)
+        empty = tuple(replace(kept, chunks=()) for kept in self.rows)
+        return LayerState(self.names, empty, self.all_moments(), self.exponents)
 
 
 def tiled_products(rows: tuple[Rows, ...]) -> GramProducts:

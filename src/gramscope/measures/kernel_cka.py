@@ -10,9 +10,10 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import check_paired
+from gramscope.base.rounding import EPS64
 from gramscope.base.warned import undefined
 from gramscope.measures.measure import Facts, Measure
-from gramscope.measures.rows import NOTHING, Rows, size_exponent
+from gramscope.measures.rows import NOTHING, Rows, frobenius, size_exponent
 
 KernelFunction = Callable[[Float[Tensor, "n p"]], Float[Tensor, "n n"]]
 
@@ -73,6 +74,8 @@ class KernelCKA(Measure[RowsPair, float]):
 
     def _gram(self, rows: Rows, what: str) -> Float[Tensor, "n n"]:
         x = rows.all()
+        if frobenius(x - x.mean(0)) <= rows.rounding.relative * frobenius(x):
+            x = x[:1].expand_as(x)  # the same features for all examples, up to rounding
         if callable(self.kernel):
             k = self.kernel(x)
             if not isinstance(k, Tensor) or tuple(k.shape) != (len(x), len(x)):
@@ -123,7 +126,7 @@ def kernel_cka(
 
 def centred_alignment(a: Float[Tensor, "n n"], b: Float[Tensor, "n n"], *, debiased: bool) -> float:
     """``⟨A, B⟩/(|A| |B|)`` of centred kernels; ``debiased`` centres off the diagonal (HSIC₁)."""
-    rounding = 1e3 * torch.finfo(torch.float64).eps
+    rounding = 1e3 * EPS64
     floors = rounding * a.norm(), rounding * b.norm()
     a, b = ((_u_centred if debiased else _centred)(kernel) for kernel in (a, b))
     for name, kernel, floor in zip("ab", (a, b), floors, strict=True):
@@ -138,7 +141,7 @@ def squared_distances(x: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
     squares = x.square().sum(1)
     distances = (squares[:, None] + squares[None] - 2 * (x @ x.mT)).clamp(min=0)
     # Equal rows come out as rounding of |x|², which is zero beside it.
-    floor = 64 * torch.finfo(torch.float64).eps * (squares[:, None] + squares[None])
+    floor = 64 * EPS64 * (squares[:, None] + squares[None])
     distances = torch.where(distances <= floor, 0.0, distances)
     return distances.fill_diagonal_(0.0)
 

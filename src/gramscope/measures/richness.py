@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import undefined, warn
+from gramscope.base.rounding import above_rounding, floor
+from gramscope.base.warned import undefined
 from gramscope.measures.cka import cka
 from gramscope.measures.features import streams_kept
 from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_layer import last_layer_batches
 from gramscope.measures.measure import Facts, Measure
-from gramscope.measures.rows import Rows, above_rounding, frobenius, within_entry_rounding
+from gramscope.measures.rows import Rows, frobenius
 
 Target = Literal["raw", "projection"]
 
@@ -51,7 +52,8 @@ class Richness(Measure[LayerState, float]):
         if state.n < 2:
             return undefined("D_LR", f"it needs at least 2 examples, got {state.n}")
         products = state.products()
-        for name, reason in zip(state.names, products.degenerate(debiased=False), strict=True):
+        reasons = products.degenerate(state.roundings, debiased=False)
+        for name, reason in zip(state.names, reasons, strict=True):
             if reason:
                 return undefined("D_LR", f"the set of {name} {reason}")
         own, cross = float(products.inner[0, 0]), float(products.inner[0, 1])
@@ -59,6 +61,8 @@ class Richness(Measure[LayerState, float]):
             aligned = cross / math.sqrt(own) / math.sqrt(float(products.inner[1, 1]))
         else:
             squared, rank = _in_span_of_outputs(state)
+            if rank == 0:
+                return undefined("D_LR", "the outputs vary by no more than the rounding of their dtype")
             aligned = squared / math.sqrt(own * rank)
         return min(max(1.0 - aligned, 0.0), 1.0)
 
@@ -153,36 +157,29 @@ def parameter_norm(model: nn.Module) -> float:
 
 
 def _in_span_of_outputs(state: LayerState) -> tuple[float, int]:
-    """|ΦᵀQ|² and rank for an orthonormal basis Q of the centred outputs."""
+    """|ΦᵀQ|² and rank for an orthonormal basis Q of the centred outputs, without directions that are rounding."""
+    phi, outputs = state.rows
+    least = floor(state.n, outputs.width) ** 2
     if state.moments is not None:
         moments = state.all_moments()
         gram = moments.block(1, 1)
         squares = gram.diagonal() + moments.n * moments.centre.mean[-len(gram) :].square()
-        values, vectors = _spectrum(gram, squares, state.resolutions[1])
-        return float((moments.block(0, 1) @ (vectors / values.sqrt())).square().sum()), len(values)
-    phi, outputs = state.rows
+        errors = outputs.rounding.errors(squares.sqrt())
+        values, vectors = _spectrum(gram / torch.outer(errors, errors), least)
+        return float((moments.block(0, 1) / errors @ (vectors / values.sqrt())).square().sum()), len(values)
     f = outputs.all()
-    squares, f = f.square(), f - f.mean(0)
+    f = (f - f.mean(0)) / outputs.rounding.errors(f.norm(dim=0))
     if f.shape[1] > f.shape[0]:  # fewer examples than outputs: the same basis from the smaller Gram matrix
-        _, q = _spectrum(f @ f.mT, squares.sum(1), state.resolutions[1])
+        _, q = _spectrum(f @ f.mT, least)
     else:
-        values, vectors = _spectrum(f.mT @ f, squares.sum(0), state.resolutions[1])
+        values, vectors = _spectrum(f.mT @ f, least)
         q = f @ (vectors / values.sqrt())
     products = tiled_products((phi, Rows.of(q)))
     return float(products.inner[0, 1]), q.shape[1]
 
 
-def _spectrum(
-    gram: Float[Tensor, "k k"], squares: Float[Tensor, " k"], resolution: float
-) -> tuple[Float[Tensor, " r"], Float[Tensor, "k r"]]:
-    """Eigenvalues of a Gram matrix of the outputs that are above rounding, and their vectors."""
+def _spectrum(gram: Float[Tensor, "k k"], least: float) -> tuple[Float[Tensor, " r"], Float[Tensor, "k r"]]:
+    """Eigenvalues of a Gram matrix that are above rounding, and their vectors."""
     values, vectors = torch.linalg.eigh(gram)
-    kept = above_rounding(values)
-    values, vectors = values[kept], vectors[:, kept]
-    doubtful = within_entry_rounding(values, vectors, squares, resolution)
-    if doubtful:
-        warn(
-            f"D_LR: {doubtful} of the {len(values)} directions of the outputs are no larger than the rounding of their "
-            "dtype, and count like the others. Pass the outputs of a float32 network to tell them apart."
-        )
-    return values, vectors
+    kept = above_rounding(values, least)
+    return values[kept], vectors[:, kept]

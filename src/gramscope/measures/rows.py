@@ -2,17 +2,18 @@
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre
+from gramscope.base.rounding import Rounding
 
 ORDINARY = 200  # numbers within 2^±200 have fourth powers, and sums of them, within float64
 NOTHING = -(2**20)  # the exponent of zeros, below that of any number
@@ -49,25 +50,6 @@ def times_power(value: float, power: int) -> float:
         return math.copysign(math.inf, value)
 
 
-def above_rounding(values: Float[Tensor, " k"]) -> Bool[Tensor, " k"]:
-    """Which eigenvalues of a Gram matrix are more than rounding of its float64 products.
-
-    The dtype that the rows came in has no part in this: they are the numbers to be measured, and a low dtype rounds
-    each entry relative to itself, so that a column of small numbers keeps as many digits as a column of large ones.
-    """
-    return values > values.max() * (8 * len(values) * torch.finfo(torch.float64).eps)
-
-
-def within_entry_rounding(
-    values: Float[Tensor, " k"], vectors: Float[Tensor, "p k"], squares: Float[Tensor, " p"], resolution: float
-) -> int:
-    """How many eigenvalues ``|Xv|²`` are no more than rounding each entry of X to its dtype may have put there.
-
-    ``squares`` are the sums of squares of the columns of X. A rounding is at most ``resolution/2`` of its entry.
-    """
-    return int((values <= (resolution / 2) ** 2 * (vectors.square().mT @ squares)).sum())
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Chunks of rows of one width; merging puts them side by side and copies nothing.
@@ -79,6 +61,7 @@ class Rows:
 
     chunks: tuple[Tensor, ...] = field(repr=False)
     width: int
+    rounding: Rounding = field(default_factory=Rounding)
 
     @classmethod
     def of(cls, x: Tensor, what: str = "x") -> "Rows":
@@ -88,7 +71,7 @@ class Rows:
         check_plain(x, what)
         if x.dim() == 0:
             raise InputError(f"{what} must have examples on its first axis, got a single number. Add a batch axis.")
-        x = x.detach()
+        x, rounding = x.detach(), Rounding.of(x)
         if x.device.type == "mps":  # the one common device that knows no float64
             x = x.cpu()
         if x.is_floating_point() and x.element_size() == 1:  # float8 has no arithmetic of its own
@@ -96,7 +79,7 @@ class Rows:
         check_finite(x, what, "Look for overflow (float16, bfloat16) or for a run that has diverged.")
         rows = x.flatten(1) if x.dim() > 1 else x[:, None]
         kept = rows.clone(memory_format=torch.contiguous_format) if rows.is_floating_point() else rows.double()
-        return cls((kept,) if len(kept) else (), kept.shape[1])
+        return cls((kept,) if len(kept) else (), kept.shape[1], rounding)
 
     @cached_property
     def ends(self) -> list[int]:
@@ -115,24 +98,20 @@ class Rows:
     def nbytes(self) -> int:
         return sum(chunk.numel() * chunk.element_size() for chunk in self.chunks)
 
-    @property
-    def resolution(self) -> float:
-        """Rounding, relative to each entry, of the coarsest dtype among the chunks."""
-        return max((torch.finfo(chunk.dtype).eps for chunk in self.chunks), default=torch.finfo(torch.float64).eps)
-
     def merged(self, other: "Rows") -> "Rows":
         if self.width != other.width:
             raise InputError(
                 f"rows of one width can be merged, got widths {self.width} and {other.width}. Batches of unequal "
                 "spatial size or length need a pooling reduction first."
             )
+        rounding = self.rounding.merged(other.rounding)
         if not self.chunks:  # has no device to keep
-            return other
-        return Rows(self.chunks + tuple(chunk.to(self.device) for chunk in other.chunks), self.width)
+            return replace(other, rounding=rounding)
+        return Rows(self.chunks + tuple(chunk.to(self.device) for chunk in other.chunks), self.width, rounding)
 
     def scaled(self, power: int) -> "Rows":
         """The rows times ``2^power``, which costs no digits."""
-        return self if power == 0 else Rows(tuple(chunk.double() * 2.0**power for chunk in self.chunks), self.width)
+        return self if power == 0 else replace(self, chunks=tuple(c.double() * 2.0**power for c in self.chunks))
 
     @property
     def exponent(self) -> int:

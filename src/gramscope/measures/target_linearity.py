@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.rng import child_seed, generator
+from gramscope.base.rounding import EPS64, Rounding, column_basis
 from gramscope.base.warned import undefined
 from gramscope.capture.activations import At, Layers, Mode
 from gramscope.measures.class_moments import one_hot
@@ -79,21 +80,23 @@ def target_linearity(
     *,
     center: bool = False,
     tolerance: float | None = None,
+    dtype: torch.dtype | None = None,
     permutations: int = 0,
     seed: int = 0,
 ) -> TargetLinearityValue:
     """The share of the targets that lies in the span of the features.
 
     ``TL = tr(Yᵀ P_H Y) / tr(YᵀY)``, P_H the projector on the columns of H, Y centred over the examples; by a float64
-    SVD of H cut at ``tolerance`` times its largest singular value.
+    SVD of H. A direction of H that is no more than the rounding of its numbers does not count (docs/notation.md).
 
     Args:
         features: H (n, ...), any floating dtype; axes after the first are flattened.
         targets: Y (n,) or (n, c); integer or bool targets of one axis are classes and become one-hot (cast counts or
             other integer numbers to float yourself).
         center: centre H too, which is a linear map with an offset (then TL is the R² of ordinary least squares).
-        tolerance: relative rank cut; ``max(n, p)`` times the epsilon of float64 if None. Features that float32 or
-            bfloat16 arithmetic made nearly dependent count as independent then; ``.rank`` shows it, and 1e-5 cuts them.
+        tolerance: cut singular values at this share of the largest instead; None leaves it to the rounding.
+        dtype: what H was computed in, where that is less than its own dtype (autocast, TF32: torch.float16). Numbers
+            that were only cast up from bfloat16, float16 or float32 are recognised without it.
         permutations: draw this many seeded permutations of the targets, for ``.permuted`` and ``.permuted_std``.
         seed: of the permutations; torch's global stream is not touched.
 
@@ -109,9 +112,9 @@ def target_linearity(
     """
     if not isinstance(permutations, int) or permutations < 0:
         raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
-    measure = TargetLinearity(center=center, tolerance=tolerance)
+    measure = TargetLinearity(center=center, tolerance=tolerance, dtype=dtype)
     h, y = _rows(features, *_numbered(targets))
-    span, centred = measure._span(measure._state(h, y, compress=False))
+    span, centred = measure._span(measure._state(h, y, Rounding.of(features, dtype), compress=False))
     value = _value(span, centred, len(h))
     if permutations == 0 or math.isnan(value):
         return value
@@ -129,13 +132,14 @@ def held_out_target_linearity(
     test_share: float = 0.25,
     center: bool = False,
     tolerance: float | None = None,
+    dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> float:
     """Target linearity on examples that the linear map has not seen: ``1 - |Y' - H'B|² / |Y'|²``, ``B = H⁺Y``.
 
     B is the least-squares map of least norm on ``features`` (n, ...); Y and Y' are centred by the mean of ``targets``.
     At most 1; at or below 0 the map says no more than the mean does. Without a test set a seeded share of the examples
-    is held out. ``center`` and ``tolerance`` are those of :func:`target_linearity`.
+    is held out. ``center``, ``tolerance`` and ``dtype`` are those of :func:`target_linearity`.
 
     Example:
         >>> H = torch.randn(60, 50, generator=torch.Generator().manual_seed(0))
@@ -159,13 +163,16 @@ def held_out_target_linearity(
                 f"test features and targets must have the widths {h.shape[1]} and {y.shape[1]} of the training ones, "
                 f"got {h_test.shape[1]} and {y_test.shape[1]}."
             )
-    scale = float(torch.cat([y, y_test]).abs().max()) or 1.0  # squares of the targets neither overflow nor vanish
-    y, y_test = y / scale, y_test / scale
+    # At these sizes squares neither overflow nor vanish.
+    h_scale, y_scale = _scale(h), _scale(torch.cat([y, y_test]))
+    h, h_test, y, y_test = h / h_scale, h_test / h_scale, y / y_scale, y_test / y_scale
     mean_y = y.mean(0)
     mean_h = h.mean(0) if center else torch.zeros_like(h[0])
-    u, s, v, keep = _svd(h - mean_h, _cut(h.shape, tolerance))
-    inverse = torch.where(keep, 1 / torch.where(keep, s, 1.0), 0.0)
-    coefficients = v.mT @ (inverse[:, None] * (u.mT @ (y - mean_y)))
+    measure = TargetLinearity(center=center, tolerance=tolerance, dtype=dtype)
+    span = measure._basis(h - mean_h, h.norm(dim=0), len(h), Rounding.of(features, dtype))
+    # Within its span H has full rank, so a QR factorisation of its transpose gives the map of least norm.
+    q, r = torch.linalg.qr((h - mean_h).mT @ span)
+    coefficients = q @ torch.linalg.solve_triangular(r.mT, span.mT @ (y - mean_y), upper=False)
     truth = y_test - mean_y
     total = float(truth.square().sum())
     if total <= _no_variance(len(y_test), mean_y):
@@ -206,22 +213,19 @@ def layer_target_linearity(
         >>> list(layer_target_linearity(model, torch.randn(9, 3), torch.randn(9)))
         ['(input)', '0', '1', '2']
     """
-    found = _with_input(features(model, x, layers, reduce=reduce, at=at, mode=mode), x)
+    found = features(model, x, layers, reduce=reduce, at=at, mode=mode)
     unseen: dict[str, Tensor] = {}
     if test is not None:
         unseen = _with_input(features(model, test[0], layers, reduce=reduce, at=at, mode=mode), test[0])
-    values = {}
-    for name, rows in found.items():
-        value = target_linearity(
-            rows, targets, center=center, tolerance=tolerance, permutations=permutations, seed=seed
-        )
+    values, dtypes = {}, [torch.float64]
+    for name, rows in _with_input(found, x).items():
+        if name in found:  # the rounding of a layer stays in those after it, whatever their dtype (autocast)
+            dtypes.append(rows.dtype)
+        dtype = max(dtypes, key=lambda d: torch.finfo(d).eps)
+        options: dict[str, Any] = {"center": center, "tolerance": tolerance, "dtype": dtype}
+        value = target_linearity(rows, targets, permutations=permutations, seed=seed, **options)
         if test is not None:
-            held_out = held_out_target_linearity(
-                rows, targets, unseen[name], test[1], center=center, tolerance=tolerance
-            )
-            value = TargetLinearityValue(
-                float(value), value.rank, value.examples, value.permuted, value.permuted_std, held_out
-            )
+            value.held_out = held_out_target_linearity(rows, targets, unseen[name], test[1], **options)
         values[name] = value
     return values
 
@@ -245,6 +249,7 @@ class TriangularState:
     features: int
     rows: Float[Tensor, "rows columns"]
     shift: Float[Tensor, " columns"]
+    rounding: Rounding
 
     def about(self, shift: Float[Tensor, " columns"]) -> Float[Tensor, "rows columns"]:
         """The rows relative to another shift."""
@@ -262,7 +267,8 @@ class TriangularState:
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
         stacked = torch.cat([self.rows, other.about(self.shift.to(other.rows)).to(self.rows)])
-        return TriangularState(self.n + other.n, self.features, _triangular(stacked), self.shift)
+        rounding = self.rounding.merged(other.rounding)
+        return TriangularState(self.n + other.n, self.features, _triangular(stacked), self.shift, rounding)
 
 
 class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
@@ -285,20 +291,29 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         reference="arXiv:2605.06258, Target Linearity",
     )
 
-    def __init__(self, *, center: bool = False, tolerance: float | None = None, classes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        center: bool = False,
+        tolerance: float | None = None,
+        classes: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         if tolerance is not None and not 0 <= tolerance < 1:
             raise InputError(f"tolerance must be at least 0 and below 1, got {tolerance}.")
-        self.center, self.tolerance, self.classes = center, tolerance, classes
+        if dtype is not None and not dtype.is_floating_point:
+            raise InputError(f"dtype must be a floating one, of the arithmetic that made the features, got {dtype}.")
+        self.center, self.tolerance, self.classes, self.dtype = center, tolerance, classes, dtype
 
     def update(self, features: Tensor, targets: Tensor) -> TriangularState:
         h, y = _rows(features, targets, self.classes, least=0)
-        return self._state(h, y, compress=True)
+        return self._state(h, y, Rounding.of(features, self.dtype), compress=True)
 
-    def _state(self, h: Tensor, y: Tensor, compress: bool) -> TriangularState:
+    def _state(self, h: Tensor, y: Tensor, rounding: Rounding, compress: bool) -> TriangularState:
         first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
         shift = torch.cat([first_h, h.new_zeros(1), first_y])
         rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
-        return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows, shift)
+        return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows, shift, rounding)
 
     def compute(self, state: TriangularState) -> TargetLinearityValue:
         if state.n == 0:
@@ -312,13 +327,19 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         whole = state.about(torch.zeros_like(state.shift))
         h, y = whole[:, :p], whole[:, p + 1 :]
         h_scale, y_scale = _scale(h), _scale(y)
-        mean, size = (one.mT @ y) / y_scale / state.n, float((h / h_scale).norm())
+        mean, lengths = (one.mT @ y) / y_scale / state.n, (h / h_scale).norm(dim=0)
         centred = _centred(state.rows[:, p + 1 :] / y_scale, one, state.n)
         if float(centred.square().sum()) <= _no_variance(state.n, mean):
             centred = torch.zeros_like(centred)
         h = _centred(state.rows[:, :p] / h_scale, one, state.n) if self.center else h / h_scale
-        u, _, _, keep = _svd(_triangular(h.mT).mT, _cut((state.n, p), self.tolerance), size)  # U needs no p columns
-        return u[:, keep], centred
+        return self._basis(h, lengths, state.n, state.rounding), centred
+
+    def _basis(self, h: Tensor, lengths: Tensor, n: int, rounding: Rounding) -> Float[Tensor, "rows r"]:
+        """An orthonormal basis of H; ``lengths`` are those of its columns before they were centred."""
+        if self.tolerance is None:
+            return column_basis(h, rounding, n, lengths)
+        u, s, _ = torch.linalg.svd(_triangular(h.mT).mT, full_matrices=False)  # U needs no p columns
+        return u[:, (s > self.tolerance * s[0]) & (s > EPS64 * lengths.norm())]
 
 
 def _value(span: Tensor, centred: Tensor, n: int) -> TargetLinearityValue:
@@ -389,28 +410,9 @@ def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor,
     return (h[order[held:]], y[order[held:]]), (h[order[:held]], y[order[:held]])
 
 
-def _svd(h: Tensor, cut: float, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """U, σ, Vᵀ and which singular values count: those above ``cut`` times the largest.
-
-    ``scale`` is the size of what h was before centring: what centring leaves of constant columns is rounding.
-    """
-    if h.shape[0] < h.shape[1]:  # the SVD of the small factor of a wide matrix takes a fraction of the time
-        q, r = torch.linalg.qr(h.mT)
-        u, s, v = torch.linalg.svd(r.mT, full_matrices=False)
-        v = v @ q.mT
-    else:
-        u, s, v = torch.linalg.svd(h, full_matrices=False)
-    floor = torch.finfo(s.dtype).eps * (scale or 0.0)
-    return u, s, v, (s > cut * s[0]) & (s > floor)
-
-
-def _cut(shape: tuple[int, ...] | torch.Size, tolerance: float | None) -> float:
-    return max(shape) * torch.finfo(torch.float64).eps if tolerance is None else tolerance
-
-
 def _no_variance(n: int, mean: Tensor) -> float:
     """Sums of squares about the mean of n rows that are rounding of the mean itself."""
-    return n * float(mean.square().sum()) * torch.finfo(torch.float64).eps ** 2 * 1e4
+    return n * float(mean.square().sum()) * EPS64**2 * 1e4
 
 
 def _scale(rows: Tensor) -> float:

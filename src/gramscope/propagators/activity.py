@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.rounding import Rounding, numerical_rank, singular_floor
 from gramscope.capture.forms import Outer
 from gramscope.linalg import contract
 from gramscope.propagators.global_ntk import GlobalNTK
@@ -86,9 +87,10 @@ def self_referential_bias(
             got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
             raise InputError(f"targets must be a tensor of shape ({n}, {steps}, d), got {got}.")
         check_finite(targets, "targets", "They have no modes otherwise: clean the data first.")
-        flat = targets.reshape(n * steps, -1).to(g.values)
+        given = targets.detach().reshape(n * steps, -1)
+        flat = given.to(g.values)
         left, sizes, _ = torch.linalg.svd(flat, full_matrices=False)
-        keep = int((sizes > 1e-10 * sizes.max()).sum()) if float(sizes.max()) > 0 else 0
+        keep = int((sizes > singular_floor(flat, Rounding.of(given))).sum())
         if keep == 0:
             raise InputError("targets must not be all zero: they have no modes.")
         target = rayleigh(g.operator, _spread(left[:, : min(k, keep)], n, steps, sites, width))
@@ -132,7 +134,7 @@ def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
                 parts = [rows] if names[0] else []
                 parts += [rows.new_ones(len(rows), 1)] if len(names) > 1 and names[1] else []
                 gates = getattr(strand.weights, ROLES[side]).shape[0]
-                total += int(torch.linalg.matrix_rank(torch.cat(parts, dim=1))) * gates
+                total += numerical_rank(torch.cat(parts, dim=1)) * gates
     return total
 
 
@@ -158,6 +160,6 @@ def _network_bound(states: NetworkStates) -> int:
         if name not in plain:
             same = len({(block.shape[0], block.shape[2]) for block in blocks}) == 1
             entries = states.parameters[name].numel()
-            ranks = torch.linalg.matrix_rank(torch.cat(blocks, dim=1)).sum() if same else None
-            total += entries if ranks is None else min(entries, int(ranks) * fan_out[name])
+            ranks = sum(map(numerical_rank, torch.cat(blocks, dim=1))) if same else None
+            total += entries if ranks is None else min(entries, ranks * fan_out[name])
     return total

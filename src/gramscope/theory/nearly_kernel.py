@@ -13,12 +13,14 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from gramscope.base.errors import InputError
+from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.theory.meta_kernels import Array, Dense, Given, Kernel, Plain, Product, Source, Tangent
 from gramscope.theory.quadratic import ALGORITHMS, check_step
 
@@ -26,9 +28,9 @@ from gramscope.theory.quadratic import ALGORITHMS, check_step
 class Spectrum:
     """``k̃ = Q diag(l) Qᵀ`` without its null modes; refuses what is no kernel.
 
-    Modes below ``10⁻⁹`` of the largest eigenvalue are taken as null (and those of the size of negative eigenvalues,
-    which are rounding): no algorithm moves along them at this order, and what is divided by them is noise, not the
-    same on two machines.
+    Modes below ``10⁻⁹`` of the largest eigenvalue are taken as null, and those that are rounding of the kernel (or of
+    the size of negative eigenvalues, which are). No algorithm moves along them at this order, and what is divided by
+    them is noise, not the same on two machines.
     """
 
     def __init__(self, kernel: Float[np.ndarray, "N N"]) -> None:
@@ -47,7 +49,9 @@ class Spectrum:
                 f"{values[0]:.3g} (largest {largest:.3g}). Check the kernel function."
             )
         # A kernel computed in float32 has eigenvalues of either sign where the exact one has zeros.
-        kept = values > max(1e-9 * largest, -10 * float(values[0]))
+        given = torch.from_numpy(np.ascontiguousarray(kernel))
+        floor = float(singular_floor(given, Rounding.of(given)))
+        kept = values > max(1e-9 * largest, -10 * float(values[0]), floor)
         self.values: Array = values[kept]
         self.vectors: Array = vectors[:, kept]
         self.largest = largest

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
 from gramscope.base.errors import InputError
+from gramscope.base.rounding import numerical_rank
 
 ALGORITHMS = ("direct", "gradient-descent", "gradient-flow", "minimum-norm")
 Array = NDArray[Any]
@@ -110,10 +112,11 @@ class QuadraticModel:
             raise InputError(f"y must have shape ({len(x)}, outputs), got {y.shape}.")
         _check_finite(y, "y")
         phi, psi = self.phi(x), self.epsilon * self.psi(x)
-        if np.linalg.matrix_rank(phi) < len(x):
+        rank = numerical_rank(torch.from_numpy(np.ascontiguousarray(phi)))
+        if rank < len(x):
             raise InputError(
                 f"the features of the {len(x)} examples must be linearly independent, but their rank is "
-                f"{np.linalg.matrix_rank(phi)}. Use more features or fewer examples."
+                f"{rank}. Use more features or fewer examples."
             )
         solve: dict[str, Callable[[Array], Array]] = {
             "direct": lambda t: _span(phi, psi, t, tolerance),
