@@ -35,7 +35,7 @@ def main(out: Path) -> None:
     x, y = digits(0).balanced(50)
     model = network(seed=0)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    seen: dict[str, list[float]] = {name: [] for name in (*LINES, "nc4", "error", "ridged", "within")}
+    seen: dict[str, list[float]] = {name: [] for name in (*LINES, "nc4", "error", "ridged", "mean_within")}
     steps = sorted({int(1.5**k) for k in range(20)} | {STEPS})
     for step in range(1, STEPS + 1):
         loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -49,7 +49,7 @@ def main(out: Path) -> None:
             for name in (*LINES, "nc4"):
                 seen[name].append(getattr(found, name))
             seen["ridged"].append(ridged.nc1)
-            seen["within"].append(found.within)
+            seen["mean_within"].append(found.mean_within)
             seen["error"].append(float((gs.measures.features(model, x, "")[""].argmax(1) != y).float().mean()))
     print({name: (round(values[0], 4), round(values[-1], 6)) for name, values in seen.items()})
     pyplot.rcParams.update({"svg.hashsalt": "gramscope", "svg.fonttype": "none", "font.size": 9})
@@ -65,7 +65,8 @@ def main(out: Path) -> None:
     axes[1].legend(frameon=False, fontsize=8)
     axes[2].loglog(steps, seen["nc1"], color="#b2452f", label="pseudo-inverse (default)")
     axes[2].loglog(steps, seen["ridged"], color="#555555", label="ridge 1e-4")
-    axes[2].loglog(steps, [1e4 * value for value in seen["within"]], color="#555555", ls=":", label="1e4 · Tr Σ_W")
+    within = [1e4 * value for value in seen["mean_within"]]
+    axes[2].loglog(steps, within, color="#555555", ls=":", label="1e4 · mean Tr Σ_W")
     axes[2].set(title="what the ridge does to NC1", xlabel="step")
     axes[2].legend(frameon=False, fontsize=8)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -109,15 +109,54 @@ def test_full_collapse_is_zero_throughout():
 
 
 def test_the_ridge_turns_the_order_round():
-    """With 1e-4 NC1 is Tr Σ_W times 1e4: larger features look less collapsed, whatever their shape."""
+    """With 1e-4 NC1 is the mean Tr Σ_W times 1e4: larger features look less collapsed, whatever their shape."""
     features, labels = clusters(300, 20, 4, 0, spread=0.3)
     tight, wide = features * 100, clusters(300, 20, 4, 0, spread=0.6)[0] * 0.01
     measure = gs.measures.neural_collapse
     assert measure(tight, labels).nc1 < measure(wide, labels).nc1
     assert measure(tight, labels, ridge=1e-4).nc1 > measure(wide, labels, ridge=1e-4).nc1
-    within = measure(tight, labels).within
-    rest = measure(tight, labels, ridge=1e-4).nc1 / (within * 1e4)
-    assert 0.8 < rest < 1.0  # 17 of 20 directions lie outside the class means
+    found = measure(tight, labels, ridge=1e-4)
+    assert 0.8 < found.nc1 / (found.mean_within * 1e4) < 1.0  # 17 of 20 directions lie outside the class means
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+def test_the_ridge_is_that_of_the_mean_within_class_scatter(classes):
+    """The published NC1 of arXiv:2410.04264 fits means over the classes: sums are C times as large."""
+    features, labels = clusters(400, 30, classes, 0)
+    phi, names = features.numpy(), labels.numpy()
+    found = gs.measures.neural_collapse(features, labels, ridge=1e-4)
+    traces = [np.trace(c) for c in reference.statistics(phi, names)[1]]
+    assert found.mean_within == pytest.approx(np.mean(traces), rel=1e-12)
+    assert found.within == pytest.approx(np.sum(traces), rel=1e-12)
+    assert found.nc1 == pytest.approx(reference.nc1(phi, names, 1e-4), rel=1e-9)
+    few = features[:, : classes - 1]  # no direction lies outside the class means, so a small ridge changes little
+    small = gs.measures.neural_collapse(few, labels, ridge=1e-9).nc1
+    assert small == pytest.approx(gs.measures.neural_collapse(few, labels).nc1, rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [60, 3000])  # rows and moments
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.float16, 0.02), (torch.bfloat16, 0.1)])
+def test_class_means_have_the_rank_of_their_features(n, dtype, error):
+    """Ten classes in five directions, spread over thirty columns: the other four are rounding over rounding."""
+    features, labels = clusters(n, 5, 10, 0)
+    mix = torch.randn(5, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact = gs.measures.neural_collapse(features @ mix, labels).nc1
+    low = (features.float() @ mix.float()).to(dtype)
+    assert gs.measures.neural_collapse(low, labels).nc1 == pytest.approx(exact, rel=error)
+    assert gs.measures.neural_collapse(low.double(), labels).nc1 == gs.measures.neural_collapse(low, labels).nc1
+    in_parts = gs.measures.Collapse().over([(low[:25], labels[:25]), (low[25:], labels[25:])])
+    assert in_parts.nc1 == pytest.approx(gs.measures.neural_collapse(low, labels).nc1, rel=1e-8)
+
+
+def test_class_means_that_differ_by_rounding_coincide():
+    """One point for all classes in float32, but for the last digit: nothing to measure distances by."""
+    labels = torch.arange(60) % 3
+    features = torch.randn(4, generator=torch.Generator().manual_seed(0)).repeat(60, 1)
+    features[0:15:3] *= 1 + 2**-23
+    features[1:30:3] *= 1 - 2**-23
+    with pytest.warns(Undefined, match="class means coincide"):
+        found = gs.measures.neural_collapse(features, labels)
+    assert np.isnan([found.nc1, found.nc2, found.cdnv]).all()
 
 
 def test_every_class_counts_alike():

@@ -12,13 +12,14 @@ def statistics(features: np.ndarray, labels: np.ndarray) -> tuple[list[np.ndarra
 
 
 def nc1(features: np.ndarray, labels: np.ndarray, ridge: float = 0.0) -> float:
+    """Both scatters are means over the classes; with sums the pseudo-inverse gives the same, the ridge does not."""
     means, covariances = statistics(features, labels)
     centre = sum(means) / len(means)
-    between = sum(np.outer(m - centre, m - centre) for m in means)
+    between = sum(np.outer(m - centre, m - centre) for m in means) / len(means)
     inverse = np.linalg.pinv(between, rcond=1e-10, hermitian=True)
     if ridge:
         inverse = np.linalg.inv(between + ridge * np.eye(len(between)))
-    return float(np.trace(inverse @ sum(covariances)))
+    return float(np.trace(inverse @ sum(covariances))) / len(means)
 
 
 def nc2(features: np.ndarray, labels: np.ndarray) -> tuple[float, float, float, float]:

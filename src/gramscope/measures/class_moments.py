@@ -1,5 +1,6 @@
 """Means and scatter of labelled rows, class by class, mergeable; rows are kept while that takes less memory."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre, check_paired
+from gramscope.base.rounding import EPS64, Rounding, floor
 from gramscope.measures.rows import NOTHING, Rows
 
 LARGEST = 2**32  # numbers in one-hot targets: 32 GiB of them
@@ -60,6 +62,8 @@ class ClassStatistics:
     counts: Float[Tensor, " C"]
     centres: Centre  # the means, (C, p)
     variances: Float[Tensor, " C"]  # E_c |φ - μ_c|²
+    squares: Float[Tensor, " p"]  # E φ², over all examples
+    rounding: Rounding
     scatter: Float[Tensor, "p p"] | None = field(repr=False, default=None)  # Σ_W
     residuals: tuple[Rows, Int[Tensor, " n"]] | None = field(repr=False, default=None)
 
@@ -76,9 +80,20 @@ class ClassStatistics:
         return start.moved(start.gap(self.centres).mean(0))
 
     @property
-    def scale(self) -> float:
-        """The size of numbers that rounding is measured against."""
-        return float(self.centres.mean.norm(dim=1).max()) + float(self.variances.max().sqrt())
+    def rounding_of_means(self) -> float:
+        """How far class means may lie from where they belong: that of the features, less by the mean over a class."""
+        scale = float(self.centres.mean.norm(dim=1).max()) + float(self.variances.max().sqrt())
+        return max(1e3 * EPS64, self.rounding.relative / math.sqrt(float(self.counts.min()))) * scale
+
+    def along_means(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "p r"]]:
+        """Singular values and directions (columns) of the centred means that are more than rounding, C - 1 at most."""
+        classes, width = self.centred.shape
+        _, s, v = torch.linalg.svd(self.centred, full_matrices=False)
+        errors = self.rounding.errors(self.squares.sqrt()) * math.sqrt(classes / float(self.counts.min()))
+        floors = floor(classes, width) * (v.square() @ errors.square()).sqrt()
+        kept = s > floors.clamp_min(max(classes, width) * EPS64 * float(s[0]))
+        kept[classes - 1 :] = False
+        return s[kept], v[kept].mT
 
     def within_along(self, directions: Float[Tensor, "p r"]) -> Float[Tensor, " r"]:
         """``vᵀ Σ_W v`` for each column v."""
@@ -145,10 +160,13 @@ class ClassMoments:
         centres = Centre(self.centres.mean * factor, self.centres.rest * factor)
         return ClassMoments(self.labels, self.counts, centres, self.scatters * factor * factor)
 
-    def statistics(self) -> ClassStatistics:
-        variances = self.scatters.diagonal(dim1=1, dim2=2).sum(1) / self.counts
+    def statistics(self, rounding: Rounding) -> ClassStatistics:
+        spread = self.scatters.diagonal(dim1=1, dim2=2)
+        variances = spread.sum(1) / self.counts
+        squares = (spread + self.counts[:, None] * self.centres.mean.square()).sum(0) / self.counts.sum()
         within = torch.einsum("cpq,c->pq", self.scatters, 1 / self.counts)
-        return ClassStatistics(tuple(self.labels.tolist()), self.counts, self.centres, variances, scatter=within)
+        labels = tuple(self.labels.tolist())
+        return ClassStatistics(labels, self.counts, self.centres, variances, squares, rounding, scatter=within)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +182,8 @@ class ClassState:
     outputs: Rows | None
     moments: ClassMoments | None
     keep_rows: bool
-    exponent: int = NOTHING
+    exponent: int
+    rounding: Rounding
 
     @classmethod
     def of(
@@ -179,7 +198,7 @@ class ClassState:
         own = (labels.to(rows.device).clone(),) if len(labels) else ()
         exponent = rows.exponent
         rows = rows.scaled(0 if exponent == NOTHING else -exponent)
-        return cls(rows.width, own, rows, kept, None, keep_rows, exponent)._compact()
+        return cls(rows.width, own, rows, kept, None, keep_rows, exponent, rows.rounding)._compact()
 
     @property
     def n(self) -> int:
@@ -192,14 +211,15 @@ class ClassState:
             raise InputError("outputs must be given for every batch or for none.")
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
-        exponent = max(self.exponent, other.exponent)
+        exponent, rounding = max(self.exponent, other.exponent), self.rounding.merged(other.rounding)
         a, b = self._at(exponent), other._at(exponent)
         if a.rows is not None and b.rows is not None:
             outputs = a.outputs.merged(b.outputs) if a.outputs and b.outputs else None
             labels = a.labels + tuple(chunk.to(a.rows.device) for chunk in b.labels)
             rows = a.rows.merged(b.rows)
-            return ClassState(self.width, labels, rows, outputs, None, self.keep_rows, exponent)._compact()
-        return ClassState(self.width, (), None, None, a._as_moments().merged(b._as_moments()), False, exponent)
+            return ClassState(self.width, labels, rows, outputs, None, self.keep_rows, exponent, rounding)._compact()
+        merged = a._as_moments().merged(b._as_moments())
+        return ClassState(self.width, (), None, None, merged, False, exponent, rounding)
 
     def _at(self, exponent: int) -> "ClassState":
         """The same divided by another power of two, not less."""
@@ -212,13 +232,16 @@ class ClassState:
 
     def statistics(self) -> ClassStatistics:
         if self.moments is not None:
-            return self.moments.statistics()
+            return self.moments.statistics(self.rounding)
         assert self.rows is not None
         present, places = torch.cat(self.labels).unique(return_inverse=True)
         counts = torch.bincount(places, minlength=len(present)).double()
         means = torch.zeros((len(present), self.width), dtype=torch.float64, device=self.rows.device)
+        squares = torch.zeros_like(means[0])
         for start in range(0, self.rows.n, 1024):
-            means.index_add_(0, places[start : start + 1024], self.rows.block(start, start + 1024))
+            block = self.rows.block(start, start + 1024)
+            means.index_add_(0, places[start : start + 1024], block)
+            squares += block.square().sum(0) / self.rows.n
         means /= counts[:, None]
         variances, rests = torch.zeros_like(counts), torch.zeros_like(means)
         for start in range(0, self.rows.n, 1024):
@@ -231,7 +254,8 @@ class ClassState:
         variances = (variances / counts - rests.square().sum(1)).clamp(min=0)
         labels = tuple(present.tolist())
         centres = Centre(means, torch.zeros_like(means)).moved(rests)
-        return ClassStatistics(labels, counts, centres, variances, residuals=(self.rows, places))
+        about = self.rows, places
+        return ClassStatistics(labels, counts, centres, variances, squares, self.rounding, residuals=about)
 
     def _as_moments(self) -> ClassMoments:
         if self.moments is not None:
@@ -247,4 +271,4 @@ class ClassState:
         classes = len(torch.cat(self.labels).unique())
         if self.rows.nbytes <= 8 * classes * self.width * (self.width + 1):
             return self
-        return ClassState(self.width, (), None, None, self._as_moments(), False, self.exponent)
+        return replace(self, labels=(), rows=None, outputs=None, moments=self._as_moments())

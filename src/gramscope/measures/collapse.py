@@ -23,6 +23,7 @@ _PAPYAN = "Papyan, Han & Donoho 2020 (arXiv:2008.08186)"
 class NeuralCollapse:
     """The four conditions of neural collapse and the class-distance variance; all are 0 in full collapse.
 
+    ``within`` and ``between`` are traces of Σ_W and Σ_b summed over the classes, ``mean_within`` is the mean Tr Σ_W.
     ``nc3`` and ``nc4`` are None where no classifier was given. ``notes`` says what of the data limits the numbers.
     """
 
@@ -35,6 +36,7 @@ class NeuralCollapse:
     nc4: float | None
     cdnv: float
     within: float
+    mean_within: float
     between: float
     examples: int
     counts: Mapping[int, int] = field(repr=False)
@@ -45,7 +47,7 @@ class NeuralCollapse:
 class Collapse(Measure[ClassState, NeuralCollapse]):
     """Neural collapse, batch by batch: ``update(features, labels, outputs=None)``.
 
-    With class means μ_c, their mean μ̄ and M the rows ``μ_c - μ̄``: ``Σ_b = MᵀM``, ``Σ_W = Σ_c Cov_c(φ)``, and
+    With class means μ_c, their mean μ̄ and M the rows ``μ_c - μ̄``: ``Σ_b = MᵀM/C``, ``Σ_W = Σ_c Cov_c(φ)/C``, and
 
     - NC1 ``Tr(Σ_b† Σ_W)``, the pseudo-inverse of rank at most C-1; with ``ridge`` ε ``Tr((Σ_b + ε)⁻¹ Σ_W)``;
     - NC2 ``|MMᵀ/|MMᵀ| - (1 - 11ᵀ/C)/√(C-1)|``; its three parts are the coefficient of variation of |μ_c - μ̄|, the
@@ -57,8 +59,10 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
     Every class counts alike, whatever its size. Rows are kept while they are smaller than one scatter matrix for each
     class; with a classifier they are kept throughout, since NC4 needs them.
 
+    Directions of the class means that are no more than rounding of the features do not count (docs/notation.md).
+
     Reference: arXiv:2008.08186 (NC1-NC4); arXiv:2105.02375, eq. 4 (NC2); arXiv:2112.15121, definition 1 (CDNV);
-    arXiv:2410.04264, proposition 1 (sums over classes) and appendix H.2 (ridge 1e-4).
+    arXiv:2410.04264, appendix H.2 (ridge 1e-4). Its proposition 1 sums over classes; its published numbers fit means.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -146,6 +150,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             cdnv = _cdnv(found)
         centred = found.centred
         totals = {"within": float(found.variances.sum()), "between": float(centred.square().sum())}
+        totals["mean_within"] = totals["within"] / count
         sizes = {name: times_power(total, 2 * exponent) for name, total in totals.items()}
         notes += _beyond_float64(totals, sizes)
         return NeuralCollapse(
@@ -157,8 +162,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc3=None if self.weight is None else _nc3(found, self.weight),
             nc4=_nc4(state, found, self.weight, self.bias, exponent),
             cdnv=cdnv,
-            within=sizes["within"],
-            between=sizes["between"],
+            **sizes,
             examples=state.n,
             counts=dict(zip(found.labels, found.counts.long().tolist(), strict=True)),
             missing=missing,
@@ -187,7 +191,7 @@ def neural_collapse(
         weight: weight (K, p) of the classifier, for NC3 (and NC4 where no outputs are given, with ``bias``).
         bias: bias (K,) of the classifier.
         classes: how many classes there are, or which; those without examples are named in ``missing``.
-        ridge: 0 for the pseudo-inverse; 1e-4 reproduces arXiv:2410.04264, where NC1 then is a rescaled ``Tr Σ_W``.
+        ridge: 0 for the pseudo-inverse; 1e-4 is that of arXiv:2410.04264, and makes NC1 a rescaled ``mean_within``.
 
     Reference: Papyan, Han & Donoho 2020 (arXiv:2008.08186); arXiv:2410.04264, proposition 1.
 
@@ -223,22 +227,20 @@ def _beyond_float64(totals: Mapping[str, float], sizes: Mapping[str, float]) -> 
     if not lost:
         return ()
     note = f"squares of features of this size leave float64, hence {', '.join(lost)}; the other numbers know no size"
-    warn(f"neural collapse: {note}. Divide the features by one number of their size to see these two.")
+    warn(f"neural collapse: {note}. Divide the features by one number of their size to see these.")
     return (note,)
 
 
 def _nc1(found: ClassStatistics, ridge: float, exponent: int) -> float:
-    _, s, v = torch.linalg.svd(found.centred, full_matrices=False)
-    eps = torch.finfo(torch.float64).eps
-    if float(s[0]) <= 1e3 * eps * found.scale:
+    s, directions = found.along_means()
+    if len(s) == 0 or float(s[0]) <= found.rounding_of_means:
         return undefined("NC1", "all class means coincide, so the between-class scatter is zero")
-    kept = s > max(found.centred.shape) * eps * s[0]
-    kept[len(found.labels) - 1 :] = False  # centred means span at most C-1 directions
-    along = found.within_along(v[kept].mT)
-    squares = s[kept].square()
+    along = found.within_along(directions)
+    squares = s.square()
     if ridge == 0:
         return float((along / squares).sum())
-    ridge = times_power(ridge, -2 * exponent)
+    # Here both are sums over the classes, so the ridge of their means counts as often.
+    ridge = times_power(ridge * len(found.labels), -2 * exponent)
     rest = max(float(found.variances.sum() - along.sum()), 0.0)
     outside = rest / ridge if ridge else math.inf if rest else 0.0
     return float((along / (squares + ridge)).sum()) + outside
@@ -247,7 +249,7 @@ def _nc1(found: ClassStatistics, ridge: float, exponent: int) -> float:
 def _nc2(found: ClassStatistics) -> tuple[float, tuple[float, float, float]]:
     m, count = found.centred, len(found.labels)
     norms = m.norm(dim=1)
-    floor = 1e3 * torch.finfo(torch.float64).eps * found.scale
+    floor = found.rounding_of_means
     if float(norms.max()) <= floor:
         nan = undefined("NC2", "all class means coincide")
         return nan, (nan, nan, nan)
@@ -268,7 +270,7 @@ def _nc2(found: ClassStatistics) -> tuple[float, tuple[float, float, float]]:
 def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
     places = _columns(found.labels, len(weight), "the classifier's weight")
     w, m = of_ordinary_size(weight)[0].to(found.centred.device)[places], found.centred
-    if float(w.norm()) == 0 or float(m.norm()) <= 1e3 * torch.finfo(torch.float64).eps * found.scale:
+    if float(w.norm()) == 0 or float(m.norm()) <= found.rounding_of_means:
         return undefined("NC3", "the classifier's weight or the scatter of the class means is zero")
     return float((w / w.norm() - m / m.norm()).square().sum())
 
@@ -312,6 +314,6 @@ def _cdnv(found: ClassStatistics) -> float:
     above = torch.triu_indices(len(gaps), len(gaps), 1)
     gaps = gaps[above[0], above[1]]
     sums = (found.variances[:, None] + found.variances[None])[above[0], above[1]]
-    if bool((gaps <= (1e3 * torch.finfo(torch.float64).eps * found.scale) ** 2).any()):
+    if bool((gaps <= found.rounding_of_means**2).any()):
         return undefined("CDNV", "two classes have the same mean, so their distance is zero")
     return float((sums / (2 * gaps)).mean())
