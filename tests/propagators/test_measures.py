@@ -577,3 +577,55 @@ def test_a_push_in_another_precision_is_taken_in_that_of_the_states():
     g = GlobalNTK(nn.GRU(3, 4, batch_first=True).double(), torch.randn(2, 5, 3).double())
     q = torch.randn(40)
     assert torch.equal(scaled_response(g, q).values, scaled_response(g, q.double()).values)
+
+
+def test_a_small_input_counts_in_the_rank_bound_of_many_examples():
+    """A thousandth of the others is far above float32's rounding; LAPACK's cut, ε n σ_max, took it from 8,000 on."""
+    x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1.0, 1e-3])
+    assert structural_rank_bound(GlobalNTK(nn.Linear(3, 4, bias=False), x)) == 12
+    wide = x @ torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    assert structural_rank_bound(GlobalNTK(nn.Linear(50, 4, bias=False), wide)) == 12
+
+
+def test_targets_have_the_modes_that_are_more_than_rounding():
+    torch.manual_seed(0)
+    g = GlobalNTK(nn.RNN(2, 6, batch_first=True), torch.randn(5, 8, 2))
+    targets = torch.randn(5, 8, 1) @ torch.randn(1, 4)
+    assert len(self_referential_bias(g, k=3, targets=targets).target) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from(["trial", "time", "unit"]), st.booleans())
+def test_interference_against_the_dense_blocks(seed, axis, positive):
+    rng = torch.Generator().manual_seed(seed)
+    axes = Axes(trial=3, time=2, unit=5)
+    matrix = symmetric(seed, 30) if positive else torch.randn(30, 30, generator=rng, dtype=torch.float64)
+    op = Dense(matrix, axes, axes, symmetric=positive)
+    size = axes[axis]
+    groups = {"one": [size - 1], "some": torch.arange(size) != 1, "all": list(range(size))}
+    places = {"one": [size - 1], "some": [i for i in range(size) if i != 1], "all": list(range(size))}
+    at = axes.names.index(axis)
+    blocks = matrix.reshape(*axes.shape, *axes.shape).movedim((at, at + 3), (0, 1))
+    norms = torch.stack([torch.stack([blocks[a][:, b].norm() for b in places.values()]) for a in places.values()])
+    wanted = norms / (norms.diagonal()[:, None] * norms.diagonal()).sqrt()
+    names, found = interference(op, groups, axis)
+    assert names == ("one", "some", "all")
+    assert torch.allclose(found, wanted, atol=1e-12)
+
+
+def test_interference_beyond_what_fits_as_a_matrix():
+    """9,600 states: only blocks of columns are met. Random signs estimate it, and the seed fixes them."""
+    torch.manual_seed(0)
+    g = GlobalNTK(nn.RNN(3, 24, batch_first=True), torch.randn(20, 20, 3))
+    groups = {"first": [0, 1], "second": [2, 3]}
+    _, exact = interference(g.operator, groups)
+    _, estimate = interference(g.operator, groups, products=128)
+    assert torch.allclose(estimate, exact, atol=0.05)
+    assert torch.equal(estimate, estimate.mT)
+    assert torch.equal(estimate, interference(g.operator, groups, products=128)[1])
+    assert not torch.equal(estimate, interference(g.operator, groups, products=128, seed=1)[1])
+    small = GlobalNTK(nn.RNN(3, 24, batch_first=True).double(), torch.randn(4, 3, 3).double())
+    dense = Dense(small.operator.dense(), small.axes, small.axes, symmetric=True)
+    assert torch.allclose(interference(small.operator, groups)[1], interference(dense, groups)[1], atol=1e-10)
+    with pytest.raises(InputError, match="products must be a whole number"):
+        interference(dense, groups, products=0)

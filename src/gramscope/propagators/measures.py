@@ -10,6 +10,7 @@ from torch import Tensor
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
 from gramscope.base.warned import undefined
 from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
@@ -226,14 +227,23 @@ def rayleigh(op: LinearOperator, modes: Float[Tensor, "N k"]) -> Float64[Tensor,
     return contract("n k, n k -> k", modes.double(), (op @ modes).double()) / size
 
 
+@torch.no_grad()
 def interference(
-    op: LinearOperator, groups: Mapping[str, Sequence[int] | Tensor] | Any, axis: str = "trial"
+    op: LinearOperator,
+    groups: Mapping[str, Sequence[int] | Tensor] | Any,
+    axis: str = "trial",
+    *,
+    products: int | None = None,
+    seed: int = 0,
 ) -> tuple[tuple[str, ...], Float64[Tensor, "g g"]]:
     """How far learning in one group of trials moves another: cosines of the blocks of an operator, by group.
 
     ``groups`` gives each name its places along ``axis``, as whole numbers or as a mask. ``I_ab = |A_ab| / √(|A_aa|
     |A_bb|)`` in Frobenius norms, A_ab the block from group b to group a. One on the diagonal; zero where two groups
     (tasks) do not touch. For a positive A it is at most one.
+
+    A is never formed: exact from all columns of the groups, a few at a time; or, faster, from ``products`` random signs
+    z for each place along ``axis``, ``E ‖A_ab z_b‖² = |A_ab|²``: with 64 it errs by a few per cent.
 
     >>> A = Dense(torch.diag(torch.tensor([1.0, 2.0])), Axes(trial=2), Axes(trial=2), symmetric=True)
     >>> interference(A, {"a": [0], "b": [1]})[1].round(decimals=12).tolist()
@@ -247,18 +257,39 @@ def interference(
             f"groups must give places along {axis!r} by name, as {{'a': [0, 1], 'b': [2]}}, got "
             f"{'none' if isinstance(groups, Mapping) else type(groups).__name__}. From labels: {{'a': labels == 0}}."
         )
-    _require_small(op.cols.size, "interference")
+    if products is not None:
+        check_count(products, "products")
     names = tuple(groups)
-    place = op.rows.names.index(axis)
-    tensor = op.dense().double().reshape(*op.rows.shape, *op.rows.shape)
-    chosen = {name: _places(name, groups[name], op, axis) for name in names}
-    norms = torch.zeros(len(names), len(names), dtype=torch.float64)
-    for i, a in enumerate(names):
-        rows = tensor.index_select(place, chosen[a])
-        for j, b in enumerate(names):
-            norms[i, j] = rows.index_select(place + len(op.rows), chosen[b]).norm()
+    chosen = [_places(name, groups[name], op, axis) for name in names]
+    squares = _block_squares(op, axis, torch.cat(chosen).unique().tolist(), products, seed)
+    norms = torch.stack([torch.stack([squares[a][:, b].sum() for b in chosen]) for a in chosen]).sqrt().cpu()
     scale = norms.diagonal().sqrt()
     return names, norms / (scale[:, None] * scale).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _block_squares(
+    op: LinearOperator, axis: str, places: Sequence[int], products: int | None, seed: int
+) -> Float64[Tensor, "places places"]:
+    """``|A_ij|²`` of the blocks from place j to place i along ``axis``, for j among ``places``."""
+    at, size, n = op.rows.names.index(axis), op.rows[axis], op.cols.size
+    where = torch.arange(n, device=op.device).reshape(op.rows.shape).movedim(at, 0).reshape(size, -1)
+    rng = generator(child_seed(seed, "interference"))
+    result = torch.zeros(size, size, dtype=torch.float64, device=op.device)
+    with progress("places", len(places)) as advance:
+        for place in places:
+            columns, count = where[place], products or where.shape[1]
+            for start in range(0, count, 256):
+                k = min(256, count - start)
+                probe = torch.zeros(n, k, dtype=op.dtype, device=op.device)
+                if products is None:
+                    probe[columns[start : start + k], torch.arange(k, device=op.device)] = 1.0
+                else:
+                    signs = rademacher(len(columns), k, rng=rng, dtype=op.dtype, device=op.device)
+                    probe[columns] = signs / products**0.5
+                image = (op @ probe).double().square().sum(1)
+                result[:, place] += image[where].sum(1)
+            advance()
+    return (result + result.mT) / 2 if op.symmetric else result
 
 
 def _places(name: Any, given: Any, op: LinearOperator, axis: str) -> Tensor:
