@@ -65,9 +65,9 @@ class Rounding:
         return self.eps + 16 * min(self.eps, EPS32)
 
     def errors(self, lengths: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """e_j, the length of the error of each column, from the lengths of the columns; infinite for zeros."""
+        """e_j, the length of the error of each column, from the lengths of the columns; never zero."""
         some = lengths[lengths > 1e3 * EPS64 * lengths.max()].sort().values
-        middle = float(some[len(some) // 2]) if len(some) else math.inf
+        middle = float(some[len(some) // 2]) if len(some) else 1.0
         return self.eps * lengths + (self.relative - self.eps) * lengths.clamp_min(middle)
 
 
