@@ -87,11 +87,13 @@ def test_columns_of_other_units_count(dtype):
 def test_terms_that_cancel_leave_no_direction():
     """One direction in 300 columns: some are nearly zero, with the error of the others."""
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(100, 1, generator=rng) @ torch.randn(1, 50, generator=rng)
-    h = x @ torch.randn(50, 300, generator=rng)
-    lengths = h.norm(dim=0)
-    assert float(lengths.min()) < 0.03 * float(lengths.median())
-    assert numerical_rank(h) == 1
+    shortest = []
+    for _ in range(20):
+        x = torch.randn(400, 1, generator=rng) @ torch.randn(1, 50, generator=rng)
+        h = x @ torch.randn(50, 300, generator=rng)
+        shortest.append(float(h.norm(dim=0).min() / h.norm(dim=0).median()))
+        assert numerical_rank(h) == 1
+    assert min(shortest) < 1e-3
 
 
 def numbers():
