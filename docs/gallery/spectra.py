@@ -80,18 +80,32 @@ def draw_tail(axes: plt.Axes) -> None:
     axes.legend(frameon=False, fontsize=8, loc="lower left")
 
 
+def gaussian(rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((256, 256))
+
+
+def heavy_entries(rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_t(2, (256, 256))
+
+
+def heavy_tail(rng: np.random.Generator) -> np.ndarray:
+    """Eigenvalues of WᵀW from a power law with α = 2.5, on random singular vectors."""
+    left, right = (np.linalg.qr(gaussian(rng))[0] for _ in range(2))
+    return (left * (1 - rng.random(256)) ** (-0.5 / 1.5)) @ right.T
+
+
 def draw_noise(axes: plt.Axes, draws: int = 40) -> None:
-    kinds = {"Gaussian\nnoise": None, "Student\nt(3)": 3, "Student\nt(2)": 2}
-    points: dict[str, list[tuple[float, float]]] = {WARM: [], QUIET: [], ACCENT: []}
-    for place, freedom in enumerate(kinds.values()):
+    kinds = {"Gaussian\nnoise": gaussian, "entries\nt(2)": heavy_entries, "tail of\n$\\alpha$ = 2.5": heavy_tail}
+    colours = {"no power law": WARM, "undecided": QUIET, "no heavier than shuffled": INK, "power law": ACCENT}
+    points: dict[str, list[tuple[float, float]]] = {verdict: [] for verdict in colours}
+    for place, make in enumerate(kinds.values()):
         for seed in range(draws):
             rng = np.random.default_rng(seed)
-            entries = rng.standard_normal((256, 256)) if freedom is None else rng.standard_t(freedom, (256, 256))
-            row = spectra.analyze(torch.from_numpy(entries / 16)).iloc[0]
-            colour = {"no power law": WARM, "power law": ACCENT}.get(row["verdict"], QUIET)
-            points[colour].append((place + 0.5 * (rng.random() - 0.5), row["alpha"]))
-    for (colour, seen), verdict in zip(points.items(), ("no power law", "undecided, other", "power law"), strict=True):
-        axes.plot(*np.array(seen).reshape(-1, 2).T, "o", ms=4, color=colour, label=verdict)
+            row = spectra.analyze(torch.from_numpy(make(rng))).iloc[0]
+            verdict = row["verdict"].removeprefix("truncated ")
+            points[verdict].append((place + 0.5 * (rng.random() - 0.5), row["alpha"]))
+    for verdict, colour in colours.items():
+        axes.plot(*np.array(points[verdict]).reshape(-1, 2).T, "o", ms=4, color=colour, label=verdict)
     axes.axhspan(2, 6, color=QUIET, alpha=0.25, lw=0)
     axes.set(yscale="log", ylabel="$\\alpha$", xticks=range(len(kinds)), xticklabels=list(kinds))
     axes.set_yticks([2, 4, 6, 10, 20, 40], ["2", "4", "6", "10", "20", "40"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gramscope.report.opening import open_all, views_of
-from gramscope.report.panels import all_panels, kernels, layers
+from gramscope.report.panels import all_panels, kernels, layers, spectra
 from gramscope.report.summary import compared, in_words, regime
 from gramscope.store import RunWriter
 from report.synthetic import append, write_meta
@@ -313,3 +313,17 @@ def test_what_a_loop_logged_from_its_first_step_on_begins_at_the_start(tmp_path)
 def test_a_noisy_loss_has_fallen_where_it_stays_low(tmp_path):
     noisy = [3.0, 1.0, 3.0, 2.9, 1.2, 1.1, 1.0]
     assert "Nine tenths of the fall of the loss were done by step 40." in said(view(tmp_path, loss=noisy))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        (10.7, "a: no tail is heavier than that of its shuffled weight: α is nowhere below its null."),
+        (2.1, "a: α is furthest below that of the shuffled weight in 0: 2.1 against 9.6."),
+    ],
+)
+def test_a_tail_is_heavier_only_below_its_null(tmp_path, alpha, expected):
+    run = view(
+        tmp_path, alpha_of_0=[9.0, alpha], alpha_null_of_0=[9.0, 9.6], alpha_of_2=[9, 30], alpha_null_of_2=[9, 9]
+    )
+    assert spectra.panel([run]).words == [expected]

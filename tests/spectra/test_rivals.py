@@ -1,4 +1,4 @@
-"""Rivals of the power law against quadrature and a search without gradients; the verdict."""
+"""Rivals of the power law against quadrature and a search without gradients."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
-from gramscope.spectra import TailFit, fit_tail, p_value, rivals, verdict
+from gramscope.spectra import TailFit, fit_tail, rivals
 from gramscope.spectra.rivals import _log_normaliser
 from references.spectra import truncated_fit, truncated_log_likelihood
 
@@ -95,24 +95,6 @@ def test_equal_tails_do_not_divide_by_zero():
     assert all(math.isfinite(rival.ratio) and 0 <= rival.p <= 1 for rival in rivals(x, fit_from(x)).values())
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("power", {"power law"}), ("exponential", {"no power law"}), ("narrow", {"no power law"})],
-)
-def test_verdict(kind, expected):
-    x = draw(kind, 600, 1)
-    fit = fit_tail(x, min_tail=300)
-    assert verdict(fit, rivals(x, fit), p_value(x, min_tail=300)) in expected
-
-
-def test_verdict_without_evidence_is_undecided():
-    x = draw("power", 600, 1)
-    fit = fit_tail(x)
-    assert verdict(fit, rivals(x, fit), None) == "undecided"
-    few = draw("power", 20, 1)
-    assert verdict(fit_tail(few), rivals(few, fit_tail(few)), 0.9) == "undecided"
-
-
 def test_a_cut_off_is_found():
     rng = np.random.default_rng(0)
     drawn = 1 + rng.pareto(0.5, 4000)
@@ -120,4 +102,3 @@ def test_a_cut_off_is_found():
     found = rivals(x, fit_from(x))
     assert found["truncated"].parameters["alpha"] == pytest.approx(1.5, abs=0.1)
     assert found["truncated"].parameters["rate"] == pytest.approx(1 / 60, rel=0.2)
-    assert verdict(fit_from(x), found, 0.9) == "truncated power law"

@@ -80,7 +80,8 @@ def _first(names: list[str]) -> str:
 
 
 def _table(frame: pd.DataFrame, path: Path) -> Table:
-    wanted = [c for c in ("name", "shape", "alpha", "D", "n_tail", "stable_rank", "entropy", "verdict") if c in frame]
+    columns = ("name", "shape", "alpha", "shuffled_alpha", "D", "n_tail", "stable_rank", "entropy", "verdict")
+    wanted = [c for c in columns if c in frame]
     table = Table(title=f"Spectra of {path.name}", title_justify="left")
     for column in wanted:
         table.add_column(column, justify="left" if column in ("name", "verdict") else "right")

@@ -24,21 +24,22 @@ from gramscope.spectra.layouts import Layout
 from gramscope.spectra.marchenko_pastur import MarchenkoPasturFit, fit_marchenko_pastur_checked, undefined
 from gramscope.spectra.ranks import log_alpha_norm_checked, ranks_checked
 from gramscope.spectra.rivals import Rival, rivals_checked
-from gramscope.spectra.shuffled import shuffled_null_checked
+from gramscope.spectra.shuffled import ShuffledNull, shuffled_null_checked
 from gramscope.spectra.tail import TailFit, fit_checked, require_convention
 from gramscope.spectra.tails import Convention
-from gramscope.spectra.verdict import verdict
+from gramscope.spectra.verdict import needs_null, verdict, verdict_alone
 from gramscope.spectra.weights import Skipped, Source, Weight, weights_of
 
 ConvLayout = Literal["slices", "unfold"]
 Row = dict[str, Any]
+_SHUFFLES = 10  # the fewest whose p can lie below 0.1, the level of the verdict
 
 
 @dataclass(frozen=True)
 class _Plan:
     convention: Convention
     bootstrap: int
-    shuffles: int
+    shuffles: int | None
     seed: int
 
 
@@ -49,7 +50,7 @@ def analyze(
     conv: ConvLayout = "slices",
     include: str = "*",
     bootstrap: int = 100,
-    shuffles: int = 0,
+    shuffles: int | None = None,
     min_size: int = 1,
     max_size: int | None = None,
     seed: int = 0,
@@ -65,9 +66,10 @@ def analyze(
     ``source``: a module, a dict of tensors (a state dict; symmetric operators may be among them), a matrix or an
     operator. Packed weights get a row a part (gates, q, k, v), tied ones one row in all; ``skipped(frame)`` lists
     every parameter without a row and why. ``conv``: convolutions as one matrix a kernel position, eigenvalues pooled,
-    or unfolded to (out, in · positions). ``include``: a glob of names. ``bootstrap``, ``shuffles``: replicates of the
-    two tests, 0 for none. ``min_size``, ``max_size``: weights whose smaller side lies outside are skipped, and listed.
-    ``workers``: weights at a time, by default torch's number of threads.
+    or unfolded to (out, in · positions). ``include``: a glob of names. ``bootstrap``: replicates of the p-value, 0 for
+    none. ``shuffles``: of every weight, 0 for none; by default ten of those weights that would else be called a power
+    law. Without a bootstrap or a null no power law is claimed. ``min_size``, ``max_size``: weights whose smaller side
+    lies outside are skipped, and listed. ``workers``: weights at a time, by default torch's number of threads.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -199,6 +201,7 @@ def _measured(values: Array, weight: Weight, plan: _Plan, reasons: dict[str, str
     if noted:
         reasons["alpha, sigma, D, xmin and the rivals are" if fit.reason else "the rivals are"] = noted
     p = p_value_checked(values, fit, plan.bootstrap, seed) if plan.bootstrap else None
+    null = _null(values, weight, plan, seed, needs_null(verdict_alone(fit, rival, p)))
     long = int(max(weight.matrices.shape[-2:]))
     scales = ranks_checked(values, plan.convention, long)
     reasons.update(scales.reasons)
@@ -207,7 +210,7 @@ def _measured(values: Array, weight: Weight, plan: _Plan, reasons: dict[str, str
         **_tail_columns(fit, values, scales.log_spectral_norm),
         **_rival_columns(rival),
         **({"p_value": p} if p is not None else {}),
-        "verdict": verdict(fit, rival, p),
+        "verdict": verdict(fit, rival, p, null if isinstance(null, ShuffledNull) else None),
         "log_norm": scales.log_norm,
         "log_spectral_norm": scales.log_spectral_norm,
         "stable_rank": scales.stable_rank,
@@ -216,8 +219,8 @@ def _measured(values: Array, weight: Weight, plan: _Plan, reasons: dict[str, str
         "rank": scales.rank,
         **_noise_columns(_noise(values, weight, plan), reasons),
     }
-    if plan.shuffles:
-        row.update(_null_columns(values, weight, plan, seed, reasons))
+    if plan.shuffles != 0:
+        row.update(_null_columns(null, reasons))
     return row
 
 
@@ -265,12 +268,21 @@ def _noise_columns(noise: MarchenkoPasturFit, reasons: dict[str, str]) -> Row:
     }
 
 
-def _null_columns(values: Array, weight: Weight, plan: _Plan, seed: int, reasons: dict[str, str]) -> Row:
-    names = ("shuffled_alpha", "shuffled_lambda_max", "shuffled_distance", "shuffled_p", "traps")
+def _null(values: Array, weight: Weight, plan: _Plan, seed: int, needed: bool) -> ShuffledNull | str:
+    """The shuffled null, or why there is none."""
     if isinstance(weight.matrices, LinearOperator) or not values.size:
-        reasons["the shuffled null is"] = "there are no entries of a matrix W to shuffle"
+        return "there are no entries of a matrix W to shuffle"
+    shuffles = plan.shuffles if plan.shuffles is not None else _SHUFFLES if needed else 0
+    if not shuffles:
+        return f"the verdict does not need it (shuffles={_SHUFFLES} makes it all the same)"
+    return shuffled_null_checked(weight.matrices, values, shuffles, seed, plan.convention, weight.scale)
+
+
+def _null_columns(null: ShuffledNull | str, reasons: dict[str, str]) -> Row:
+    names = ("shuffled_alpha", "shuffled_lambda_max", "shuffled_distance", "shuffled_p", "traps")
+    if isinstance(null, str):
+        reasons["the shuffled null is"] = null
         return dict.fromkeys(names, math.nan)
-    null = shuffled_null_checked(weight.matrices, values, plan.shuffles, seed, plan.convention, weight.scale)
     finite = null.alpha[np.isfinite(null.alpha)]
     if not finite.size:
         reasons["shuffled_alpha is"] = "no shuffle had a tail to fit"
@@ -284,9 +296,9 @@ def _null_columns(values: Array, weight: Weight, plan: _Plan, seed: int, reasons
     return dict(zip(names, numbers, strict=True))
 
 
-def _require_counts(bootstrap: int, shuffles: int, min_size: int, max_size: int | None) -> None:
+def _require_counts(bootstrap: int, shuffles: int | None, min_size: int, max_size: int | None) -> None:
     for what, value in (("bootstrap", bootstrap), ("shuffles", shuffles), ("min_size", min_size)):
-        if value < 0:
+        if value is not None and value < 0:
             raise InputError(f"{what} must be at least 0, got {value}.")
     if max_size is not None and max_size < min_size:
         raise InputError(f"max_size must be at least min_size={min_size}, got {max_size}.")

@@ -2,21 +2,28 @@
 
 from typing import Literal
 
+import numpy as np
+
 from gramscope.spectra.rivals import Rival
+from gramscope.spectra.shuffled import ShuffledNull
 from gramscope.spectra.tail import TailFit
 
-Verdict = Literal["power law", "truncated power law", "no power law", "undecided", "undefined"]
+Verdict = Literal[
+    "power law", "truncated power law", "no heavier than shuffled", "no power law", "undecided", "undefined"
+]
 
 _LEVEL = 0.1
 _ENOUGH = 50
 
 
-def verdict(fit: TailFit, rivals: dict[str, Rival], p_value: float | None) -> Verdict:
+def verdict(fit: TailFit, rivals: dict[str, Rival], p_value: float | None, null: ShuffledNull | None = None) -> Verdict:
     """Whether a tail fit may be called a power law.
 
-    "no power law" if the bootstrap rules it out or an exponential is likelier, each at the level 0.1; "truncated power
-    law" if a cut-off makes it likelier; "power law" if none of it, on 50 eigenvalues or more and with a bootstrap
-    made; else "undecided". Clauset, Shalizi & Newman, SIAM Rev. 51 (2009), section 5, and their rule of n ≥ 50.
+    "no power law" if the bootstrap rules it out or an exponential is likelier. "no heavier than shuffled" if the same
+    entries in random order reach α or λ_max: such a tail is owed to the entries or to chance. "power law" if none of
+    it holds, on 50 eigenvalues or more, "truncated power law" if a cut-off makes that likelier. Else "undecided": a
+    power law is not claimed without a bootstrap, nor without a null of ten shuffles or more. The level of each test is
+    0.1. Clauset, Shalizi & Newman, SIAM Rev. 51 (2009), section 5, and their rule of n ≥ 50; theory 6.
 
     >>> import numpy as np
     >>> from gramscope.spectra import fit_tail, p_value, rivals
@@ -25,6 +32,22 @@ def verdict(fit: TailFit, rivals: dict[str, Rival], p_value: float | None) -> Ve
     >>> verdict(fit, rivals(x, fit), p_value(x))
     'no power law'
     """
+    alone = verdict_alone(fit, rivals, p_value)
+    if not needs_null(alone):
+        return alone
+    if null is None:
+        return "undecided"
+    shuffles = len(null.alpha)
+    p_alpha = (1 + np.count_nonzero(null.alpha <= fit.alpha)) / (1 + shuffles)
+    p = max(p_alpha, null.p)  # α of noise is wild and one spike makes λ_max: each alone is too little
+    if p < _LEVEL:
+        return alone
+    beyond_all = p <= 1 / (1 + shuffles)
+    return "undecided" if beyond_all else "no heavier than shuffled"
+
+
+def verdict_alone(fit: TailFit, rivals: dict[str, Rival], p_value: float | None) -> Verdict:
+    """:func:`verdict` before its null is asked: on the eigenvalues alone."""
     if fit.reason:
         return "undefined"
     exponential, truncated = rivals["exponential"], rivals["truncated"]
@@ -36,3 +59,8 @@ def verdict(fit: TailFit, rivals: dict[str, Rival], p_value: float | None) -> Ve
     if fit.n_tail < _ENOUGH or p_value is None:
         return "undecided"
     return "truncated power law" if truncated.p < _LEVEL else "power law"
+
+
+def needs_null(alone: Verdict) -> bool:
+    """Whether the null can still change a verdict on the eigenvalues alone."""
+    return alone in ("power law", "truncated power law")

@@ -53,8 +53,9 @@ def panel(views: Sequence[RunView]) -> Panel | None:
     return Panel(
         "spectra",
         TITLE,
-        "Eigenvalues that rise out of the bulk are learnt directions; α says something only where it leaves its dashed "
-        "null, which is what the same entries give after shuffling.",
+        "Eigenvalues that rise out of the bulk are learnt directions; α says something only where it stays below its "
+        "dashed null, α of the same entries in random order. Each null is one shuffle and scatters: gramscope analyze "
+        "takes ten for its verdict.",
         _words(views, weights, exponents),
         plots,
         Control("select", "Weight", weights, 0),
@@ -130,7 +131,12 @@ def _words(
             if "α" in both and "null" in both and len(both["α"].finite.values) and len(both["null"].finite.values):
                 gaps[weight] = (both["α"].last, both["null"].last)
         if gaps:
-            most = max(gaps, key=lambda weight: abs(gaps[weight][0] - gaps[weight][1]))
+            most = min(gaps, key=lambda weight: gaps[weight][0] - gaps[weight][1])
             alpha, null = gaps[most]
-            said.append(f"{view.name}: α leaves its null most in {most}: {number(alpha)} against {number(null)}.")
+            said.append(
+                f"{view.name}: α is furthest below that of the shuffled weight in {most}: {number(alpha)} against "
+                f"{number(null)}."
+                if alpha < null
+                else f"{view.name}: no tail is heavier than that of its shuffled weight: α is nowhere below its null."
+            )
     return said
