@@ -56,7 +56,7 @@ def main() -> None:
 
     steps = [step for step, _, _ in snapshots]
     ranks = [effective_rank(GlobalNTK(rnn, task.x).operator, products=60) for _, _, rnn in snapshots]
-    middle.errorbar(steps, [r.value for r in ranks], [r.standard_error for r in ranks], color="C0", lw=1.5)
+    middle.errorbar(steps, [r.value for r in ranks], [r.interval()[1] - r.value for r in ranks], color="C0", lw=1.5)
     middle.set(xlabel="training step", ylabel="effective rank", title="Effective rank and loss")
     middle.set_ylim(bottom=0)
     twin = middle.twinx()

@@ -146,4 +146,4 @@ def test_one_sided_traces() -> None:
 def test_xtrace_of_a_number(kind: str, value: float) -> None:
     found = xtrace(Diagonal(torch.tensor([value], dtype=F64)), 6, distribution=kind)
     assert found.value == pytest.approx(value, rel=1e-14)
-    assert found.standard_error == 0.0
+    assert found.standard_error <= 1e-15 * abs(value), "rounding"

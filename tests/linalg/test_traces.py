@@ -38,7 +38,7 @@ def test_error_bar_is_the_spread(method, kind: str, spectrum: str) -> None:  # t
     """Over 120 seeds: no bias, and the stated error is the spread within the factor each method states.
 
     The spread itself is known to 1/√240 = 6% here. Hutchinson and Hutch++ average independent samples;
-    XTrace's samples share products, so its error runs low by up to a factor of two.
+    XTrace's samples share products, for which its error allows by a factor n / (n - m) = 1.4.
     """
     op = with_spectrum(SPECTRA[spectrum])
     estimates = [method(op, 24, distribution=kind, seed=seed) for seed in range(120)]
@@ -47,7 +47,7 @@ def test_error_bar_is_the_spread(method, kind: str, spectrum: str) -> None:  # t
     spread = float(values.std())
     assert abs(float(values.mean() - op.matrix.trace())) < 4 * spread / 120**0.5
     ratio = float((stated**2).mean().sqrt()) / spread
-    low, high = (0.5, 1.3) if method is xtrace else (0.75, 1.3)
+    low, high = (0.75, 2.0) if method is xtrace else (0.75, 1.3)
     assert low < ratio < high, f"stated error / spread = {ratio:.2f}"
 
 
@@ -62,7 +62,7 @@ def test_xtrace_is_the_naive_leave_one_out(kind: str, symmetric: bool) -> None:
         samples = xtrace_samples(op.matrix, omega, on_sphere=kind == "sphere")
         scale = float(op.matrix.norm())
         assert abs(estimate.value - float(samples.mean())) < 1e-11 * scale
-        error = float(samples.std()) / len(samples) ** 0.5
+        error = float(samples.std()) / len(samples) ** 0.5 * 30 / (30 - len(samples))
         assert abs(estimate.standard_error - error) < 1e-11 * scale
         assert (estimate.probes, estimate.products) == (products // 2, products)
 
@@ -145,7 +145,8 @@ def test_partial_dependence_between_probe_images() -> None:
 
 def test_rademacher_meets_a_diagonal_exactly() -> None:
     estimate = hutchinson(Diagonal(torch.arange(5, dtype=F64)), 3)
-    assert (estimate.value, estimate.standard_error) == (10.0, 0.0)
+    assert estimate.value == 10.0
+    assert estimate.standard_error < 1e-13, "rounding"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -202,7 +203,7 @@ def test_data_drawn_from_the_same_seed_is_no_trap() -> None:
 
 
 def test_estimate_reads_well() -> None:
-    estimate = Estimate(12.3456789, 0.234, 5, 10, 0, "xtrace", "sphere", F64, torch.device("cpu"))
+    estimate = Estimate(12.3456789, 0.234, 5, 10, 0, "xtrace", "sphere", F64, torch.device("cpu"), 5)
     assert str(estimate) == "12.3457 ± 0.23 (xtrace, 10 products)"
 
 

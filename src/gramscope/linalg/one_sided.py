@@ -13,6 +13,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.rng import Distribution, probes
 from gramscope.linalg.arguments import require_operator, require_whole, stream
+from gramscope.linalg.intervals import half_widths, rounding_unit
 from gramscope.linalg.operator import LinearOperator, require_finite
 from gramscope.linalg.orthogonal import norms
 from gramscope.linalg.scale import excess
@@ -23,7 +24,11 @@ Side = Literal["reverse", "forward"]
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """A random estimate with its error, how it was made, and whether it met what was asked (None: nothing was)."""
+    """A random estimate with its error, how it was made, and whether it met what was asked (None: nothing was).
+
+    ``standard_error`` and :meth:`interval` are those of :class:`Estimate`. ``samples`` is None where there are as many
+    as ``products``.
+    """
 
     value: float
     standard_error: float
@@ -35,6 +40,12 @@ class TraceEstimate:
     device: torch.device
     tolerance: float | None = None
     converged: bool | None = None
+    samples: int | None = None
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """From where to where the true value lies with probability ``level`` or more, from few samples as well."""
+        half = half_widths(level, self.products if self.samples is None else self.samples) * self.standard_error
+        return self.value - half, self.value + half
 
     @property
     def relative_error(self) -> float:
@@ -66,13 +77,13 @@ def one_sided_trace(
 
     >>> from gramscope.linalg import Dense
     >>> J = Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
-    >>> print(one_sided_trace(J, products=4))
-    25 ± 0 (reverse, 4 products)
+    >>> print(one_sided_trace(J, products=4))      # exact but for rounding
+    25 ± 6e-06 (reverse, 4 products)
     """
     _require_side(jacobian, side, block)
     require_budget(products, 2, "one_sided_trace")
     lengths = _one_sided_lengths(jacobian, side, distribution, seed, 0, products, block)
-    value, error, scale = _mean_square(lengths)
+    value, error, scale = _mean_square(lengths, _unit(jacobian))
     return TraceEstimate(
         value * scale * scale,
         error * scale * scale,
@@ -85,10 +96,15 @@ def one_sided_trace(
     )
 
 
-def _mean_square(lengths: Float64[Tensor, " m"]) -> tuple[float, float, float]:
+def _mean_square(lengths: Float64[Tensor, " m"], unit: float) -> tuple[float, float, float]:
     """The mean of the squares with its error, of lengths divided by a power of two, and the power."""
     scale = 2.0 ** excess(lengths)
-    return *mean_and_error((lengths / scale) ** 2), scale
+    value, error = mean_and_error((lengths / scale) ** 2)
+    return value, max(error, unit * value), scale
+
+
+def _unit(jacobian: LinearOperator) -> float:
+    return rounding_unit(jacobian.dtype, max(jacobian.shape))
 
 
 def _one_sided_lengths(
@@ -142,7 +158,7 @@ def one_sided_trace_to(
     _require_tolerance(tolerance, most, start, 2)
     lengths = _one_sided_lengths(jacobian, side, distribution, seed, 0, start, block)
     while True:
-        value, error, scale = _mean_square(lengths)
+        value, error, scale = _mean_square(lengths, _unit(jacobian))
         met = error <= tolerance * abs(value)
         met = met and (value == 0 or 0 < value * scale * scale < math.inf)  # else no float64 is near it
         count = len(lengths)
@@ -191,7 +207,7 @@ def trace_to(
         if met or products >= most:
             return TraceEstimate(
                 found.value, found.standard_error, spent, seed, found.method, found.distribution, op.dtype, op.device,
-                tolerance, met,
+                tolerance, met, found.samples,
             )  # fmt: skip
         products = min(most, 2 * products)
 

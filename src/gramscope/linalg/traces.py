@@ -10,6 +10,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.rng import Distribution, probes
 from gramscope.linalg.arguments import require_operator, require_whole, stream
+from gramscope.linalg.intervals import half_widths, rounding
 from gramscope.linalg.operator import LinearOperator, require_finite, require_square
 from gramscope.linalg.orthogonal import inner, norms, orthonormal_columns, project_out
 from gramscope.linalg.scale import excess, near_one
@@ -19,9 +20,9 @@ from gramscope.linalg.scale import excess, near_one
 class Estimate:
     """A random estimate of a number, and how far it may be off.
 
-    ``standard_error`` is one standard deviation of ``value``, itself estimated from the probes.
-    ``probes`` random vectors were drawn from ``distribution`` at ``seed``; ``products`` with the operator
-    were made.
+    ``standard_error`` is one standard deviation of ``value``, itself estimated from ``samples`` random numbers, and no
+    less than rounding. From few samples it is rough: use :meth:`interval`. ``probes`` random vectors were drawn from
+    ``distribution`` at ``seed``; ``products`` with the operator were made.
     """
 
     value: float
@@ -33,6 +34,12 @@ class Estimate:
     distribution: str
     dtype: torch.dtype
     device: torch.device
+    samples: int
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """From where to where the true value lies with probability ``level`` or more, from few samples as well."""
+        half = half_widths(level, self.samples) * self.standard_error
+        return self.value - half, self.value + half
 
     def __str__(self) -> str:
         return f"{self.value:.6g} ± {self.standard_error:.2g} ({self.method}, {self.products} products)"
@@ -40,7 +47,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class DiagonalEstimate:
-    """Random estimates of a diagonal's entries with a standard error for each."""
+    """Random estimates of a diagonal's entries with a standard error for each, as in :class:`Estimate`."""
 
     value: Float64[Tensor, " n"]
     standard_error: Float64[Tensor, " n"]
@@ -51,6 +58,11 @@ class DiagonalEstimate:
     distribution: str
     dtype: torch.dtype
     device: torch.device
+
+    def interval(self, level: float = 0.95) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
+        """For each entry, from where to where it lies with probability ``level`` or more."""
+        half = half_widths(level, self.probes) * self.standard_error
+        return self.value - half, self.value + half
 
 
 @torch.no_grad()
@@ -69,18 +81,21 @@ def hutchinson(
     result does not depend on it. Girard, Numer. Math. 56 (1989); Hutchinson, Commun. Stat. Simul. 18 (1989).
 
     >>> from gramscope.linalg import Diagonal
-    >>> print(hutchinson(Diagonal(torch.tensor([1.0, 2.0, 3.0])), products=4))
-    6 ± 0 (hutchinson, 4 products)
+    >>> print(hutchinson(Diagonal(torch.tensor([1.0, 2.0, 3.0])), products=4))      # exact but for rounding
+    6 ± 1.5e-06 (hutchinson, 4 products)
     """
     require_estimate(op, products, 2, "hutchinson")
     require_whole(1, block=block)
     rng = stream(seed, "hutchinson")
-    samples = []
+    samples, floor = [], 0.0
     for start in range(0, products, block):
         z = draw_probes(op, min(block, products - start), distribution, rng)
-        samples.append(inner(z, _finite_product(op, z)))
+        image = _finite_product(op, z)
+        samples.append(inner(z, image))
+        floor += rounding(z, image) / products
     value, error = mean_and_error(torch.cat(samples))
-    return Estimate(value, error, products, products, seed, "hutchinson", distribution, op.dtype, op.device)
+    error = max(error, floor)
+    return Estimate(value, error, products, products, seed, "hutchinson", distribution, op.dtype, op.device, products)
 
 
 @torch.no_grad()
@@ -104,18 +119,23 @@ def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "
     image = _finite_product(op, draw_probes(op, sketch, distribution, rng))
     op, image, scale = near_one(op, image)
     basis = orthonormal_columns(image, image[:, :0])
-    known = float(inner(basis, _finite_product(op, basis)).sum())
+    basis_image = _finite_product(op, basis)
+    known, floor = float(inner(basis, basis_image).sum()), rounding(basis, basis_image)
     spent, rank = sketch + basis.shape[1], basis.shape[1]
     if rank == n:
-        return Estimate(known * scale, 0.0, sketch, spent, seed, "hutchpp", distribution, op.dtype, op.device)
+        return Estimate(
+            known * scale, floor * scale, sketch, spent, seed, "hutchpp", distribution, op.dtype, op.device, 0
+        )
     left = products - 2 * sketch
     z = project_out(draw_probes(op, left, distribution, rng), basis)
     if distribution == "sphere":
         z = z * ((n - rank) ** 0.5 / norms(z)).to(z.dtype)
-    value, error = mean_and_error(inner(z, _finite_product(op, z)))
+    image = _finite_product(op, z)
+    value, error = mean_and_error(inner(z, image))
+    error = max(error, floor + rounding(z, image) / left)
     return Estimate(
         (known + value) * scale, error * scale, sketch + left, spent + left, seed, "hutchpp", distribution, op.dtype,
-        op.device,
+        op.device, left,
     )  # fmt: skip
 
 
@@ -145,7 +165,9 @@ def hutchinson_diagonal(op: LinearOperator, products: int, *, seed: int = 0, blo
         count, offset = samples.shape[1], samples.mean(dim=1) - mean
         spread += samples.var(dim=1, correction=0) * count + offset**2 * (start * count / (start + count))
         mean += offset * (count / (start + count))
-    error = (spread / (products - 1) / products).sqrt()
+    sampled = (spread / (products - 1) / products).sqrt()
+    floor = torch.finfo(op.dtype).eps * (spread / products + mean**2).sqrt()
+    error = torch.maximum(sampled, floor)
     return DiagonalEstimate(
         mean * scale, error * scale, products, products, seed, "hutchinson_diagonal", "rademacher", op.dtype, op.device
     )

@@ -7,6 +7,7 @@ from torch import Tensor
 from gramscope.base.rng import Distribution
 from gramscope.linalg.arguments import stream
 from gramscope.linalg.contraction import contract
+from gramscope.linalg.intervals import rounding
 from gramscope.linalg.operator import LinearOperator, require_finite
 from gramscope.linalg.orthogonal import gram, inner, norms
 from gramscope.linalg.scale import near_one
@@ -20,11 +21,13 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
     ``P_i`` projects on the range of ``A Ω`` without its column i, so ω_i is independent of it and each
     t_i is unbiased. The m = products / 2 bases differ from one by a single direction s_i, so all t_i cost
     O(n m²) together: with ``A Ω = Q R``, ``P_i = Q (I − s_i s_iᵀ) Qᵀ`` and ``s_i ∝ R⁻ᵀ e_i``. On the sphere
-    the residual ``(I − P_i) ω_i`` is scaled to the length √(n − rank P_i), which lowers the variance. The
-    standard error is that of the mean of the t_i as if they were independent; as they share their
-    products it runs low, at 0.6 to 1.2 of the true spread on the spectra in our tests. Epperly, Tropp &
-    Webber, "XTrace: making the most of every sample in stochastic trace estimation", SIAM J. Matrix Anal.
-    Appl. 45 (2024), sections 2.1 and 2.3.
+    the residual ``(I − P_i) ω_i`` is scaled to the length √(n − rank P_i), which lowers the variance. Epperly, Tropp
+    & Webber, "XTrace: making the most of every sample in stochastic trace estimation", SIAM J. Matrix Anal. Appl.
+    45 (2024), sections 2.1 and 2.3.
+
+    The t_i share their products, so the error of their mean, were they independent, runs low, the more so the more
+    of the n directions m takes up. The standard error is ``n / (n − m)`` times that: 0.75 to 2 of the true
+    spread on nine spectra up to m = n/2, and more above it.
 
     >>> from gramscope.linalg import LowRank
     >>> estimate = xtrace(LowRank(torch.ones(8, 1, dtype=torch.float64)), products=8)
@@ -56,10 +59,9 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
     # One probe is all that an operator of size one has room for: it has no spread, and meets the trace exactly.
     exact = (float(projected.trace()), 0.0)
     value, error = exact if n == 1 else mean_and_error(projected.trace() - lost + sampled)
-    spent = omega.shape[1] + basis.shape[1]
-    return Estimate(
-        value * scale, error * scale, omega.shape[1], spent, seed, "xtrace", distribution, op.dtype, op.device
-    )
+    m, rank = omega.shape[1], basis.shape[1]
+    error = max(error * n / max(1, n - rank), rounding(basis, basis_image))
+    return Estimate(value * scale, error * scale, m, m + rank, seed, "xtrace", distribution, op.dtype, op.device, m)
 
 
 def leave_one_out(

@@ -14,6 +14,7 @@ from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
 from gramscope.base.warned import undefined
 from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
+from gramscope.linalg.intervals import rounding_unit
 
 # Operators up to this size are met exactly, by all their columns.
 EXACT = 4096
@@ -51,8 +52,15 @@ def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int
         return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
     value = _rank_of(first.mean(), second.mean())
     others = _rank_of((first.sum() - first) / (products - 1), (second.sum() - second) / (products - 1))
-    error = float(((products - 1) / products * ((others - others.mean()) ** 2).sum()).sqrt())
+    error = _jackknife(value, others, op)
     return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
+
+
+def _jackknife(value: Tensor, others: Float64[Tensor, " m"], op: LinearOperator) -> float:
+    """The standard error of a value from those that each leave one probe out; no less than rounding."""
+    m = len(others)
+    error = float(((m - 1) / m * ((others - others.mean()) ** 2).sum()).sqrt())
+    return max(error, rounding_unit(op.dtype, op.cols.size) * float(value.abs()))
 
 
 def _rank_of(trace: Tensor, square: Tensor) -> Tensor:
@@ -115,7 +123,7 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
     parts = torch.stack([(left * right).sum(0), (left**2).sum(0), (right**2).sum(0)])
     estimate = _cosine(*parts.mean(1))
     others = _cosine(*((parts.sum(1, keepdim=True) - parts) / (products - 1)))
-    error = float(((products - 1) / products * ((others - others.mean()) ** 2).sum()).sqrt())
+    error = _jackknife(estimate, others, a)
     return TraceEstimate(float(estimate), error, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
 
 
