@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from gramscope.base.streams import streams_put_back
+
 
 def lazy_names(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` for a package whose public names live in the given files of it.
@@ -17,7 +19,8 @@ def lazy_names(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], 
     def look_up(name: str) -> Any:
         if name not in files:
             raise AttributeError(f"{package} has no {name!r}; it has {', '.join(sorted(files))}")
-        value = getattr(import_module(f"{package}.{files[name]}"), name)
+        with streams_put_back():  # libraries may draw when they are imported; scikit-learn does
+            value = getattr(import_module(f"{package}.{files[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

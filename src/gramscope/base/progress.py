@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gramscope.base.streams import streams_put_back
+
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
@@ -11,8 +13,9 @@ def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
     if total < 4 or not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    with streams_put_back():  # importing rich draws from Python's random numbers
+        from rich.console import Console
+        from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)

@@ -14,11 +14,11 @@ from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
+from gramscope.base.streams import RandomStreams
 from gramscope.capture import rowwise as _taped  # noqa: F401  (importing registers the ways back)
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
 from gramscope.capture.coupling import depends_on_others
 from gramscope.capture.forms import Outer
-from gramscope.capture.model_function import RandomStreams
 from gramscope.capture.network import (
     Outputs,
     check_model,

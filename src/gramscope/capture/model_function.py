@@ -1,15 +1,14 @@
 """A model as a function of its parameters, at copies of them."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gramscope.base.complex_numbers import real_view
+from gramscope.base.streams import RandomStreams
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -82,20 +81,3 @@ class _Holder(nn.Module):
 
     def forward(self, work: Callable[[], R]) -> R:
         return work()
-
-
-class RandomStreams:
-    """The random streams as they stand now, for every run to start from: all of them draw the same dropout masks."""
-
-    def __init__(self) -> None:
-        self._torch, self._python = torch.get_rng_state(), random.getstate()
-        self._numpy = np.random.get_state()  # noqa: NPY002
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    def rewind(self) -> None:
-        """To be called where the user's streams are put back afterwards (``untouched``)."""
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)

@@ -1,6 +1,5 @@
 """Everything around a measured forward pass that must be as it was afterwards, and the switches it runs under."""
 
-import random
 import sys
 import threading
 import warnings
@@ -9,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
+from gramscope.base.streams import streams_put_back
 from gramscope.capture.kept import CopyOnWrite, restorer_of_attributes
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -35,7 +34,7 @@ def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         # Streams and switches belong to the whole process: one measurement at a time.
         stack.enter_context(_ONE_AT_A_TIME)
-        stack.callback(_restorer_of_random_streams())
+        stack.enter_context(streams_put_back())
         stack.callback(_restorer_of_state(model))
         stack.callback(restorer_of_attributes(model))
         written = CopyOnWrite(model)
@@ -43,20 +42,6 @@ def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite
         if throughout:
             stack.enter_context(written)
         yield written
-
-
-def _restorer_of_random_streams() -> Any:
-    cpu, python, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-    def restore() -> None:
-        torch.set_rng_state(cpu)
-        random.setstate(python)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-
-    return restore
 
 
 def _restorer_of_state(model: nn.Module) -> Any:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from gramscope.base.streams import streams_put_back
 from gramscope.hierarchy.concentration import (
     Alignment,
     Concentration,
@@ -58,9 +59,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The estimator needs scikit-learn, which takes a second to import and which nothing else here needs.
+    # The estimator needs scikit-learn, which takes a second to import, draws a random number then, and is not needed
+    # by anything else here.
     if name == "KernelReLURegressor":
-        from gramscope.hierarchy.kernel_regressor import KernelReLURegressor
+        with streams_put_back():
+            from gramscope.hierarchy.kernel_regressor import KernelReLURegressor
 
         return KernelReLURegressor
     raise AttributeError(f"gramscope.hierarchy has no {name!r}; it has {', '.join(__all__)}")

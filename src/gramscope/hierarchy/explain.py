@@ -11,6 +11,7 @@ from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.rng import generator, rademacher
+from gramscope.base.streams import streams_put_back
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -90,7 +91,7 @@ def explain_step(
     n = count_examples(x)
     ignored = _not_followed(model, optimizer)
     # Copies made in inference mode could not be differentiated.
-    with torch.inference_mode(False), torch.enable_grad(), autocast_uncached():
+    with streams_put_back(), torch.inference_mode(False), torch.enable_grad(), autocast_uncached():
         rehearsal = _Rehearsal(model, x, y, n, loss_function(loss), outputs, precision)
         return rehearsal.explain(optimizer, lr, ignored)
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.base.streams import streams_put_back
 from gramscope.hierarchy.optimiser import StepParts
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ class ExplainedStep:
 
     def table(self) -> "Table":
         """Layers, their shares and relative steps, as a rich table with the verdict below."""
-        from rich.table import Table
+        with streams_put_back():  # importing rich draws from Python's random numbers
+            from rich.table import Table
 
         table = Table(title="What this step did", caption=self.verdict, caption_justify="left")
         table.add_column("layer")
@@ -241,7 +243,8 @@ class ExplainedStep:
     def __str__(self) -> str:
         from io import StringIO
 
-        from rich.console import Console
+        with streams_put_back():
+            from rich.console import Console
 
         page = StringIO()
         Console(file=page, width=100).print(self.table())

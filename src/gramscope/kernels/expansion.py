@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
+from gramscope.base.streams import streams_put_back
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import (
     Outputs,
@@ -228,7 +229,8 @@ def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tenso
 def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The diagonal of each parameter: one number, or a tensor that expands to the parameter's shape."""
     if callable(metric):
-        metric = {name: metric(name, p) for name, p in parameters.items()}
+        with streams_put_back():
+            metric = {name: metric(name, p) for name, p in parameters.items()}
     if isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
         metric = dict.fromkeys(parameters, float(metric))
     if isinstance(metric, Tensor):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.streams import streams_put_back
 from gramscope.capture.linear_map import LinearMap
 from gramscope.kernels.expansion import Expansion
 
@@ -202,7 +203,7 @@ def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tens
         )
     else:
         values = f.detach().clone().requires_grad_()
-        with torch.inference_mode(False), torch.enable_grad():
+        with streams_put_back(), torch.inference_mode(False), torch.enable_grad():
             loss = residual(values)
             if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
                 raise InputError(

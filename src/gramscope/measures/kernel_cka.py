@@ -11,6 +11,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.moments import check_paired
 from gramscope.base.rounding import EPS64
+from gramscope.base.streams import streams_put_back
 from gramscope.base.warned import undefined
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import NOTHING, Rows, frobenius, size_exponent
@@ -77,7 +78,8 @@ class KernelCKA(Measure[RowsPair, float]):
         if frobenius(x - x.mean(0)) <= rows.rounding.relative * frobenius(x):
             x = x[:1].expand_as(x)  # the same features for all examples, up to rounding
         if callable(self.kernel):
-            k = self.kernel(x)
+            with streams_put_back():
+                k = self.kernel(x)
             if not isinstance(k, Tensor) or tuple(k.shape) != (len(x), len(x)):
                 raise InputError(f"kernel must return a matrix ({len(x)}, {len(x)}) for {what}, got {_shape(k)}.")
             return k.double()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.streams import streams_put_back
 from gramscope.capture.network import copied, named_parameters, unwrap
 from gramscope.propagators.global_ntk import GlobalNTK
 
@@ -72,7 +73,7 @@ def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None
 
 def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]]:
     outputs = outputs_of(g).requires_grad_()
-    with torch.enable_grad():
+    with streams_put_back(), torch.enable_grad():
         value = loss(outputs)
         if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
             raise InputError(f"loss must return one differentiable number for outputs {tuple(outputs.shape)}.")

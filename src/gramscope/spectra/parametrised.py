@@ -1,13 +1,14 @@
 """Weights that a module computes from other parameters, read without leaving a trace in the module."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+
+from gramscope.capture.surroundings import in_modes, untouched
 
 
 def effective_weights(module: nn.Module) -> tuple[dict[str, Tensor | str], dict[str, str]]:
@@ -50,35 +51,11 @@ def _read(module: nn.Module, name: str) -> Tensor | str:
 
 def _guarded(module: nn.Module, compute: Callable[[], object]) -> Tensor | str:
     try:
-        with untouched(module), torch.no_grad():
+        # In training mode a look at a spectrally normalised weight would take a step of its power iteration.
+        with untouched(module), in_modes([(part, False) for part in module.modules()]), torch.no_grad():
             weight = compute()
     except Exception as error:  # a user's parametrisation may raise anything; the other weights are still worth a look
         return f"computing it raised {type(error).__name__}: {error}"
     if not isinstance(weight, Tensor):
         return f"not a tensor but a {type(weight).__name__}"
     return weight.detach().clone()
-
-
-@contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, as it was after: flags, buffers and random streams.
-
-    Reading a spectrally normalised weight in training mode takes a step of its power iteration, and a random
-    parametrisation draws numbers; neither may be left behind by a look.
-    """
-    flags = [(part, part.training) for part in module.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers() if not buffer.is_meta]
-    devices = {buffer.device.index for buffer, _ in buffers if buffer.is_cuda}
-    devices |= {parameter.device.index for parameter in module.parameters() if parameter.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=sorted(index for index in devices if index is not None)):
-            for part, _ in flags:
-                part.training = False
-            yield
-    finally:
-        for part, flag in flags:
-            part.training = flag
-        with torch.no_grad():
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)

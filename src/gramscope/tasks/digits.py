@@ -1,6 +1,5 @@
 """Handwritten digits, 8 x 8 pixels: 1,797 images that come with scikit-learn, so nothing is downloaded."""
 
-import random
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.rng import seeded
+from gramscope.base.streams import streams_put_back
 from gramscope.tasks.sizes import require_held_out, require_positive
 
 
@@ -51,11 +51,10 @@ def held_out(x: Float[Tensor, "n d"], y: Int[Tensor, " n"], test: int) -> Task:
 
 
 def _scikit_learn_digits() -> tuple[Any, Any]:
-    stream = random.getstate()  # importing scikit-learn draws from Python's random numbers
-    from sklearn.datasets import load_digits
+    with streams_put_back():  # importing scikit-learn draws from Python's random numbers
+        from sklearn.datasets import load_digits
 
-    random.setstate(stream)
-    return load_digits(return_X_y=True)
+        return load_digits(return_X_y=True)
 
 
 def mlp(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:

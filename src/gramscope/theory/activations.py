@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.streams import streams_put_back
 
 ORDERS = 4  # s, s', s'', s'''
 _DERIVATIVE_NAMES = ("s", "s'", "s''", "s'''")
@@ -76,8 +77,8 @@ class Differentiated(Smooth):
     """A callable with its derivatives by autograd."""
 
     def __init__(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(name, lambda z: _autograd_jets(function, z, name))
-        self._function = function
+        self._function = streams_put_back()(function)
+        super().__init__(name, lambda z: _autograd_jets(self._function, z, name))
 
     def batched_jets(self, z: Float[Tensor, "*points"]) -> Jets:
         # autograd.grad does not run inside vmap; torch.func.grad does, but computes everything anew for each order.

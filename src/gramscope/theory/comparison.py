@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from gramscope.base.streams import streams_put_back
+
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from gramscope.theory.finite_width import Flow
 
 
@@ -77,8 +79,11 @@ class Comparison:
                 found.append(Row(layer, tensor, at, *numbers))
         return found
 
-    def table(self) -> Table:
+    def table(self) -> "Table":
         """One line for each tensor of each layer: its component with the largest |pull|, and the rms of all pulls."""
+        with streams_put_back():  # importing rich draws from Python's random numbers
+            from rich.table import Table
+
         ladder = ", ".join(str(n) for n in self.widths)
         how = f"extrapolated from widths {ladder}" if len(self.widths) > 1 else f"at width {ladder}"
         table = Table(title=f"{self.networks} networks, {how}")
@@ -107,6 +112,9 @@ class Comparison:
         return table
 
     def __str__(self) -> str:
+        with streams_put_back():
+            from rich.console import Console
+
         stream = io.StringIO()
         Console(file=stream, width=110, force_terminal=False).print(self.table())
         return stream.getvalue()

@@ -1,0 +1,44 @@
+"""The global random streams, put back after code that may draw from them: the user's own, or a library's import.
+
+A stream of a library that is not imported cannot have been used, so torch and numpy are not imported here.
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class RandomStreams:
+    """The global streams as they stand now: Python's, numpy's, torch's of the CPU and of every GPU."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        self._numpy = numpy.random.get_state() if numpy else None
+        self._torch = torch.get_rng_state() if torch else None
+        self._cuda = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else None
+
+    def rewind(self) -> None:
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        if self._torch is None:
+            return
+        torch = sys.modules["torch"]
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        elif torch.cuda.is_initialized():  # meanwhile: the streams of the GPUs go back to their start
+            for stream in torch.cuda.default_generators:
+                stream.manual_seed(stream.initial_seed())
+
+
+@contextmanager
+def streams_put_back() -> Iterator[None]:
+    """The streams after the block as before it, also after an error; or after every call of a decorated function."""
+    streams = RandomStreams()
+    try:
+        yield
+    finally:
+        streams.rewind()
