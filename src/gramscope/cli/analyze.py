@@ -80,11 +80,12 @@ def _first(names: list[str]) -> str:
 
 
 def _table(frame: pd.DataFrame, path: Path) -> Table:
-    columns = ("name", "shape", "alpha", "shuffled_alpha", "D", "n_tail", "stable_rank", "entropy", "verdict")
+    columns = ("name", "shape", "alpha", "shuffled_alpha", "n_tail", "spikes", "stable_rank", "verdict")
     wanted = [c for c in columns if c in frame]
     table = Table(title=f"Spectra of {path.name}", title_justify="left")
     for column in wanted:
-        table.add_column(column, justify="left" if column in ("name", "verdict") else "right")
+        left = column in ("name", "verdict")
+        table.add_column(column.replace("_", " "), justify="left" if left else "right", overflow="fold")
     for _, row in frame.head(SHOWN).iterrows():
         table.add_row(*(escape(f"{v:.3g}" if isinstance(v := row[c], float) else str(v)) for c in wanted))
     if len(frame) > SHOWN:

@@ -1,17 +1,15 @@
 """The tensors of a checkpoint file: those of its state dict, and all others with the reason why they are left out."""
 
-import pickle
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.cli.checkpoint_files import load
 from gramscope.spectra.weights import Skipped
 
 STATE_DICTS = ("state_dict", "model_state_dict", "model", "module")  # what trainers call it, the first one first
@@ -22,8 +20,8 @@ OPTIMISER = "the state of an optimiser, no weight of the network"
 class Checkpoint:
     """Every tensor of a file, each under a name of its own: to analyse, or left out."""
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
     left_out: list[Skipped] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
 
     def take(self, name: str, tensor: Tensor, reason: str) -> None:
@@ -42,41 +40,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Tensors by name, without running any code that the file may hold."""
     if not path.exists():
         raise InputError(f"{path} must be a checkpoint, but there is no such file.")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        try:
-            return Checkpoint(load_file(str(path)))
-        except Exception as error:
-            raise InputError(f"{path} must be a safetensors file, but it cannot be read: {error}.") from error
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Torch's own message advises weights_only=False, which runs whatever code the file holds: not repeated.
-        raise InputError(f"{path} must be a checkpoint of plain tensors, but {_reason(path, error)}") from error
+    found = load(path)
     read = _sorted_out(found) if isinstance(found, dict) else Checkpoint()
     if not read.tensors and read.left_out:
-        raise InputError(f"{path} must hold weights, but holds only {OPTIMISER}. Save model.state_dict() as well.")
+        only = read.left_out[0].reason
+        raise InputError(f"{path} must hold weights, but holds only {only}. Save model.state_dict() as well.")
     if not read.tensors:
         raise InputError(f"{path} must hold tensors by name, got {type(found).__name__} without any.")
     return read
 
 
-def _reason(path: Path, error: Exception) -> str:
-    """Why a file could not be read, in our words."""
-    if isinstance(error, OSError):
-        return f"it cannot be opened: {error.strerror or type(error).__name__}."
-    if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
-        return (
-            "it holds other objects, which reading would have to run code for (it is read with weights_only=True). "
-            "Save model.state_dict() instead of the model, or write safetensors."
-        )
-    return "it is damaged, cut short, or no file of torch.save. Save it again, or write safetensors."
-
-
 def _sorted_out(found: dict[Any, Any]) -> Checkpoint:
     """The state dict under its own names, where there is one; else all tensors, but those of an optimiser."""
-    read, seen = Checkpoint(), set[int]()
+    read, seen = Checkpoint([value for value in found.values() if isinstance(value, Skipped)]), set[int]()
     state, place = _state_dict(found)
     for name, tensor, of_optimiser in _walk(state, seen):
         read.take(name, tensor, OPTIMISER if of_optimiser else "")

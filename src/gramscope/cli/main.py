@@ -82,14 +82,16 @@ def run(
 
 @app.command()
 def analyze(
-    checkpoint: Annotated[Path, typer.Argument(help="A .safetensors file, or a .pt file of plain tensors.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A file of torch.save, safetensors, TorchScript or numpy; or a folder.")
+    ],
     convention: Annotated[str, typer.Option(help='"gramscope", or "weightwatcher" for its numbers.')] = "gramscope",
     out: Annotated[Path | None, typer.Option(help="Write the whole table as CSV.")] = None,
     as_json: Json = False,
 ) -> None:
     """Spectra of the weights in a checkpoint: tail exponent, ranks, what was skipped and why. No data needed.
 
-    A .pt file is read with weights_only=True, so that it cannot run code.
+    No code that a file may hold is run: what cannot be read without is refused, with the reason.
 
     Example:  gramscope analyze model.safetensors --out spectra.csv
     """
