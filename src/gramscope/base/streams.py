@@ -19,6 +19,15 @@ class RandomStreams:
         self._torch = torch.get_rng_state() if torch else None
         self._cuda = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else None
 
+    def moved(self) -> bool:
+        """Has anybody drawn from torch's or numpy's streams since? (Type checkers draw from Python's.)"""
+        now = RandomStreams()
+        if self._numpy is not None and self._numpy[2:] != now._numpy[2:]:  # where it stands in its table of numbers
+            return True
+        tables = (s._numpy[1] if self._numpy is not None else None for s in (self, now))
+        pairs = [tuple(tables), (self._torch, now._torch), *zip(self._cuda or (), now._cuda or (), strict=False)]
+        return any(before is not None and bool((before != after).any()) for before, after in pairs)
+
     def rewind(self) -> None:
         random.setstate(self._python)
         if self._numpy is not None:

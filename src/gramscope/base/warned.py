@@ -24,6 +24,18 @@ class UndefinedMeasureWarning(UserWarning):
     """A measure is not defined on this data and is given as NaN; the message says why."""
 
 
+class RandomOutputsWarning(UserWarning):
+    """The model draws random numbers: what is measured belongs to one draw."""
+
+
+def warn_of_random_outputs() -> None:
+    warn(
+        "the model draws random numbers in its forward pass (dropout in training mode?). What is measured belongs to "
+        "one draw of them; call model.eval() for the network that is used after training.",
+        RandomOutputsWarning,
+    )
+
+
 def undefined(what: str, why: str) -> float:
     """NaN, with a warning that says why."""
     warn(f"{what} is not defined: {why}. NaN is returned.", UndefinedMeasureWarning)

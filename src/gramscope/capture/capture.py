@@ -19,6 +19,7 @@ from gramscope.capture import rowwise as _taped  # noqa: F401  (importing regist
 from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
 from gramscope.capture.coupling import depends_on_others
 from gramscope.capture.forms import Outer
+from gramscope.capture.linear_map import check_differentiable
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -253,6 +254,7 @@ def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
             "the model's output must depend on a measured parameter, but it carries no gradient. Is its forward pass "
             "under torch.no_grad() or detached, or do its parameters not enter?"
         )
+    check_differentiable(f)
 
 
 def _cotangents(f: Float[Tensor, "n C"], directions: Directions) -> Float[Tensor, "k n C"]:

@@ -168,6 +168,18 @@ class LinearMap:
                 yield place, entries, batched_gradients(self._live, self.inputs, unit)
 
 
+def check_differentiable(output: Tensor) -> None:
+    """Raise where the way from the output to the parameters leads through an operation without a derivative.
+
+    torch's backward passes then give zero for all that lies behind it, and only warn.
+    """
+    if any(node.name().endswith("NotImplemented") for node in nodes_below([output])):
+        raise UnsupportedError(
+            "every operation of the model must have a derivative, but one on the way from the parameters to the output "
+            "has none. Is a layer quantised? Measure the model in floating point, before quantisation."
+        )
+
+
 def leaves_below(outputs: Iterable[Tensor]) -> dict[Node, Tensor]:
     """The leaf tensors that some outputs were computed from, by their graph nodes."""
     leaves = ((node, getattr(node, "variable", None)) for node in nodes_below(outputs))

@@ -136,7 +136,7 @@ def open_layers(
         recorder.mark_data(given)
         hooked = openings.hooked(function.model, [name for name in layers if name != INPUT])
         with hooked, recorder if watch else nullcontext():
-            return function.evaluate(given)
+            return function.outputs_with_graph(given)
 
     with function.context():
         f = function.at(list(parameters.values()), run)

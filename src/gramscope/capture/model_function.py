@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.streams import RandomStreams
+from gramscope.capture.linear_map import check_differentiable
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -70,6 +71,12 @@ class ModelFunction:
         # A model may overwrite its input.
         given = prepare_input(self.x) if x is None else x
         return evaluate(self.model, given, count_examples(given), self.outputs)
+
+    def outputs_with_graph(self, x: Any = None) -> Tensor:
+        """The same, where every operation has a derivative."""
+        f = self.evaluate(x)
+        check_differentiable(f)
+        return f
 
 
 class _Holder(nn.Module):

@@ -15,6 +15,8 @@ from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
+from gramscope.base.streams import RandomStreams
+from gramscope.base.warned import warn_of_random_outputs
 
 Outputs = (
     int | np.integer | slice | Sequence[int] | Tensor | np.ndarray | str | Callable[[nn.Module, Any], Tensor] | None
@@ -165,7 +167,8 @@ def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor
 
 
 def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
-    """The output tensor in its own shape, examples first."""
+    """The output tensor in its own shape, examples first. A warning says so where it is random."""
+    streams = RandomStreams()
     try:
         raw = outputs(model, x) if callable(outputs) else call(model, x)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -173,6 +176,8 @@ def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
         if explained is None:
             raise
         raise explained from error
+    if streams.moved():
+        warn_of_random_outputs()
     tensor = _named(raw, outputs) if isinstance(outputs, str) else _choose(raw)
     if tensor.dim() == 0 or tensor.shape[0] != n:
         raise InputError(

@@ -1,5 +1,6 @@
 """``explain_step``: what one optimiser step does, by layer and by example, and whether theory predicted it."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.rng import generator, rademacher
 from gramscope.base.streams import streams_put_back
+from gramscope.base.warned import RandomOutputsWarning
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -90,8 +92,9 @@ def explain_step(
     model = unwrap(model)
     n = count_examples(x)
     ignored = _not_followed(model, optimizer)
-    # Copies made in inference mode could not be differentiated.
-    with streams_put_back(), torch.inference_mode(False), torch.enable_grad(), autocast_uncached():
+    with warnings.catch_warnings(), streams_put_back(), torch.inference_mode(False), autocast_uncached():
+        # A step is taken in training mode, with one draw of the dropout masks for all its parts.
+        warnings.simplefilter("ignore", RandomOutputsWarning)
         rehearsal = _Rehearsal(model, x, y, n, loss_function(loss), outputs, precision)
         return rehearsal.explain(optimizer, lr, ignored)
 

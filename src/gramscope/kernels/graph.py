@@ -13,7 +13,7 @@ from torch import Tensor
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.streams import streams_put_back
-from gramscope.capture.linear_map import LinearMap
+from gramscope.capture.linear_map import LinearMap, check_differentiable
 from gramscope.kernels.expansion import Expansion
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
@@ -38,6 +38,7 @@ class Graph:
         self.leaves = expansion.fresh_leaves()
         with expansion.surroundings():
             self.f: Tensor = expansion.run(self.leaves)
+            check_differentiable(self.f)
             if not self.f.requires_grad:
                 raise InputError(
                     "the model's output must depend on a measured parameter, but it carries no gradient. Is its "

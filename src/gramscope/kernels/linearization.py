@@ -45,7 +45,7 @@ class Linearization:
         self._forward_checked = False
         self._written_out = False  # operations without a second derivative run as others, once one is met
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in modules)
-        self.f: Tensor = self._within(lambda: self._function.evaluate())
+        self.f: Tensor = self._within(self._function.outputs_with_graph)
         self._map = LinearMap([self.f], self._point, quiet=True)
         self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
