@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class RandomStreams:
@@ -15,7 +16,7 @@ class RandomStreams:
     def __init__(self) -> None:
         self._python = random.getstate()
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        self._numpy = numpy.random.get_state() if numpy else None
+        self._numpy: Any = numpy.random.get_state() if numpy else None
         self._torch = torch.get_rng_state() if torch else None
         self._cuda = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else None
 
