@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import exact_arithmetic, users_autocast
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap
-from gramscope.capture.surroundings import exact_arithmetic, untouched
+from gramscope.capture.surroundings import untouched
 
 At = Literal["output", "input"]
 Mode = Literal["eval", "train", "as_is"]
@@ -180,7 +181,8 @@ def _run(
                 stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             else:
                 stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
-        call(model, x)
+        with users_autocast():
+            call(model, x)
     return visits, {names[key]: count for key, count in calls.items()}
 
 

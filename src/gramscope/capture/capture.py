@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
@@ -31,7 +32,7 @@ from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.recorder import Recorder
 from gramscope.capture.signals import Backward, Place
 from gramscope.capture.sites import Site, Snapshot
-from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.capture.surroundings import plain_execution, untouched
 
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.streams import RandomStreams
 from gramscope.capture.linear_map import check_differentiable
@@ -19,13 +20,13 @@ from gramscope.capture.network import (
     prepare_input,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import exact_arithmetic, in_modes, plain_execution, untouched
+from gramscope.capture.surroundings import in_modes, plain_execution, untouched
 
 R = TypeVar("R")
 
 
 class ModelFunction:
-    """``θ ↦ f(θ)`` on fixed examples: buffers, train and eval flags and dropout masks are those of when it was made.
+    """``θ ↦ f(θ)`` on fixed examples: buffers, flags, autocast and dropout masks are those of when it was made.
 
     ``at`` puts tensors in the places of the model's parameters while some work is done. Going back through a graph is
     such work, too: a backward pass may call the model again (adjoint solvers do), and must meet the same tensors.
@@ -37,7 +38,7 @@ class ModelFunction:
         self.model, self.x = at_precision(model, x, precision)
         self.outputs, self.tf32 = outputs, precision == "tf32"
         self._modes = [(module, module.training) for module in self.model.modules()]
-        self._streams = RandomStreams()
+        self._streams, self._autocast = RandomStreams(), autocast_in_force()
         with untouched(self.model):
             chosen = check_model(self.model, self.x, frozen)
         self._slots = parameter_slots(self.model, list(chosen.values()))
@@ -52,7 +53,7 @@ class ModelFunction:
         """The model as it was when this was made, every operation open to differentiation; all put back after."""
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model))
-            stack.enter_context(exact_arithmetic(self.tf32))
+            stack.enter_context(exact_arithmetic(self.tf32, self._autocast))
             stack.enter_context(plain_execution())
             stack.enter_context(in_modes(self._modes))
             yield

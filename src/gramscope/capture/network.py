@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from gramscope.base.arithmetic import users_autocast
 from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import InputError, UnsupportedError
@@ -170,7 +171,8 @@ def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
     """The output tensor in its own shape, examples first. A warning says so where it is random."""
     streams = RandomStreams()
     try:
-        raw = outputs(model, x) if callable(outputs) else call(model, x)
+        with users_autocast():
+            raw = outputs(model, x) if callable(outputs) else call(model, x)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         explained = _explain(error, model, x)
         if explained is None:

@@ -82,31 +82,6 @@ def _changed(tensor: Tensor, value: Tensor, version: int, module: nn.Module) -> 
 
 
 @contextmanager
-def exact_arithmetic(tf32: bool = False) -> Iterator[None]:
-    """Float32 means float32: TF32 (and bfloat16 on the CPU) only where it was asked for."""
-    with ExitStack() as stack:
-        _switch_matmul("high" if tf32 else "highest", stack)
-        if torch.cuda.is_available() and torch.backends.cudnn.allow_tf32 != tf32:
-            stack.callback(setattr, torch.backends.cudnn, "allow_tf32", not tf32)
-            torch.backends.cudnn.allow_tf32 = tf32
-        yield
-
-
-def _switch_matmul(wanted: str, stack: ExitStack) -> None:
-    """torch keeps two interfaces to one setting and refuses to read what the other has written."""
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        matmul: Any = torch.backends.cuda.matmul
-        stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
-        matmul.fp32_precision = "tf32" if wanted == "high" else "ieee"
-        return
-    if before != wanted:
-        stack.callback(torch.set_float32_matmul_precision, before)
-        torch.set_float32_matmul_precision(wanted)
-
-
-@contextmanager
 def plain_execution() -> Iterator[None]:
     """Every operation visible to the recorder and differentiable in a batch.
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite, check_one_device, check_plain
 from gramscope.base.errors import InputError
 
@@ -43,6 +44,7 @@ class Chain:
         slope = self.negative_slopes[layer - 1]
         return on if slope == 0 else on + slope * (1 - on)
 
+    @exact_arithmetic()
     def forward(
         self, x: Float[Tensor, "n N_0"], masks: Sequence[Tensor | None] | None = None
     ) -> tuple[list[Tensor | None], list[Tensor]]:
@@ -58,6 +60,7 @@ class Chain:
             activations.append(self.slopes(layer, mask) * drive)
         return h, activations
 
+    @exact_arithmetic()
     def backward(self, masks: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
         """Conjugate fields ``g^ℓ`` (layers 0..L) and signals ``b^ℓ = D^ℓ g^ℓ`` (None for layer 0), (n, C, N_ℓ) each."""
         last = masks[-1]
@@ -72,6 +75,7 @@ class Chain:
             conjugates.append(signal @ self.weights[layer - 1])
         return conjugates[::-1], [None, *signals[::-1]]
 
+    @exact_arithmetic()
     def read_out(self, x: Float[Tensor, "n N_L"]) -> Float[Tensor, "n C"]:
         return x @ self.readout.T + self.offset
 

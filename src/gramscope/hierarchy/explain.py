@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic, users_autocast
 from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
@@ -26,7 +27,7 @@ from gramscope.capture.network import (
     unwrap,
 )
 from gramscope.capture.precision import Precision
-from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.losses import Loss, loss_function
 from gramscope.hierarchy.optimiser import (
@@ -183,7 +184,8 @@ class _Rehearsal:
         return value.detach(), residual.detach().reshape(self.n, -1), gradients
 
     def _checked_loss(self, f: Tensor) -> Tensor:
-        value = self.loss(f, self.y)
+        with users_autocast():
+            value = self.loss(f, self.y)
         if not isinstance(value, Tensor) or value.dim() != 0:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InputError(f"loss must return one number for (output, y), got {got}. Average or sum over examples.")
@@ -225,10 +227,8 @@ class _Rehearsal:
 
     def _unit_roundoff(self, start: Tensor) -> float:
         """That of the coarsest of the dtypes in which the network computes."""
-        device = start.device.type
         dtypes = {start.dtype, *(p.dtype for p in self.before.parameters() if p.is_floating_point())}
-        if torch.is_autocast_enabled(device):
-            dtypes.add(torch.get_autocast_dtype(device))
+        dtypes |= {dtype for device, dtype in autocast_in_force().items() if device == start.device.type}
         return max(TF32_ROUNDING if self.precision == "tf32" else 0.0, *(torch.finfo(d).eps for d in dtypes))
 
     def _held(self, sides: Sides) -> tuple[Float[Tensor, "n C"] | None, str]:

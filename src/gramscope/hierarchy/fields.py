@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite, check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.hierarchy.chain import Chain, Weights, check_tensor, make_chain
@@ -175,6 +176,7 @@ class Fields:
 
     # Gram matrices on example space -----------------------------------------------------------------
 
+    @exact_arithmetic()
     def overlap(self, layer: int) -> Float[Tensor, "n n"]:
         """Activation overlap ``Q^ℓ_{μν} = x^ℓ_μ · x^ℓ_ν``, ℓ = 0..L."""
         x = self.activations[self._layer(layer, 0)]
@@ -197,6 +199,7 @@ class Fields:
         """``G^ℓ / N_ℓ``."""
         return self.correlator(layer) / self.widths[layer]
 
+    @exact_arithmetic()
     def coactivation(self, layer: int) -> Float[Tensor, "n n"]:
         """Co-activation overlap ``C^ℓ_{μν} = σ^ℓ_μ · σ^ℓ_ν``: neurons that are on for both examples."""
         mask = self.masks[self._layer(layer, 1)]
@@ -232,6 +235,7 @@ class Fields:
         """``K = Σ_ℓ K^ℓ``."""
         return torch.stack(self.kernels()).sum(0)
 
+    @exact_arithmetic()
     def gradients(self, residual: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
         """``∂loss/∂W^ℓ = Σ_ν e_ν b^ℓ_ν x^{ℓ-1}_νᵀ`` and ``∂loss/∂b^ℓ`` for ℓ = 1..L."""
         e = self._residual(residual)
@@ -265,6 +269,7 @@ class Fields:
 
         return Pullback(self, self._layer(layer, 0))
 
+    @exact_arithmetic()
     def metric(self, layer: int, mu: int, nu: int) -> Float[Tensor, "N N"]:
         """The pullback Gram metric ``M^ℓ_{μν} = W^{ℓ+1,T} P^{ℓ+1}_{μν} W^{ℓ+1}``, ℓ = 0..L-1."""
         weight = self.chain.weights[self._layer(layer, 0, self.depth - 1)]
@@ -319,6 +324,7 @@ def squared_norms(weights: list[Tensor], biases: list[Tensor | None]) -> Float[T
     )
 
 
+@exact_arithmetic()
 def _gram(signals: Float[Tensor, "n C N"]) -> Float[Tensor, "n C n C"]:
     flat = signals.flatten(0, 1)
     return (flat @ flat.T).unflatten(1, signals.shape[:2]).unflatten(0, signals.shape[:2])
@@ -341,11 +347,11 @@ def _checked_input(x: Tensor, chain: Chain) -> Float[Tensor, "n N_0"]:
 def _compare(module: nn.Module, x: Tensor, fields: Fields) -> None:
     """The chain must be the module: every step was recognised, and this is the witness."""
     from gramscope.capture.network import evaluate, prepare_input, unwrap
-    from gramscope.capture.surroundings import exact_arithmetic, untouched
+    from gramscope.capture.surroundings import untouched
 
     model = unwrap(module)
     parameter = next(model.parameters())
-    with untouched(model), exact_arithmetic(), torch.no_grad():
+    with untouched(model), exact_arithmetic(users={}), torch.no_grad():
         own = evaluate(model, prepare_input(x, parameter.dtype), len(x), None).to(fields.chain.readout.dtype)
     ours = fields.chain.read_out(fields.activations[-1])
     ours = ours if own.shape == ours.shape else fields.activations[-1]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
+from gramscope.base.arithmetic import users_autocast
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.linear_map import LinearMap, nodes_below, nodes_under
@@ -224,7 +225,7 @@ def _above(passage: Passage, delta: Tensor) -> tuple[Meeting, ...]:
 
 def _paired(meeting: Meeting, signals: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     """Fresh leaves and ``⟨s, u⟩`` of one meeting; None where no signal comes back."""
-    with torch.enable_grad():
+    with torch.enable_grad(), users_autocast():
         data, weights, outputs = meeting.rerun()
         terms = [(u * s).sum() for u, s in zip(outputs, signals, strict=True) if s is not None]
         return data, weights, sum(terms[1:], terms[0]) if terms else None

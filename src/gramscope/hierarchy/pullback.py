@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
 from gramscope.linalg import LinearOperator, eigenvalues_top
@@ -87,6 +88,7 @@ class Pullback(LinearOperator):
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self._matmat(x)
 
+    @exact_arithmetic()
     def _sweep(self, v: Float[Tensor, "n k C N"], constant: Float[Tensor, "n k C"] | None) -> Float[Tensor, "n k C N"]:
         """Up: ``v^k = D^k W^k v^{k-1}``. Down: ``y^k = Σ_ν G^{k+1}_{μν} v^k_ν + W^{k+1,T} D^{k+1} y^{k+1}``."""
         chain = self.fields.chain
@@ -131,6 +133,7 @@ class Pullback(LinearOperator):
         b = self.fields._signal(level)
         return b[mu] @ b[nu].T
 
+    @exact_arithmetic()
     def _recursion(self, mu: int, nu: int) -> Float[Tensor, "C N C N"]:
         fields = self.fields
         outputs = len(fields.chain.readout)
@@ -145,6 +148,7 @@ class Pullback(LinearOperator):
                 found = found + torch.einsum("cd,ij->cidj", self._correlator(layer + 1, mu, nu), unit)
         return found
 
+    @exact_arithmetic()
     def _closed(self, mu: int, nu: int) -> Float[Tensor, "C N C N"]:
         fields = self.fields
         outputs, width = len(fields.chain.readout), fields.widths[self.layer]

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.hierarchy.fields import check_lr, squared_norms
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class StepPrediction(FieldChange):
     lr: float
 
 
+@exact_arithmetic()
 def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPrediction:
     """Changes of all fields to first order in the learning rate, masks held.
 
@@ -139,6 +141,7 @@ def compare_step(fields: "Fields", residual: Tensor, lr: float) -> StepCompariso
     return StepComparison(predicted, held, true, flips, neurons)
 
 
+@exact_arithmetic()
 def _change(fields: "Fields", activations: list[Tensor], conjugates: list[Tensor]) -> FieldChange:
     moved = [now - then for now, then in zip(activations, fields.activations, strict=True)]
     turned = [now - then for now, then in zip(conjugates, fields._conjugates, strict=True)]

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.hierarchy.chain import Chain
@@ -37,6 +38,7 @@ class Trajectory:
         return f"Trajectory of {len(self.drift) - 1} steps: {drift}{ended}"
 
 
+@exact_arithmetic()
 def predict_trajectory(
     fields: Fields,
     y: Tensor | Residual,

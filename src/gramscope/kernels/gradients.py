@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.capture import capture
 from gramscope.capture.network import Outputs, named_parameters, unwrap
 from gramscope.capture.precision import Precision
-from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import summed_rows
 from gramscope.kernels.expansion import Rates, metric_by_name
 from gramscope.kernels.ntk import contracted

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.pages import fresh_zeros, keep_freed_blocks
 from gramscope.base.progress import progress
@@ -16,7 +17,6 @@ from gramscope.capture import Snapshot, capture
 from gramscope.capture.capture import Coupled, captured_by_example, outputs_of
 from gramscope.capture.network import Outputs, slice_examples
 from gramscope.capture.precision import Precision
-from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.kernels.assemble import Assembly
 from gramscope.kernels.blocks import check_blocks
 from gramscope.kernels.factored import FactoredPiece, PairedPiece

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole
@@ -37,6 +38,7 @@ class Solution:
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def conjugate_gradient(
     op: LinearOperator,
     b: Float[Tensor, "n k"] | Float[Tensor, " n"],

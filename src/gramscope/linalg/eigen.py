@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.rng import gaussian
 from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole, stream
@@ -49,6 +50,7 @@ class _Subspace:
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def eigenvalues_top(
     op: LinearOperator,
     k: int,

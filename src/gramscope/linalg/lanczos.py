@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.rng import gaussian
 from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole, stream
@@ -57,6 +58,7 @@ class RitzPairs:
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def tridiagonalise(op: LinearOperator, steps: int, *, start: Float[Tensor, " n"]) -> Tridiagonal:
     """Build ``T = Qᵀ A Q`` on the Krylov space of ``start, A start, A² start, ...``.
 
@@ -117,6 +119,7 @@ def _tridiagonal(op: LinearOperator, steps: int, start: Float[Tensor, " n"]) -> 
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def lanczos(
     op: LinearOperator,
     steps: int,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.rng import Distribution, probes
 from gramscope.linalg.arguments import require_operator, require_whole, stream
@@ -60,6 +61,7 @@ class TraceEstimate:
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def one_sided_trace(
     jacobian: LinearOperator,
     products: int,
@@ -132,6 +134,7 @@ def _one_sided_lengths(
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def one_sided_trace_to(
     jacobian: LinearOperator,
     tolerance: float,
@@ -172,6 +175,7 @@ def one_sided_trace_to(
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def trace_to(
     op: LinearOperator,
     tolerance: float,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.errors import UnsupportedError
 
@@ -89,16 +90,19 @@ class LinearOperator(ABC):
 
         return Adjoint(self)
 
+    @exact_arithmetic()
     def matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
         """``A x`` for ``k >= 0`` columns at once."""
         self._check_operand(x, ndim=2)
         return self._matmat(x)
 
+    @exact_arithmetic()
     def matvec(self, x: Float[Tensor, " cols"]) -> Float[Tensor, " rows"]:
         """``A x`` for one vector."""
         self._check_operand(x, ndim=1)
         return self._matmat(x[:, None])[:, 0]
 
+    @exact_arithmetic()
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
         """The matrix itself, from products with ``block`` columns of the identity at a time."""
         rows, cols = self.shape

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.rng import gaussian
 from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole, stream
@@ -40,6 +41,7 @@ class SingularTriplets:
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def randomised_svd(
     op: LinearOperator,
     k: int,

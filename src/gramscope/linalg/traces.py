@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.rng import Distribution, probes
 from gramscope.linalg.arguments import require_operator, require_whole, stream
@@ -66,6 +67,7 @@ class DiagonalEstimate:
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def hutchinson(
     op: LinearOperator,
     products: int,
@@ -99,6 +101,7 @@ def hutchinson(
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "rademacher", seed: int = 0) -> Estimate:
     """``tr A = tr(Qᵀ A Q) + tr((I − QQᵀ) A (I − QQᵀ))``: the first exactly, the second by Hutchinson.
 
@@ -140,6 +143,7 @@ def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def hutchinson_diagonal(op: LinearOperator, products: int, *, seed: int = 0, block: int = 64) -> DiagonalEstimate:
     """``diag A ≈ (1/m) Σ_i z_i ∘ A z_i`` for m vectors of random signs.
 

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.rng import Distribution
 from gramscope.linalg.arguments import stream
 from gramscope.linalg.contraction import contract
@@ -15,6 +16,7 @@ from gramscope.linalg.traces import Estimate, draw_probes, mean_and_error, requi
 
 
 @torch.no_grad()
+@exact_arithmetic()
 def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "sphere", seed: int = 0) -> Estimate:
     """``tr A ≈ (1/m) Σ_i t_i``, ``t_i = tr(P_i A) + ω_iᵀ (I − P_i) A (I − P_i) ω_i``.
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import CoupledExamplesError, InputError
@@ -27,7 +28,7 @@ from gramscope.capture.network import (
     unwrap,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.feature_learning import private_copy
 from gramscope.measures.measure import Facts, Measure

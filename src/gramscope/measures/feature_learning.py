@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.capture import capture
 from gramscope.capture.network import (
@@ -19,7 +20,7 @@ from gramscope.capture.network import (
     unwrap,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import exact_arithmetic, plain_execution, untouched
+from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms
 

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
-from gramscope.capture.surroundings import exact_arithmetic
 from gramscope.linalg import LinearOperator
 from gramscope.propagators.states import Changes, States
 
