@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from gramscope.base.errors import InputError
+from gramscope.base.memory import Memory, memory_budget
 from gramscope.base.progress import progress
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction
-from gramscope.kernels.memory import free_memory
 from gramscope.kernels.rows import Rows, dense_velocity
 from gramscope.linalg import LinearOperator
 
@@ -69,7 +69,7 @@ def dntk_velocity(
     *,
     probe: Any = None,
     metric: Rates = None,
-    memory: int | None = None,
+    memory: Memory = None,
     check: bool = True,
     **reading: Unpack[ReadingOptions],
 ) -> Float[Tensor, "n C n C"]:
@@ -183,7 +183,7 @@ def dntk(
     x2: Any = None,
     *,
     metric: Rates = None,
-    memory: int | None = None,
+    memory: Memory = None,
     check: bool = True,
     **reading: Unpack[ReadingOptions],
 ) -> Float[Tensor, "n0 C n1 C n2 C"]:
@@ -232,10 +232,8 @@ def _directions(graph: Graph, rates: Float[Tensor, " p"] | None) -> Float[Tensor
     return rows if rates is None else rates[:, None] * rows
 
 
-def _check_dense(sizes: list[int], at: Expansion, memory: int | None) -> None:
-    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0):
-        raise InputError(f"memory must be a positive number of bytes, got {memory!r}.")
-    budget = memory or free_memory(at.device) // 2
+def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
+    budget = memory_budget(memory, at.device)
     need = (sizes[0] * sizes[1] * sizes[2] + 2 * at.cols.size * max(sizes)) * at.dtype.itemsize
     if need > budget:
         raise InputError(

@@ -1,7 +1,6 @@
 """How to cut a kernel into blocks that stay within a memory budget."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.memory import Memory, free_memory, memory_budget
 from gramscope.base.nested import tensors_in
 from gramscope.capture.capture import Survey, survey
 from gramscope.capture.network import Outputs, count_examples, slice_examples
@@ -65,28 +65,31 @@ class Plan:
 
 
 def make_plan(
-    model: nn.Module, x: Any, x2: Any, *, trace: bool, blocked: bool, memory: int | None, outputs: Outputs,
+    model: nn.Module, x: Any, x2: Any, *, trace: bool, blocked: bool, memory: Memory, outputs: Outputs,
     frozen: bool, precision: Precision, size: Survey | None = None,
 ) -> Plan:  # fmt: skip
     """Blocks such that captures, copies and the kernel itself fit into ``memory`` bytes; ``size`` if it is known."""
-    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0):
-        raise InputError(f"memory must be a positive number of bytes, got {memory!r}.")
     n = count_examples(x)
     m = n if x2 is None else count_examples(x2)
-    budget = memory or free_memory(tensors_in(x)[0].device) // 2
-    chunk = min(budget // 8, CHUNK.get(tensors_in(x)[0].device.type, CHUNK["cuda"]))
+    device = tensors_in(x)[0].device
+    budget = memory_budget(memory, device)
+    chunk = min(budget // 8, CHUNK.get(device.type, CHUNK["cuda"]))
     if size is None and blocked:
         size = _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision)
     if size is None:
         return Plan(n, m, -1, (Block((0, n), (0, -1)),), (Block((0, m), (0, -1)),), chunk)
     width = size.outputs
     item = torch.promote_types(size.dtype, torch.float32).itemsize
-    room = budget - n * m * (1 if trace else width * width) * item
+    kernel = n * m * (1 if trace else width * width) * item
     each = OVERHEAD * max(1, size.entries) * item
-    if memory is not None and room < 2 * each:
+    if memory is None:  # more than half, where a kernel needs it and it is there
+        budget = max(budget, min(free_memory(device), kernel + 2 * each))
+    room = budget - kernel
+    if room < 2 * each:
+        got = f"{budget:,} are free" if memory is None else f"got {budget:,}"
         raise InputError(
-            f"memory must be at least {budget - room + 2 * each:,} bytes for this kernel of {n} x {m} examples and "
-            f'{width} outputs, got {memory:,}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
+            f"memory must be at least {kernel + 2 * each:,} bytes for this kernel of {n} x {m} examples and {width} "
+            f'outputs, {got}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
         )
     if n * width * each <= room and (x2 is None or (n + m) * width * each <= room):
         examples, columns = max(n, m), width
@@ -118,16 +121,3 @@ def _survey(model: nn.Module, x: Any, n: int, **options: Any) -> Survey | None:
         return survey(model, slice_examples(x, n, slice(0, min(n, 2))), **options)
     except (GramscopeError, RuntimeError, ValueError, IndexError):
         return None
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on ``device``."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 8 * 2**30

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
+from gramscope.base.memory import Memory
 from gramscope.base.pages import fresh_zeros, keep_freed_blocks
 from gramscope.base.progress import progress
 from gramscope.capture import Snapshot, capture
@@ -52,7 +53,7 @@ WHOLE = (HalfPiece, TiedPiece, FactoredPiece, PairedPiece)  # strips that are no
 @overload
 def ntk(
     model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
-    outputs: Outputs = ..., memory: int | None = ..., precision: Precision = ..., frozen: bool = ...,
+    outputs: Outputs = ..., memory: Memory = ..., precision: Precision = ..., frozen: bool = ...,
     coupled: Coupled = ...,
 ) -> Tensor: ...  # fmt: skip
 
@@ -60,7 +61,7 @@ def ntk(
 @overload
 def ntk(
     model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., *, by_site: Literal[True],
-    outputs: Outputs = ..., memory: int | None = ..., precision: Precision = ..., frozen: bool = ...,
+    outputs: Outputs = ..., memory: Memory = ..., precision: Precision = ..., frozen: bool = ...,
     coupled: Coupled = ...,
 ) -> dict[str, Tensor]: ...  # fmt: skip
 
@@ -72,7 +73,7 @@ def ntk(
     reduce: Reduce = "none",
     by_site: bool = False,
     outputs: Outputs = None,
-    memory: int | None = None,
+    memory: Memory = None,
     precision: Precision = None,
     frozen: bool = False,
     coupled: Coupled = "refuse",
@@ -88,8 +89,8 @@ def ntk(
         reduce: "none" gives (n, C, m, C); "trace" sums over equal outputs and gives (n, m).
         by_site: a dict parameter name -> kernel of that parameter alone; they sum to the total.
         outputs: columns of the flattened output, or a function of (model, x) that returns (n, ...).
-        memory: bytes to stay within; half of what is free if None. Results do not depend on it but for rounding.
-            Coupled examples (``coupled="exact"``) are taken together whatever it says.
+        memory: bytes to stay within, as a number or a size such as "2GB"; half of what is free if None. Results do not
+            depend on it but for rounding. Coupled examples (``coupled="exact"``) are taken together whatever it says.
         precision, frozen, coupled: see ``gramscope.capture``.
 
     References: Jacot et al. 2018 (arXiv:1806.07572); the site form is theory 1 of the docs, ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
@@ -142,7 +143,7 @@ class _Job:
         if self.plan.one_by_one:
             # Coupled examples show only in company: look at the first two once.
             pair = slice_examples(x, self.plan.n, slice(0, 2))
-            self.take(pair, directions=torch.ones(1, 2, self.plan.outputs))
+            self.take(pair, directions=torch.ones(1, 2, self.plan.outputs, device="cpu"))
         first = first or self._capture(x, self.plan.n, self.plan.rows[0])
         kernels = self._allocate(first)
         with progress("kernel, row of blocks", len(self.plan.rows)) as advance:
@@ -172,8 +173,12 @@ class _Job:
             if self.plan.part is not None:
                 return capture_in_parts(self.take, self.opened, part, size, self.plan.part, self.trace)
             return self.take(part)
-        some = torch.eye(self.plan.outputs)[slice(*block.outputs), None, :].expand(-1, size, -1)
-        return self.take(part, directions=some)
+        start, stop = block.outputs
+        some = torch.zeros(
+            stop - start, 1, self.plan.outputs, device="cpu"
+        )  # not the whole identity, which may not fit
+        some[range(stop - start), 0, range(start, stop)] = 1
+        return self.take(part, directions=some.expand(-1, size, -1))
 
     def _allocate(self, snapshot: Snapshot) -> dict[str, Tensor]:
         n, m = self.plan.n, self.plan.m

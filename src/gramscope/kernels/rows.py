@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.memory import Memory, memory_budget
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.kernels.expansion import Expansion
 from gramscope.kernels.graph import Graph, Tangent
-from gramscope.kernels.memory import free_memory
 from gramscope.kernels.pieces import strips
 
 # Largest difference, relative to the largest entry, between one example alone and the same one in its batch. Examples
@@ -137,17 +137,17 @@ class Rows:
         return RowBlock([self.graph.vjp(some).T], derivatives)
 
 
-def dense_kernel(rows: Rows, rates: Float[Tensor, " p"] | None, memory: int | None) -> Float[Tensor, "u u"]:
+def dense_kernel(rows: Rows, rates: Float[Tensor, " p"] | None, memory: Memory) -> Float[Tensor, "u u"]:
     """``J λ Jᵀ``."""
     return _assembled(rows, rates, memory, velocity=False)
 
 
-def dense_velocity(rows: Rows, rates: Float[Tensor, " p"] | None, memory: int | None) -> Float[Tensor, "u u"]:
+def dense_velocity(rows: Rows, rates: Float[Tensor, " p"] | None, memory: Memory) -> Float[Tensor, "u u"]:
     """``J̇ λ Jᵀ + J λ J̇ᵀ``, the derivative of the kernel along the direction of ``rows``."""
     return _assembled(rows, rates, memory, velocity=True)
 
 
-def _assembled(rows: Rows, rates: Float[Tensor, " p"] | None, memory: int | None, velocity: bool) -> Tensor:
+def _assembled(rows: Rows, rates: Float[Tensor, " p"] | None, memory: Memory, velocity: bool) -> Tensor:
     expansion = rows.expansion
     width, size = expansion.f.shape[1], expansion.rows.size
     result = torch.zeros(size, size, dtype=expansion.dtype, device=expansion.device)
@@ -179,11 +179,9 @@ def _summed(left: list[Tensor], right: list[Tensor]) -> Tensor:
     return total
 
 
-def _examples_in_block(expansion: Expansion, memory: int | None, velocity: bool) -> int:
+def _examples_in_block(expansion: Expansion, memory: Memory, velocity: bool) -> int:
     """Examples whose rows, derivatives and the copies of both fit twice into the budget."""
-    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0):
-        raise InputError(f"memory must be a positive number of bytes, got {memory!r}.")
-    budget = memory or free_memory(expansion.device) // 2
+    budget = memory_budget(memory, expansion.device)
     item, size = expansion.dtype.itemsize, expansion.rows.size
     each = (8 if velocity else 4) * expansion.f.shape[1] * expansion.cols.size * item
     room = budget - size * size * item
