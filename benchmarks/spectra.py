@@ -7,7 +7,7 @@
 
 WeightWatcher is no dependency of gramscope; in an environment of its own:
     python3 -m venv bench && bench/bin/pip install -c constraints.txt torch
-    bench/bin/pip install weightwatcher jaxtyping einops rich && bench/bin/pip install -e . --no-deps
+    bench/bin/pip install weightwatcher jaxtyping rich && bench/bin/pip install -e . --no-deps
 
 Both get the network as WeightWatcher can read it: it skips nn.MultiheadAttention's packed in_proj_weight without a
 word, so the layer here has q, k, v and output projections of its own. Bootstrap and null are left out of the first

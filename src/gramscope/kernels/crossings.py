@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.memory import Memory
 from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, second_derivative
@@ -174,7 +175,7 @@ def ntk_step(
     *,
     probe: Any = None,
     metric: Rates = None,
-    memory: int | None = None,
+    memory: Memory = None,
     **reading: Unpack[ReadingOptions],
 ) -> NTKStep:
     """One step's change of the tangent kernel as the dNTK predicts it, as it is, and the part that kinks make.

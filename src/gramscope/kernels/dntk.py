@@ -7,12 +7,11 @@ step of residual ε moves θ along ``-v``, ``v = λ Jᵀε``, and everything of 
 """
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from gramscope.base.errors import InputError
 from gramscope.base.memory import Memory, memory_budget

@@ -174,9 +174,8 @@ class _Job:
                 return capture_in_parts(self.take, self.opened, part, size, self.plan.part, self.trace)
             return self.take(part)
         start, stop = block.outputs
-        some = torch.zeros(
-            stop - start, 1, self.plan.outputs, device="cpu"
-        )  # not the whole identity, which may not fit
+        # Rows of the identity; the whole of it may not fit.
+        some = torch.zeros(stop - start, 1, self.plan.outputs, device="cpu")
         some[range(stop - start), 0, range(start, stop)] = 1
         return self.take(part, directions=some.expand(-1, size, -1))
 

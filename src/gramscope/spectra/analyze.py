@@ -6,10 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -29,6 +28,9 @@ from gramscope.spectra.tail import TailFit, fit_checked, require_convention
 from gramscope.spectra.tails import Convention
 from gramscope.spectra.verdict import needs_null, verdict, verdict_alone
 from gramscope.spectra.weights import Skipped, Source, Weight, weights_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ConvLayout = Literal["slices", "unfold"]
 Row = dict[str, Any]
@@ -55,7 +57,7 @@ def analyze(
     max_size: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-) -> pd.DataFrame:
+) -> "DataFrame":
     """The spectrum of every weight of a network, one row a weight; nothing is left out without a word.
 
     For ``λ = eig(WᵀW)`` of each weight: the power-law tail (:func:`fit_tail`) with its rivals (:func:`rivals`) and
@@ -87,13 +89,15 @@ def analyze(
     count = _worker_count(workers, len(chosen))
     with progress("spectra", len(chosen)) as step:
         rows = _rows(chosen, plan, count, step)
-    frame = pd.DataFrame(rows, columns=None if rows else ["name", "kind", "reason"])
+    from pandas import DataFrame
+
+    frame = DataFrame(rows, columns=None if rows else ["name", "kind", "reason"])
     frame.attrs["skipped"] = [{"name": s.name, "shape": s.shape, "reason": s.reason} for s in left_out]
     frame.attrs["convention"], frame.attrs["conv"], frame.attrs["seed"] = convention, conv, seed
     return frame
 
 
-def skipped(frame: pd.DataFrame) -> pd.DataFrame:
+def skipped(frame: "DataFrame") -> "DataFrame":
     """The parameters that :func:`analyze` gave no row, with shape and reason.
 
     >>> skipped(analyze({"weight": torch.eye(3), "steps": 7}))["reason"].tolist()
@@ -101,7 +105,7 @@ def skipped(frame: pd.DataFrame) -> pd.DataFrame:
     """
     if "skipped" not in frame.attrs:
         raise InputError("the frame must come from analyze, with its attrs kept; this one lists no skipped parameters.")
-    return pd.DataFrame(frame.attrs["skipped"], columns=["name", "shape", "reason"])
+    return type(frame)(frame.attrs["skipped"], columns=["name", "shape", "reason"])
 
 
 @torch.no_grad()

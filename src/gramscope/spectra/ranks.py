@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
 
 from gramscope.base.warned import undefined, warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
@@ -78,7 +77,8 @@ def log_alpha_norm_checked(ascending: Array, alpha: float) -> float:
     positive = ascending[ascending > 0]
     if not positive.size or math.isnan(alpha):
         return math.nan
-    return float(logsumexp(alpha * np.log(positive))) / math.log(10)
+    logs = alpha * np.log(positive)
+    return (logs.max() + math.log(np.exp(logs - logs.max()).sum())) / math.log(10)
 
 
 def ranks_checked(ascending: Array, convention: Convention, size: int | None) -> Ranks:

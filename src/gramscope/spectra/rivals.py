@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import erfc
 
 from gramscope.base.warned import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
@@ -111,7 +110,7 @@ def _exponential(t: Array, power: Array, xmin: float) -> Rival:
     terms = power - density
     ratio, spread = float(terms.sum()), float(terms.std())
     # Equal laws up to rounding cannot be told apart; 0/0 would call it NaN.
-    p = float(erfc(abs(ratio) / (math.sqrt(2 * len(t)) * spread))) if spread > 0 else 1.0
+    p = math.erfc(abs(ratio) / (math.sqrt(2 * len(t)) * spread)) if spread > 0 else 1.0
     likelihood = float(density.sum()) - len(t) * math.log(xmin)
     return Rival("exponential", {"rate": rate / xmin}, likelihood, ratio, p)
 
@@ -124,7 +123,7 @@ def _truncated(t: Array, logs: Array, law: _PowerLaw, power: Array, xmin: float)
         density = -alpha * logs - kappa * t - _log_normaliser(alpha, kappa)[0]
     # The power law lies on the boundary of this family, so a ratio above zero is rounding.
     ratio = min(float((power - density).sum()), 0.0)
-    p = 0.5 * float(erfc(math.sqrt(-ratio))) if ratio < 0 else 1.0  # P(χ²₁ > 2|R|) = erfc √|R|
+    p = 0.5 * math.erfc(math.sqrt(-ratio)) if ratio < 0 else 1.0  # P(χ²₁ > 2|R|) = erfc √|R|
     likelihood = float(density.sum()) - len(t) * math.log(xmin)
     return Rival("truncated", {"alpha": alpha, "rate": kappa / xmin}, likelihood, ratio, p)
 

@@ -5,15 +5,12 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy.typing as npt
-import pandas as pd
-import xarray as xr
 
 from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
-from gramscope.store import export, views
 from gramscope.store.arrays import read_arrays
 from gramscope.store.errors import StoreError
 from gramscope.store.files import Tail
@@ -21,6 +18,13 @@ from gramscope.store.logged import LOGGED_FILE, Logged, decode_logged, newest_lo
 from gramscope.store.meta import read_meta
 from gramscope.store.records import SCALARS_FILE, Arrays, DamagedLine, Record, check_step, decode_line, view_add
 from gramscope.store.verify import Damage, damage_of
+
+# Tables and labelled arrays need pandas and xarray, which take a second to import: only where they are asked for.
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from xarray import DataArray, Dataset
+
+    from gramscope.store.views import Series
 
 Line = TypeVar("Line")
 
@@ -138,42 +142,40 @@ class Run:
             )
         return self._view[at]
 
-    def scalars(self) -> pd.DataFrame:
+    def scalars(self) -> "DataFrame":
         """Scalars by record (rows) and name (columns, in order of appearance), newest view, float64.
 
         What was logged at the step of a record stands in its row; :meth:`logged` has every step. NaN stands for a
         recorded NaN and for "not recorded at this step"; ``run.record(step).scalars`` and ``run.failures()`` tell
         which.
         """
-        frame = views.scalar_frame(self._view, pd.Index(self.steps, name="step", dtype="int64"))
-        return views.with_logged(frame, self.logged())
+        from gramscope.store import views
 
-    def logged(self) -> dict[str, views.Series]:
+        return views.with_logged(views.scalars(self._view), self.logged())
+
+    def logged(self) -> dict[str, "Series"]:
         """What the loop logged, by name: every number at its own step, whether or not a record stands there."""
-        return {
-            name: pd.Series(found.values, index=pd.Index(found.steps, name="step", dtype="int64"), name=name)
-            for name, found in newest_logged(self._logged, self.records).items()
-        }
+        from gramscope.store import views
 
-    def history(self) -> pd.DataFrame:
+        return views.logged(newest_logged(self._logged, self.records))
+
+    def history(self) -> "DataFrame":
         """Scalars of all attempts, superseded ones too; index ``attempt``, ``step``, ``superseded``."""
-        kept = {id(record) for record in self._view}
-        records = [record for record in self.records if record.event == "step"]
-        keys = [(record.attempt, record.step, id(record) not in kept) for record in records]
-        index = pd.MultiIndex.from_arrays(
-            [[key[i] for key in keys] for i in range(3)], names=["attempt", "step", "superseded"]
-        )
-        return views.scalar_frame(records, index)
+        from gramscope.store import views
 
-    def times(self) -> views.Series:
+        return views.history(self.records, self._view)
+
+    def times(self) -> "Series":
         """Seconds since the start of the run, by step, newest view."""
-        index = pd.Index(self.steps, name="step", dtype="int64")
-        return pd.Series([record.time for record in self._view], index=index, name="time", dtype="float64")
+        from gramscope.store import views
 
-    def failures(self) -> pd.DataFrame:
+        return views.times(self._view)
+
+    def failures(self) -> "DataFrame":
         """Measures that failed, newest view: columns ``step``, ``measure``, ``message``."""
-        rows = [(r.step, measure, message) for r in self._view for measure, message in r.failures.items()]
-        return pd.DataFrame(rows, columns=["step", "measure", "message"])
+        from gramscope.store import views
+
+        return views.failures(self._view)
 
     def array_names(self, step: SupportsIndex | None = None) -> list[str]:
         """Names of the arrays of one step, or of all steps in order of appearance."""
@@ -213,11 +215,13 @@ class Run:
             self._loaded = (arrays, loaded)
         return self._loaded[1]
 
-    def stacked(self, name: str, steps: Iterable[SupportsIndex] | None = None) -> xr.DataArray:
+    def stacked(self, name: str, steps: Iterable[SupportsIndex] | None = None) -> "DataArray":
         """The array ``name`` over all its steps (or those given): dimensions ``step``, ``axis_0``, ``axis_1``, ...
 
         Where the shape changes over the run, the smaller ones are filled up with NaN; ``attrs["padded"]`` says so.
         """
+        from gramscope.store import views
+
         chosen = self._steps_with([name], steps)
         if not chosen:
             raise InputError(
@@ -236,12 +240,14 @@ class Run:
             and not set(names).isdisjoint(record.arrays.names)
         ]
 
-    def spectra(self, steps: Iterable[SupportsIndex] | None = None) -> xr.Dataset:
+    def spectra(self, steps: Iterable[SupportsIndex] | None = None) -> "Dataset":
         """Spectra of the weights over time: a variable for each weight, dimensions ``step`` and ``rank_<size>``.
 
         From the arrays ``spectrum/<weight>``, the eigenvalues of ``WᵀW``. A step at which a weight has none is NaN, and
         the variable's ``attrs["missing_steps"]`` names it.
         """
+        from gramscope.store import views
+
         names = [name for name in self.array_names() if name.startswith("spectrum/")]
         # Step by step, so that each file is opened once.
         by_name: dict[str, dict[int, npt.NDArray[Any]]] = {name: {} for name in names}
@@ -254,8 +260,10 @@ class Run:
                     by_name[name][step] = self.array(name, step)
         return views.spectra({name: arrays for name, arrays in by_name.items() if arrays}, chosen)
 
-    def kernels(self, name: str = "kernel", steps: Iterable[SupportsIndex] | None = None) -> xr.DataArray:
+    def kernels(self, name: str = "kernel", steps: Iterable[SupportsIndex] | None = None) -> "DataArray":
         """Kernels over time: dimensions ``step``, ``example``, ``other``; coordinate ``label`` where recorded."""
+        from gramscope.store import views
+
         kernels = self.stacked(name, steps)
         labels_name = f"{name}/labels"
         chosen = self._steps_with([labels_name], [int(step) for step in kernels.step.values])
@@ -271,18 +279,26 @@ class Run:
 
     def to_csv(self, path: str | os.PathLike[str], *, history: bool = False) -> Path:
         """Write the scalars (or the history of all attempts) as CSV."""
+        from gramscope.store import export
+
         return export.to_csv(self.history() if history else self.scalars(), path)
 
     def to_parquet(self, path: str | os.PathLike[str], *, history: bool = False) -> Path:
         """Write the scalars (or the history of all attempts) as parquet; needs pyarrow (``gramscope[export]``)."""
+        from gramscope.store import export
+
         return export.to_parquet(self.history() if history else self.scalars(), path)
 
     def to_netcdf(self, path: str | os.PathLike[str]) -> Path:
         """Write scalars and arrays of the newest view as netCDF; needs h5netcdf, netCDF4 or scipy."""
+        from gramscope.store import export
+
         return export.to_netcdf(self.to_dataset(), path)
 
-    def to_dataset(self) -> xr.Dataset:
+    def to_dataset(self) -> "Dataset":
         """Scalars and arrays of the newest view as one xarray Dataset, ``meta.json`` in its attributes."""
+        from gramscope.store import views
+
         stacks = [self.stacked(name) for name in self.array_names()]
         attributes = {"gramscope_run": self.name, "meta": json.dumps(self.meta)}
         return views.dataset(self.scalars(), self.times(), stacks, attributes)

@@ -9,6 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from gramscope.base.errors import InputError
+from gramscope.store.logged import Logged
 from gramscope.store.names import file_name
 from gramscope.store.records import Record
 
@@ -21,7 +22,38 @@ else:
     Index, Series = pd.Index, pd.Series
 
 
-def scalar_frame(records: Sequence[Record], index: Index) -> pd.DataFrame:
+def scalars(records: Sequence[Record]) -> pd.DataFrame:
+    """Scalars by step and name."""
+    return _frame(records, _steps(records))
+
+
+def history(records: Sequence[Record], newest: Sequence[Record]) -> pd.DataFrame:
+    """Scalars of all attempts; those that are not among the newest are superseded."""
+    kept = {id(record) for record in newest}
+    steps = [record for record in records if record.event == "step"]
+    keys = [(record.attempt, record.step, id(record) not in kept) for record in steps]
+    index = pd.MultiIndex.from_arrays(
+        [[key[i] for key in keys] for i in range(3)], names=["attempt", "step", "superseded"]
+    )
+    return _frame(steps, index)
+
+
+def times(records: Sequence[Record]) -> Series:
+    """Seconds since the start, by step."""
+    return pd.Series([record.time for record in records], index=_steps(records), name="time", dtype="float64")
+
+
+def failures(records: Sequence[Record]) -> pd.DataFrame:
+    """A row for each measure that failed."""
+    rows = [(r.step, measure, message) for r in records for measure, message in r.failures.items()]
+    return pd.DataFrame(rows, columns=["step", "measure", "message"])
+
+
+def _steps(records: Sequence[Record]) -> Index:
+    return pd.Index([record.step for record in records], name="step", dtype="int64")
+
+
+def _frame(records: Sequence[Record], index: Index) -> pd.DataFrame:
     """A float64 column for each name, in order of appearance; NaN where a record lacks it."""
     columns: dict[str, Array] = {}
     for row, record in enumerate(records):
@@ -30,6 +62,14 @@ def scalar_frame(records: Sequence[Record], index: Index) -> pd.DataFrame:
                 columns[name] = np.full(len(records), np.nan)
             columns[name][row] = value
     return pd.DataFrame(columns, index=index, dtype="float64")
+
+
+def logged(found: Mapping[str, Logged]) -> dict[str, Series]:
+    """What the loop logged, as a series by step for each name."""
+    return {
+        name: pd.Series(each.values, index=pd.Index(each.steps, name="step", dtype="int64"), name=name)
+        for name, each in found.items()
+    }
 
 
 def with_logged(frame: pd.DataFrame, logged: Mapping[str, Series]) -> pd.DataFrame:

@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from gramscope.base.errors import InputError
@@ -109,6 +108,8 @@ def _is_linear(activation: Activation, slope: float) -> bool:
 
 
 def _half_stable(activation: Activation) -> CriticalPoint:
+    from scipy.optimize import brentq
+
     def bend(log_K: float, level: int = 400) -> float:
         return _single(activation, float(np.exp(log_K)), level)[1]
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.special import roots_hermitenorm
 from torch import Tensor
 
 from gramscope.base.errors import InputError
@@ -34,6 +33,8 @@ _STENCIL = 6  # points of the local interpolation of a tabulated function
 
 @functools.lru_cache(maxsize=256)
 def _hermite(order: int, negligible: float) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.special import roots_hermitenorm
+
     nodes, weights = roots_hermitenorm(order)
     weights = weights / weights.sum()
     keep = weights > negligible
