@@ -78,7 +78,8 @@ def log_alpha_norm_checked(ascending: Array, alpha: float) -> float:
     if not positive.size or math.isnan(alpha):
         return math.nan
     logs = alpha * np.log(positive)
-    return (logs.max() + math.log(np.exp(logs - logs.max()).sum())) / math.log(10)
+    largest = float(logs.max())
+    return (largest + math.log(np.exp(logs - largest).sum())) / math.log(10)
 
 
 def ranks_checked(ascending: Array, convention: Convention, size: int | None) -> Ranks:
