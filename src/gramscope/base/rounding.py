@@ -95,7 +95,7 @@ def column_basis(
 def above_rounding(values: Float[Tensor, " k"], floors: Float[Tensor, " k"] | float) -> Bool[Tensor, " k"]:
     """Which eigenvalues of a Gram matrix, computed in float64, are above ``floors``, the squares of singular floors."""
     own = values.max() * (8 * len(values) * EPS64)  # of the products
-    return values > torch.as_tensor(floors).to(values).clamp_min(float(own))
+    return values > torch.as_tensor(floors, dtype=values.dtype, device=values.device).clamp_min(float(own))
 
 
 def numerical_rank(matrix: Float[Tensor, "n p"]) -> int:

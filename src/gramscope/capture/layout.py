@@ -68,7 +68,9 @@ Layout = Regular | Ragged
 def example_weights(n: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " n"]:
     """Distinct positive numbers ``a_mu``, geometric from 1/16 to 16 in a fixed shuffled order."""
     generator = torch.Generator().manual_seed(n)
-    exponents = torch.linspace(-4, 4, n, dtype=torch.float64)[torch.randperm(n, generator=generator)]
+    exponents = torch.linspace(-4, 4, n, dtype=torch.float64, device="cpu")[
+        torch.randperm(n, generator=generator, device="cpu")
+    ]
     return (2.0**exponents).to(dtype=dtype, device=device)
 
 
@@ -79,7 +81,9 @@ def power_of_two_weights(n: int, dtype: torch.dtype, device: torch.device, seed:
     """
     reach = min(60, int(math.log2(torch.finfo(dtype).max)) // 6)
     generator = torch.Generator().manual_seed(seed)
-    exponents = torch.linspace(-reach, reach, n, dtype=torch.float64)[torch.randperm(n, generator=generator)]
+    exponents = torch.linspace(-reach, reach, n, dtype=torch.float64, device="cpu")[
+        torch.randperm(n, generator=generator, device="cpu")
+    ]
     return (2.0 ** exponents.round()).to(dtype=dtype, device=device)
 
 

@@ -182,8 +182,8 @@ def check_differentiable(output: Tensor) -> None:
 
 def leaves_below(outputs: Iterable[Tensor]) -> dict[Node, Tensor]:
     """The leaf tensors that some outputs were computed from, by their graph nodes."""
-    leaves = ((node, getattr(node, "variable", None)) for node in nodes_below(outputs))
-    return {node: leaf for node, leaf in leaves if leaf is not None}
+    found: list[Any] = [node for node in nodes_below(outputs) if type(node).__name__ == "AccumulateGrad"]
+    return {node: node.variable for node in found}
 
 
 def nodes_below(outputs: Iterable[Tensor]) -> dict[Node, None]:

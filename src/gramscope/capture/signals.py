@@ -50,7 +50,7 @@ class Backward:
         self.graph = Graph(f)
         self.weights = example_weights(f.shape[0], f.dtype, f.device)
         generator = torch.Generator().manual_seed(0)
-        self.mixture = torch.randn(len(cotangents), generator=generator).to(f)
+        self.mixture = torch.randn(len(cotangents), generator=generator, device="cpu").to(f)
 
         reached = [use for use in recorder.uses if self.graph.reaches(use.leaf)]
         self.structured = [

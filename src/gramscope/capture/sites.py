@@ -8,6 +8,7 @@ fan-out of one group, ``p`` entries of a parameter.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Inexact, Int
@@ -26,10 +27,10 @@ class Frame:
 
     def index(self) -> Int[Tensor, " p"]:
         """For each entry of the view, the entry of the flattened parameter."""
-        memory = torch.arange(self.span)
-        where = torch.full((self.span,), -1)
+        memory = torch.arange(self.span, device="cpu")
+        where = torch.full((self.span,), -1, device="cpu")
         own = torch.as_strided(memory, *self.parameter).reshape(-1)
-        where[own] = torch.arange(len(own))
+        where[own] = torch.arange(len(own), device="cpu")
         return where[torch.as_strided(memory, *self.view).reshape(-1)]
 
 
@@ -74,6 +75,16 @@ class Factors:
 
     of_direction: Inexact[Tensor, "k g o"]
     of_example: Inexact[Tensor, "n T g o"]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldInputs:
+    """Site inputs in memory."""
+
+    inputs: Inexact[Tensor, "n T g i"]
+
+    def __call__(self, examples: slice) -> Tensor:
+        return self.inputs[examples]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +139,10 @@ class OuterSite(Site):
     @property
     def entries(self) -> int:
         return self.groups * self.fan_out * self.fan_in
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: the inputs as they are, since the function that makes them holds the whole forward pass."""
+        return {**self.__dict__, "make_inputs": HeldInputs(self.inputs), "_put": []}
 
     def rows(self, out: Inexact[Tensor, "n k p"] | None = None) -> Inexact[Tensor, "n k p"]:
         if out is not None and self._in_order:

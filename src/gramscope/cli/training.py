@@ -38,7 +38,7 @@ def train(
         scope.log(**{"accuracy/test": accuracy(model, task)})
         bar = progress.add_task(label, total=steps)
         for _ in range(steps):
-            chosen = torch.randint(len(task.x), (min(batch, len(task.x)),), generator=generator)
+            chosen = torch.randint(len(task.x), (min(batch, len(task.x)),), generator=generator, device="cpu")
             optimizer.zero_grad()
             value = loss(model(task.x[chosen]), task.y[chosen])
             value.backward()

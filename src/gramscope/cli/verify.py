@@ -138,7 +138,7 @@ def default_target() -> tuple[nn.Module, Tensor]:
             return self.head(x.mean(1))
 
     with seeded(0):
-        return Mixed(), torch.randn(6, 2, 5)
+        return Mixed(), torch.randn(6, 2, 5, device="cpu")
 
 
 def verify(model: nn.Module, x: Any, examples: int = 4) -> list[Finding]:
@@ -162,7 +162,7 @@ class Some(nn.Module):
     def __init__(self, model: nn.Module, count: int, width: int) -> None:
         super().__init__()
         self.model, self.count = model, count
-        self.chosen = torch.linspace(0, width - 1, MOST_OUTPUTS).round().long().tolist()
+        self.chosen = torch.linspace(0, width - 1, MOST_OUTPUTS, device="cpu").round().long().tolist()
 
     def forward(self, *arguments: Any, **named: Any) -> Tensor:
         x = named or (arguments if len(arguments) > 1 else arguments[0])
@@ -214,12 +214,12 @@ def _sites(w: Witness) -> float:
 
 
 def _product(w: Witness) -> float:
-    v = torch.linspace(-1, 1, w.f.numel(), dtype=torch.float64)
+    v = torch.linspace(-1, 1, w.f.numel(), dtype=torch.float64, device="cpu")
     return _relative(gs.ntk_operator(w.model, w.x) @ v, w.kernel.flatten(2).flatten(0, 1) @ v)
 
 
 def _residual(w: Witness) -> Tensor:
-    return torch.linspace(-1, 1, w.f.numel(), dtype=torch.float64).reshape(w.f.shape)
+    return torch.linspace(-1, 1, w.f.numel(), dtype=torch.float64, device="cpu").reshape(w.f.shape)
 
 
 def _gradients(w: Witness) -> float:

@@ -100,7 +100,7 @@ def predict_trajectory(
     moved = (found - found[0]).flatten(1).norm(dim=1)
     apart = (integrated - found).flatten(1).norm(dim=1)
     drift = torch.where(moved > 0, apart / moved.clamp_min(torch.finfo(moved.dtype).tiny), apart)
-    return Trajectory(integrated, found, drift, torch.stack(field_drift), torch.tensor(flips), ended)
+    return Trajectory(integrated, found, drift, torch.stack(field_drift), torch.tensor(flips, device="cpu"), ended)
 
 
 @dataclass(frozen=True, eq=False)

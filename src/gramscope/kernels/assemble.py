@@ -356,7 +356,7 @@ def _independent(keys: Sequence[object]) -> bool:
     frames = [key[1] for key in unique]  # type: ignore[index]
     if any(frame is None for frame in frames):
         return False
-    covered = [torch.zeros(int(torch.Size(f.parameter[0]).numel()), dtype=torch.bool) for f in frames]
+    covered = [torch.zeros(int(torch.Size(f.parameter[0]).numel()), dtype=torch.bool, device="cpu") for f in frames]
     for cover, frame in zip(covered, frames, strict=True):
         cover[frame.index()] = True
     return not any(bool((a & b).any()) for a, b in combinations(covered, 2))

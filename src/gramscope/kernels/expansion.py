@@ -52,7 +52,7 @@ def load_forward_mode() -> None:
     """Have torch compile its forward derivatives, which it does at their first use and warns of its own compiler."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.func.jvp(torch.clone, (torch.zeros(1),), (torch.zeros(1),))
+        torch.func.jvp(torch.clone, (torch.zeros(1, device="cpu"),), (torch.zeros(1, device="cpu"),))
 
 
 @dataclass(frozen=True)

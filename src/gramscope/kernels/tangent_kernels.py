@@ -106,7 +106,7 @@ class TangentKernels:
             return x
         first = next(self.model.parameters())
         dtype = first.dtype if np.issubdtype(x.dtype, np.floating) else None
-        return torch.as_tensor(np.ascontiguousarray(x)).to(device=first.device, dtype=dtype)
+        return torch.from_numpy(np.ascontiguousarray(x)).to(device=first.device, dtype=dtype)
 
     def _expansion(self, x: Any) -> Expansion:
         return Expansion(self.model, self._tensors(x), Reading.of(self.reading))

@@ -150,7 +150,7 @@ def _at_ends(count: int, k: int, end: End) -> Tensor:
     """Positions, in descending order of value, of ``k`` values at each end asked for."""
     top = range(min(k, count)) if end in ("largest", "both") else range(0)
     bottom = range(max(0, count - k), count) if end in ("smallest", "both") else range(0)
-    return torch.tensor(sorted({*top, *bottom}), dtype=torch.long)
+    return torch.tensor(sorted({*top, *bottom}), dtype=torch.long, device="cpu")
 
 
 def _width_limit(width: int, max_basis: int | None) -> int:

@@ -119,7 +119,7 @@ class LinearOperator(ABC):
 
         def through(operator: "LinearOperator", x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
             # numpy code casts freely (scipy hands float64 to float32 operators), so this border must.
-            columns = torch.as_tensor(np.ascontiguousarray(x)).to(device=self.device, dtype=self.dtype)
+            columns = torch.from_numpy(np.ascontiguousarray(x)).to(device=self.device, dtype=self.dtype)
             product = operator.matmat(columns.reshape(columns.shape[0], -1))
             return product.reshape(-1, *columns.shape[1:]).detach().cpu().numpy()
 

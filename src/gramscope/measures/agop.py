@@ -315,7 +315,7 @@ def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
     if n == 1:
         return
     weights = example_weights(n, f.dtype, f.device)
-    mixture = torch.randn(f.shape[1], generator=torch.Generator().manual_seed(0)).to(f).expand(n, -1)
+    mixture = torch.randn(f.shape[1], generator=torch.Generator().manual_seed(0), device="cpu").to(f).expand(n, -1)
     (plain,) = torch.autograd.grad(f, leaf, mixture, retain_graph=True, allow_unused=True)
     (scaled,) = torch.autograd.grad(f, leaf, weights[:, None] * mixture, retain_graph=True, allow_unused=True)
     if plain is None or scaled is None:

@@ -74,7 +74,7 @@ def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0
     def loss(power: float) -> float:
         return -correlated(power)[0]
 
-    grid = torch.logspace(math.log10(bounds[0]), math.log10(bounds[1]), 60, dtype=torch.float64).tolist()
+    grid = torch.logspace(math.log10(bounds[0]), math.log10(bounds[1]), 60, dtype=torch.float64, device="cpu").tolist()
     found = [correlated(power) for power in grid]
     why = next((reason for _, reason in found if reason), "")
     if why:

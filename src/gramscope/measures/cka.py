@@ -222,7 +222,7 @@ def _normalised(products: GramProducts | None, state: PairState, *, debiased: bo
         seen = 0 if products is None else products.n
         kind = "debiased CKA" if debiased else "CKA"
         nan = undefined(kind, f"it needs at least {least} examples, got {seen}")
-        return torch.full((count, columns), nan, dtype=torch.float64)
+        return torch.full((count, columns), nan, dtype=torch.float64, device="cpu")
     hsic = products.hsic(debiased=debiased)
     reasons = products.degenerate(state.layers.roundings, debiased=debiased)
     own = hsic.diagonal().clamp(min=0).sqrt()

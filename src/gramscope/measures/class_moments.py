@@ -130,7 +130,7 @@ class ClassMoments:
             centres.append(centre)
             scatters.append(residuals.mT @ residuals)
         means = Centre(torch.stack([c.mean for c in centres]), torch.stack([c.rest for c in centres]))
-        return cls(present, torch.tensor(counts).to(rows), means, torch.stack(scatters))
+        return cls(present, torch.tensor(counts, device="cpu").to(rows), means, torch.stack(scatters))
 
     def merged(self, other: "ClassMoments") -> "ClassMoments":
         labels = torch.cat([self.labels, other.labels.to(self.labels)]).unique()

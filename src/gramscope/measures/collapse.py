@@ -306,12 +306,12 @@ def _columns(labels: tuple[int, ...], width: int, what: str) -> Int[Tensor, " C"
             f"{what} must have one row or column for each class, numbered from 0; it has {width} and the labels run "
             f"from {min(labels)} to {max(labels)}. Renumber the labels, or leave the classifier out."
         )
-    return torch.tensor(labels)
+    return torch.tensor(labels, device="cpu")
 
 
 def _cdnv(found: ClassStatistics) -> float:
     gaps = torch.cdist(found.centred, found.centred, compute_mode="donot_use_mm_for_euclid_dist").square()
-    above = torch.triu_indices(len(gaps), len(gaps), 1)
+    above = torch.triu_indices(len(gaps), len(gaps), 1, device="cpu")
     gaps = gaps[above[0], above[1]]
     sums = (found.variances[:, None] + found.variances[None])[above[0], above[1]]
     if bool((gaps <= found.rounding_of_means**2).any()):

@@ -219,7 +219,7 @@ def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
 def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float = 0.0) -> Float[Tensor, "n k"]:
     """Columns made orthonormal in their order; a column of which those before it leave only ``noise`` becomes zero."""
     width = min(e.shape)
-    floors = torch.as_tensor(noise).to(e).maximum(1e-10 * e.norm(dim=0))
+    floors = torch.as_tensor(noise, dtype=e.dtype, device=e.device).maximum(1e-10 * e.norm(dim=0))
     q, r = torch.linalg.qr(e[:, :width])
     if bool((r.diagonal().abs() > floors[:width]).all()):
         return torch.cat([q, q.new_zeros(len(e), e.shape[1] - width)], 1)

@@ -123,8 +123,8 @@ class LayerMoments:
 
     def scaled(self, powers: tuple[int, ...]) -> "LayerMoments":
         """The moments of features that are ``2^power`` times as large, layer by layer."""
-        each = torch.tensor([2.0**power for power in powers], dtype=torch.float64).to(self.scatter)
-        wide = each.repeat_interleave(torch.tensor(self.widths).to(each.device))
+        each = torch.tensor([2.0**power for power in powers], dtype=torch.float64, device="cpu").to(self.scatter)
+        wide = each.repeat_interleave(torch.tensor(self.widths, device="cpu").to(each.device))
         centre = Centre(self.centre.mean * wide, self.centre.rest * wide)
         squares = each.square()
         return LayerMoments(
@@ -137,7 +137,7 @@ class LayerMoments:
 
     def block(self, i: int, j: int) -> Float[Tensor, "p q"]:
         """Centred X_iᵀX_j."""
-        starts = [0, *torch.tensor(self.widths).cumsum(0).tolist()]
+        starts = [0, *torch.tensor(self.widths, device="cpu").cumsum(0).tolist()]
         return self.scatter[starts[i] : starts[i + 1], starts[j] : starts[j + 1]]
 
     def products(self) -> GramProducts:

@@ -354,7 +354,7 @@ def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Fl
     """Target linearity of permuted targets."""
     rng = generator(child_seed(seed, "target linearity", "permutations"))
     total = centred.square().sum()
-    orders = (torch.randperm(len(centred), generator=rng).to(centred.device) for _ in range(permutations))
+    orders = (torch.randperm(len(centred), generator=rng, device="cpu").to(centred.device) for _ in range(permutations))
     return torch.stack([(span.mT @ centred[order]).square().sum() / total for order in orders])
 
 
@@ -406,7 +406,9 @@ def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor,
     held = round(share * len(h))
     if not 0 < held < len(h):
         raise InputError(f"test_share must leave at least one example on both sides, got {share} of {len(h)} examples.")
-    order = torch.randperm(len(h), generator=generator(child_seed(seed, "target linearity", "split"))).to(h.device)
+    order = torch.randperm(len(h), generator=generator(child_seed(seed, "target linearity", "split")), device="cpu").to(
+        h.device
+    )
     return (h[order[held:]], y[order[held:]]), (h[order[:held]], y[order[:held]])
 
 

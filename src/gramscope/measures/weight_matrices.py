@@ -207,7 +207,7 @@ def _parts(sites: Sequence[OuterSite], shape: Sequence[int]) -> list[tuple[Matri
 def _overlap(forms: Sequence[MatrixForm]) -> bool:
     if len(forms) < 2:
         return False
-    indices = [torch.arange(math.prod(f.shape)) if f.index is None else f.index for f in forms]
+    indices = [torch.arange(math.prod(f.shape), device="cpu") if f.index is None else f.index for f in forms]
     entries = torch.cat(indices)
     return len(torch.unique(entries)) < len(entries)
 

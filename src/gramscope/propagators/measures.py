@@ -305,7 +305,7 @@ def _places(name: Any, given: Any, op: LinearOperator, axis: str) -> Tensor:
     try:
         index = torch.as_tensor(given, device=op.device)
     except (TypeError, ValueError, RuntimeError):
-        index = torch.empty(0)
+        index = torch.empty(0, device="cpu")
     if index.dtype == torch.bool and tuple(index.shape) == (size,):
         index = index.nonzero()[:, 0]
     whole = index.dim() == 1 and index.numel() > 0 and not index.is_floating_point() and index.dtype != torch.bool

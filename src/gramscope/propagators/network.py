@@ -255,7 +255,7 @@ class NetworkStates(States):
         return found
 
     def push(self, changes: Mapping[str, Tensor], count: int) -> Float[Tensor, "k N"]:
-        states: list[Tensor] = [torch.empty(0)] * len(self.layout.sites)
+        states: list[Tensor] = [torch.empty(0, device="cpu")] * len(self.layout.sites)
         for place in self.places:
             for site, value in zip(place.sites, place.push(changes, count), strict=True):
                 states[site] = value

@@ -142,8 +142,8 @@ def _outer(form: Outer, shape: torch.Size) -> tuple[Product, Product]:
 def _unarranged(form: Outer, shape: torch.Size) -> Product:
     """The transpose of ``form.arrange``: for a mere change of order its inverse."""
     count = math.prod(shape)
-    places = form.arrange(torch.arange(count, dtype=torch.float64).reshape(1, *shape)).reshape(-1)
-    in_order = torch.arange(count, dtype=torch.float64)
+    places = form.arrange(torch.arange(count, dtype=torch.float64, device="cpu").reshape(1, *shape)).reshape(-1)
+    in_order = torch.arange(count, dtype=torch.float64, device="cpu")
     if torch.equal(places, in_order):
         return lambda rows: rows.reshape(len(rows), *shape)
     if len(places) == count and torch.equal(places.sort().values, in_order):

@@ -188,7 +188,7 @@ def _sequence(
         assert mask is not None
         valid = valid_steps(mask, trials, steps)
     else:
-        valid = torch.arange(steps)[:, None] < lengths
+        valid = torch.arange(steps, device="cpu")[:, None] < lengths
     valid = valid.to(x.device)
     return inputs.masked_fill(~valid[:, :, None], 0.0), valid  # whatever stands in the padding
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.nested import tensors_in
+from gramscope.base.streams import streams_put_back
 from gramscope.capture.kept import CopyOnWrite
 from gramscope.capture.network import (
     Outputs,
@@ -95,7 +96,8 @@ def judge(
 
 def _try(loss: Loss, found: Tensor, y: Tensor) -> None:
     try:
-        value: Any = loss(found, y)
+        with streams_put_back():
+            value: Any = loss(found, y)
     except InputError:
         raise
     except Exception as error:

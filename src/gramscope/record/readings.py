@@ -147,7 +147,7 @@ def read_kernel(moment: Moment) -> Reading:
         reading.missing["kernel/drift"] = _no_start(moment)
     else:
         reading.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
-    order, y = torch.arange(len(kernel)), moment.subject.y
+    order, y = torch.arange(len(kernel), device="cpu"), moment.subject.y
     if y is not None:
         reading.scalars["kernel/alignment"] = measures.kernel_target_alignment(kernel, moment.targets)
         if not y.is_floating_point() and y.numel() == len(y):
@@ -286,7 +286,7 @@ def read_step(moment: Moment) -> Reading:
     reading.scalars |= {f"flips/{flips.name}": float(flips.flipped) for flips in step.flips}
     forms = measures.weight_forms(moment.subject.model)
     reading.scalars |= _gram_changes(moment, step, forms)
-    chosen = torch.linspace(0, step.true.numel() - 1, min(SAMPLE, step.true.numel())).long()
+    chosen = torch.linspace(0, step.true.numel() - 1, min(SAMPLE, step.true.numel()), device="cpu").long()
     reading.arrays["step/predicted"] = _numpy(step.predicted.flatten().cpu()[chosen])
     reading.arrays["step/true"] = _numpy(step.true.flatten().cpu()[chosen])
     reading.missing |= _without_matrix(moment, step, forms)

@@ -157,7 +157,7 @@ class Scope:
         if other:
             return Memory(resumed=True, other=other)
         arrays = {name: self._writer.first_array(f"start/{name}") for name in ("kernel", "features")}
-        tensors = {name: None if array is None else torch.tensor(array) for name, array in arrays.items()}
+        tensors = {name: None if array is None else torch.tensor(array, device="cpu") for name, array in arrays.items()}
         return Memory(tensors["kernel"], tensors["features"], resumed=True)
 
     # The loop's side -------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def shuffled_null_checked(
     spectra, fits, traps = [], [], []
     flat = stack.reshape(-1)
     for _ in range(shuffles):
-        order = torch.randperm(flat.numel(), generator=rng).to(flat.device)
+        order = torch.randperm(flat.numel(), generator=rng, device="cpu").to(flat.device)
         values = scale * pooled_squared_singular_values(flat[order].reshape(stack.shape), "the shuffled weight")
         spectra.append(values)
         fits.append(fit_checked(values, convention))

@@ -37,9 +37,9 @@ def digits(seed: int = 0, test: int = 397) -> Task:
     """Digits with pixels standardised as one variable, shuffled by ``seed``; the last ``test`` are held out."""
     images, labels = _scikit_learn_digits()
     require_held_out(test, len(labels))
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    x = torch.as_tensor(images, dtype=torch.float32)[order]
-    y = torch.as_tensor(labels)[order].long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed), device="cpu")
+    x = torch.as_tensor(images, dtype=torch.float32, device="cpu")[order]
+    y = torch.as_tensor(labels, device="cpu")[order].long()
     x = (x - x.mean()) / x.std()
     return held_out(x, y, test)
 

@@ -20,9 +20,9 @@ def flip_flop(trials: int = 32, *, seed: int = 0, steps: int = 60, bits: int = 3
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must be a probability between 0 and 1, got {rate}.")
     rng = torch.Generator().manual_seed(seed)
-    signs = 2.0 * torch.randint(0, 2, (trials, steps, bits), generator=rng) - 1
-    pulses = torch.rand(trials, steps, bits, generator=rng) < rate
+    signs = 2.0 * torch.randint(0, 2, (trials, steps, bits), generator=rng, device="cpu") - 1
+    pulses = torch.rand(trials, steps, bits, generator=rng, device="cpu") < rate
     pulses[:, 0] = True
     x = signs * pulses
-    last = torch.where(pulses, torch.arange(steps)[None, :, None], -1).cummax(dim=1).values
-    return SequenceTask(x, x.gather(1, last), torch.ones(trials, steps, dtype=torch.bool))
+    last = torch.where(pulses, torch.arange(steps, device="cpu")[None, :, None], -1).cummax(dim=1).values
+    return SequenceTask(x, x.gather(1, last), torch.ones(trials, steps, dtype=torch.bool, device="cpu"))

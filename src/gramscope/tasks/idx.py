@@ -96,5 +96,5 @@ def label_encoded(task: Task, *, test: str = "random", seed: int = 0) -> Task:
 
     shown = task.y_test
     if test == "random":
-        shown = torch.randint(classes, shown.shape, generator=torch.Generator().manual_seed(seed))
+        shown = torch.randint(classes, shown.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return replace(task, x=encoded(task.x, task.y), x_test=encoded(task.x_test, shown))

@@ -15,5 +15,5 @@ def line_attractor(trials: int = 32, *, seed: int = 0, steps: int = 50, scale: f
     """
     require_positive(trials=trials, steps=steps)
     rng = torch.Generator().manual_seed(seed)
-    x = scale * torch.randn(trials, steps, 1, generator=rng)
-    return SequenceTask(x, x.cumsum(dim=1), torch.ones(trials, steps, dtype=torch.bool))
+    x = scale * torch.randn(trials, steps, 1, generator=rng, device="cpu")
+    return SequenceTask(x, x.cumsum(dim=1), torch.ones(trials, steps, dtype=torch.bool, device="cpu"))

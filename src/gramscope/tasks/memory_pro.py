@@ -29,14 +29,14 @@ def memory_pro(
     require_positive(trials=trials, stimulus=stimulus, response=response)
     require_at_least(0, fixation=fixation, delay=delay)
     rng = torch.Generator().manual_seed(seed)
-    start = float(torch.rand((), generator=rng))
-    angles = 2 * torch.pi * (torch.arange(trials) / trials + start)
+    start = float(torch.rand((), generator=rng, device="cpu"))
+    angles = 2 * torch.pi * (torch.arange(trials, device="cpu") / trials + start)
     direction = torch.stack([angles.cos(), angles.sin()], dim=1)[:, None]
     steps = fixation + stimulus + delay + response
-    x, y = torch.zeros(trials, steps, 3), torch.zeros(trials, steps, 3)
+    x, y = torch.zeros(trials, steps, 3, device="cpu"), torch.zeros(trials, steps, 3, device="cpu")
     x[:, : steps - response, 0] = y[:, : steps - response, 0] = 1.0
     x[:, fixation : fixation + stimulus, 1:] = direction
     y[:, steps - response :, 1:] = direction
     if noise:
-        x += noise * torch.randn(x.shape, generator=rng)
-    return SequenceTask(x, y, torch.ones(trials, steps, dtype=torch.bool))
+        x += noise * torch.randn(x.shape, generator=rng, device="cpu")
+    return SequenceTask(x, y, torch.ones(trials, steps, dtype=torch.bool, device="cpu"))

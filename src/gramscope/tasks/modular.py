@@ -37,11 +37,11 @@ def modular(p: int = 31, *, seed: int = 0, train: float = 0.5, operation: str = 
     count = round(train * p * p)
     if not 0 < count < p * p:
         raise ValueError(f"train must leave examples on both sides, between 0 and 1, got {train}.")
-    a, b = torch.meshgrid(torch.arange(p), torch.arange(p), indexing="ij")
+    a, b = torch.meshgrid(torch.arange(p, device="cpu"), torch.arange(p, device="cpu"), indexing="ij")
     a, b = a.flatten(), b.flatten()
     x = torch.stack([a, b, torch.full_like(a, p)], dim=1)
     y = (a + b) % p if operation == "add" else a * b % p
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed), device="cpu")
     return TokenTask(x[order[:count]], y[order[:count]], x[order[count:]], y[order[count:]], p + 1, p)
 
 

@@ -15,8 +15,8 @@ def parity(trials: int = 64, *, seed: int = 0, steps: int = 12, every_step: bool
     """
     require_positive(trials=trials, steps=steps)
     rng = torch.Generator().manual_seed(seed)
-    x = 2.0 * torch.randint(0, 2, (trials, steps, 1), generator=rng) - 1
-    mask = torch.ones(trials, steps, dtype=torch.bool)
+    x = 2.0 * torch.randint(0, 2, (trials, steps, 1), generator=rng, device="cpu") - 1
+    mask = torch.ones(trials, steps, dtype=torch.bool, device="cpu")
     if not every_step:
         mask[:, :-1] = False
     return SequenceTask(x, x.cumprod(dim=1), mask)

@@ -32,9 +32,9 @@ def swiss_roll(n: int = 500, seed: int = 0, *, noise: float = 0.0, dtype: torch.
     """
     require_at_least(2, n=n)  # one point has no spread to be standardised by
     rng = torch.Generator().manual_seed(seed)
-    along, across = torch.rand(2, n, generator=rng, dtype=torch.float64)
+    along, across = torch.rand(2, n, generator=rng, dtype=torch.float64, device="cpu")
     angle = 1.5 * math.pi * (1 + 2 * along)
     x = torch.stack([angle * angle.cos(), 21 * across, angle * angle.sin()], dim=1)
-    x = x + noise * torch.randn(x.shape, generator=rng, dtype=torch.float64)
+    x = x + noise * torch.randn(x.shape, generator=rng, dtype=torch.float64, device="cpu")
     y = angle[:, None]
     return SwissRoll(((x - x.mean(0)) / x.std(0)).to(dtype), ((y - y.mean()) / y.std()).to(dtype))

@@ -13,7 +13,7 @@ def teacher_student(
     require_positive(n=n, inputs=inputs, hidden=hidden, classes=classes)
     require_at_least(0, test=test)
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n + test, inputs, generator=generator)
+    x = torch.randn(n + test, inputs, generator=generator, device="cpu")
     with torch.no_grad():
         scores = mlp((inputs, hidden, classes), seed)(x)
     y = (scores - scores.mean(0)).argmax(1)
@@ -25,5 +25,5 @@ def heaviside(n: int = 512, inputs: int = 20, test: int = 256, seed: int = 0) ->
     require_positive(n=n, inputs=inputs)
     require_at_least(0, test=test)
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n + test, inputs, generator=generator)
+    x = torch.randn(n + test, inputs, generator=generator, device="cpu")
     return held_out(x, (x[:, 0] > 0).long(), test)

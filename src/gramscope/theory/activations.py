@@ -38,20 +38,22 @@ class Activation(ABC):
 
     def bend_width(self) -> float:
         """The least of max|s⁽ᵏ⁾|/max|s⁽ᵏ⁺¹⁾| on [-8, 8], k = 1, 2: how fine a grid must be to see every bend."""
-        sizes = self.jets(torch.linspace(-8, 8, 1999, dtype=torch.float64))[1:].abs().amax(dim=-1)
+        sizes = self.jets(torch.linspace(-8, 8, 1999, dtype=torch.float64, device="cpu"))[1:].abs().amax(dim=-1)
         bent = sizes[1:] > 1e-12 * sizes[0]
         return float((sizes[:-1] / sizes[1:])[bent].min()) if bool(bent.any()) else math.inf
 
     def is_steep(self) -> bool:
         """Whether s grows clearly faster than linearly, so that its moments have long tails."""
-        near, far = (self.jets(torch.tensor([-z, z], dtype=torch.float64))[0].abs().max() for z in (8.0, 16.0))
+        near, far = (
+            self.jets(torch.tensor([-z, z], dtype=torch.float64, device="cpu"))[0].abs().max() for z in (8.0, 16.0)
+        )
         return not bool(far <= 2.5 * near)
 
     def is_odd(self) -> bool:
         """Whether s(-z) = -s(z), to rounding, wherever it is looked at."""
-        z = torch.linspace(0.01, 12, 97, dtype=torch.float64)
+        z = torch.linspace(0.01, 12, 97, dtype=torch.float64, device="cpu")
         left, right = self.jets(-z)[:2], self.jets(z)[:2]
-        signs = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+        signs = torch.tensor([[-1.0], [1.0]], dtype=torch.float64, device="cpu")
         return bool(((left - signs * right).abs() <= 1e-14 * right.abs()).all())
 
     def __repr__(self) -> str:
@@ -281,7 +283,7 @@ def _derivative(value: Tensor, leaf: Tensor, order: int, label: str) -> Tensor:
 
 
 def _check_elementwise(activation: Smooth) -> None:
-    z = torch.linspace(-2.3, 2.7, 12, dtype=torch.float64).reshape(3, 4)
+    z = torch.linspace(-2.3, 2.7, 12, dtype=torch.float64, device="cpu").reshape(3, 4)
     together = activation.jets(z)[0].flatten()
     alone = torch.cat([activation.jets(v.reshape(1))[0] for v in z.flatten()])
     differs = ~torch.isclose(together, alone, rtol=1e-9, atol=1e-9, equal_nan=True)
@@ -299,9 +301,9 @@ def _check_derivatives(activation: Smooth, reach: float = 6.0, cells: int = 1200
     # Three Gauss-Legendre points a cell: exact to degree 5, an error of about step⁷ where s is smooth. The grid is
     # shifted so that a kink at 0, ±1, ... lies inside a cell and not on its edge.
     shift = 0.37 * step
-    left = torch.arange(cells, dtype=torch.float64) * step - reach + shift
-    nodes = torch.tensor([-math.sqrt(0.6), 0.0, math.sqrt(0.6)], dtype=torch.float64)
-    weights = torch.tensor([5 / 18, 8 / 18, 5 / 18], dtype=torch.float64) * step
+    left = torch.arange(cells, dtype=torch.float64, device="cpu") * step - reach + shift
+    nodes = torch.tensor([-math.sqrt(0.6), 0.0, math.sqrt(0.6)], dtype=torch.float64, device="cpu")
+    weights = torch.tensor([5 / 18, 8 / 18, 5 / 18], dtype=torch.float64, device="cpu") * step
     inner = left[:, None] + step * (nodes + 1) / 2
     at_inner, at_left, at_right = (activation.jets(z) for z in (inner, left, left + step))
     _check_jets_finite(activation, at_inner)

@@ -36,7 +36,7 @@ def susceptibilities(activation: ActivationLike, K: Real, C_W: Real) -> Suscepti
     """
     if not K >= 0 or not C_W > 0:
         raise InputError(f"K must be >= 0 and C_W > 0, got K = {K} and C_W = {C_W}.")
-    m = gaussian_moments(resolve(activation), torch.tensor([[float(K)]], dtype=torch.float64))
+    m = gaussian_moments(resolve(activation), torch.tensor([[float(K)]], dtype=torch.float64, device="cpu"))
     p11, p02, p22, p13 = (float(p) for p in (m.p11, m.p02, m.p22, m.p13))
     return Susceptibilities(C_W * (p02 + p11), C_W * p11, C_W / 2 * (p13 + p22))
 
@@ -83,7 +83,7 @@ def critical_point(activation: ActivationLike) -> CriticalPoint:
     found = resolve(activation)
     if isinstance(found, Kinked):
         return _scale_invariant(found)
-    s_0, s_1, s_2, s_3 = (float(v) for v in found.jets(torch.zeros((), dtype=torch.float64)))
+    s_0, s_1, s_2, s_3 = (float(v) for v in found.jets(torch.zeros((), dtype=torch.float64, device="cpu")))
     if abs(s_0) < 1e-12 and abs(s_1) > 1e-12:
         a_1 = s_3 / s_1 + 0.75 * (s_2 / s_1) ** 2
         b_1 = s_3 / s_1 + (s_2 / s_1) ** 2
@@ -103,7 +103,7 @@ def _scale_invariant(activation: Kinked) -> CriticalPoint:
 
 
 def _is_linear(activation: Activation, slope: float) -> bool:
-    z = torch.linspace(-6, 6, 49, dtype=torch.float64)
+    z = torch.linspace(-6, 6, 49, dtype=torch.float64, device="cpu")
     return bool(((activation.jets(z)[1] - slope).abs() < 1e-12 * abs(slope)).all())
 
 
@@ -133,7 +133,7 @@ def _half_stable(activation: Activation) -> CriticalPoint:
 
 def _single(activation: Activation, K: float, level: int = 400) -> tuple[float, float, float]:
     """<s s>, <s s''>, <s's'> of one input; to about 1e-13 at the level 400."""
-    covariance = torch.full((2, 2), K, dtype=torch.float64)
+    covariance = torch.full((2, 2), K, dtype=torch.float64, device="cpu")
     table = expectation(Integrand(activation.jets), covariance, (0, 0), level)
     return float(table[0, 0]), float(table[0, 2]), float(table[1, 1])
 

@@ -228,12 +228,12 @@ def check_flow(value: object, what: str) -> None:
 
 def _checked_samples(samples: Tensor | Sequence[int] | None, n: int) -> Tensor:
     if samples is None:
-        return torch.arange(n)
+        return torch.arange(n, device="cpu")
     if not isinstance(samples, Tensor | Sequence | np.ndarray) or np.ndim(samples) == 0:
         raise InputError(
             f"samples must be a list or a tensor of indices of the {n} inputs of this flow, got {samples!r}."
         )
-    index = torch.as_tensor(samples) if len(samples) else torch.arange(0)
+    index = torch.as_tensor(samples, device="cpu") if len(samples) else torch.arange(0, device="cpu")
     if index.dtype is torch.bool and tuple(index.shape) == (n,):
         return index.nonzero()[:, 0]
     whole = index.ndim == 1 and index.dtype is not torch.bool and not index.is_floating_point()

@@ -166,7 +166,7 @@ class SignMoments:
         # Where no two are close nothing is divided by a small angle, and the digits of a double are enough.
         if isinstance(numbers, Decimals) and any(1 - rows[i][j] ** 2 < NARROW**2 for i, j in _CHOICES):
             return four_close_signs(rows, numbers)
-        table = torch.tensor([[float(v) for v in row] for row in rows], dtype=torch.float64)
+        table = torch.tensor([[float(v) for v in row] for row in rows], dtype=torch.float64, device="cpu")
         return numbers.number(float(four_signs(table)))
 
 

@@ -36,7 +36,7 @@ def plot_kernel_flow(
         for start in starts:
             # One input with x·x/n_0 = G gives K¹ = C_b + C_W G; G is chosen so that all factors start alike.
             C_W = factor * point.C_W
-            gram = torch.tensor([[max(start - point.C_b, 0.0) / C_W]], dtype=torch.float64)
+            gram = torch.tensor([[max(start - point.C_b, 0.0) / C_W]], dtype=torch.float64, device="cpu")
             mlp = FiniteWidthMLP(1, activation, C_b=point.C_b, C_W=C_W, depth=depth)
             K = [float(layer.K) for layer in mlp.flow_from_gram(gram, tolerance=1e-6)]
             label = (f"{factor:g} × critical" if factor != 1 else "critical") if start == starts[0] else None

@@ -115,8 +115,8 @@ def _sample(theory: Flow, shape: tuple[int, ...], count: int, rng: torch.Generat
     tensors: list[Tensor] = []
     fan_in = x.shape[1]
     for n, rate in zip(shape, theory.rates, strict=False):
-        W = torch.randn(count, n, fan_in, generator=rng, dtype=torch.float64)
-        b = torch.randn(count, n, generator=rng, dtype=torch.float64)
+        W = torch.randn(count, n, fan_in, generator=rng, dtype=torch.float64, device="cpu")
+        b = torch.randn(count, n, generator=rng, dtype=torch.float64, device="cpu")
         tensors += [W.to(x.device) * math.sqrt(rate.C_W / fan_in), b.to(x.device) * math.sqrt(rate.C_b)]
         fan_in = n
 
@@ -177,4 +177,5 @@ def _fit(widths: list[int], estimates: list[Estimate], degree: int) -> Estimate:
     share = np.linalg.pinv(powers)[0]
     value = sum(float(c) * estimate.value for c, estimate in zip(share, estimates, strict=True))
     square = sum(float(c) ** 2 * estimate.error.square() for c, estimate in zip(share, estimates, strict=True))
-    return Estimate(torch.as_tensor(value), torch.as_tensor(square).sqrt())
+    value, square = (torch.as_tensor(part, device="cpu") for part in (value, square))
+    return Estimate(value, square.sqrt())
