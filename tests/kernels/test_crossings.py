@@ -320,11 +320,22 @@ UNFOLLOWED = {
 }
 
 
+def _has_derivative(function):
+    z = torch.randn(2, 4, requires_grad=True)
+    try:
+        torch.autograd.grad(function(z).sum(), z)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", UNFOLLOWED)
 def test_each_kink_that_is_not_followed_is_named_and_never_smoothed(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), Function(UNFOLLOWED[name]), Function(lambda z: z.sum(-1, keepdim=True)))
     model, x, ones = model.double(), torch.randn(2, 3).double(), torch.ones(2, 1).double()
+    if name == "aminmax" and not _has_derivative(UNFOLLOWED[name]):
+        pytest.skip("aminmax has no derivative in this version of torch")
     assert name in kink_crossings(model, x, ones, lr=0.1).unseen
     assert any(name in note for note in gs.explain_step(model, x, ones, lr=0.1, loss="half_squared").notes)
     with pytest.raises(UnsupportedError, match="has no smooth form"):

@@ -20,7 +20,11 @@ def reference_jacobian(model: nn.Module, x: Any, outputs: Any = None, frozen: bo
     requires_grad False are left out unless `frozen`.
     """
     with torch.inference_mode(False), torch.enable_grad():
+        parallel = isinstance(model, nn.DataParallel)
         model, x = private_copy(unwrapped(model))._apply(double), doubled(x)
+        if parallel:  # with a GPU in the machine, DataParallel has moved its model there, and moves its inputs
+            device = next(model.parameters()).device
+            x = tree_map_only(Tensor, lambda t: t.to(device), x)
         if frozen:
             for p in model.parameters():  # TorchScript models have no requires_grad_ of their own
                 p.requires_grad_(True)
@@ -130,7 +134,8 @@ def double(tensor: Tensor) -> Tensor:
 
 def relative_error(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:
     """|got - want| / |scale| in Frobenius norms; scale is `want` unless given."""
-    return ((got.double() - want).norm() / (want if scale is None else scale).norm()).item()
+    got, want = got.double().cpu(), want.cpu()
+    return ((got - want).norm() / (want if scale is None else scale.cpu()).norm()).item()
 
 
 def assert_kernel_close(

@@ -80,7 +80,8 @@ def _float32_ntk(model, x, outputs):
     for value in f.flatten():
         model.zero_grad(set_to_none=True)
         value.backward(retain_graph=True)
-        rows.append(torch.cat([p.grad.to_dense().flatten() for p in parameters if p.grad is not None]))
+        gradients = [p.grad.to_dense() for p in parameters if p.grad is not None]
+        rows.append(torch.cat([(torch.view_as_real(g) if g.is_complex() else g).flatten() for g in gradients]))
     jacobian = torch.stack(rows).double()
     return (jacobian @ jacobian.T).view(*f.shape, *f.shape)
 

@@ -16,7 +16,7 @@ from gramscope.base.arithmetic import exact_arithmetic, users_autocast
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import tensors_in
-from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap
+from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap_with_input
 from gramscope.capture.surroundings import untouched
 
 At = Literal["output", "input"]
@@ -72,7 +72,7 @@ def activations(
         {'0': (5, 4), '2': (5, 2)}
     """
     _check_options(at, mode)
-    model = unwrap(model)
+    model, x = unwrap_with_input(model, x)
     chosen = choose_layers(model, layers)
     n = count_examples(x)
     try:

@@ -23,6 +23,7 @@ Outputs = (
     int | np.integer | slice | Sequence[int] | Tensor | np.ndarray | str | Callable[[nn.Module, Any], Tensor] | None
 )
 PREFIXES = ("_orig_mod.",)
+PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -32,14 +33,22 @@ def unwrap(model: nn.Module) -> nn.Module:
             f"model must be a torch.nn.Module, got {type(model).__name__}. Wrap a plain function in a module that "
             "holds its parameters."
         )
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while True:
-        if isinstance(model, wrappers):
+        if isinstance(model, PARALLEL):
             model = cast(nn.Module, model.module)
         elif hasattr(model, "_orig_mod"):
             model = cast(nn.Module, model._orig_mod)
         else:
             return model
+
+
+def unwrap_with_input(model: nn.Module, x: Any) -> tuple[nn.Module, Any]:
+    """The same, with x where the wrapper would bring it: data-parallel ones move their inputs to the model's device."""
+    inner = unwrap(model)
+    first = next(inner.parameters(), None)
+    if first is None or not isinstance(model, PARALLEL):
+        return inner, x
+    return inner, map_tensors(lambda t: t.to(first.device), x)
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import InputError
-from gramscope.capture.network import in_dtype, prepare_input, unwrap
+from gramscope.capture.network import in_dtype, prepare_input, unwrap_with_input
 
 Precision = Literal["float64", "float32", "tf32"] | None
 _COPIES = {"float64": torch.float64, "float32": torch.float32}
@@ -21,7 +21,8 @@ def check_precision(precision: str | None) -> None:
 
 def at_precision(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Module, Any]:
     """The model without its wrappers and x as fresh tensors, in the dtype asked for: copies, where that is another."""
-    model, dtype = unwrap(model), _COPIES.get(precision or "")
+    model, x = unwrap_with_input(model, x)
+    dtype = _COPIES.get(precision or "")
     tensors = chain(model.parameters(), model.buffers())
     if dtype is not None and any(with_precision_of(t, dtype).dtype != t.dtype for t in tensors):
         model = in_dtype(model, dtype)

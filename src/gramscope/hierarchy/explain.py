@@ -24,7 +24,7 @@ from gramscope.capture.network import (
     named_parameters,
     output_tensor,
     prepare_input,
-    unwrap,
+    unwrap_with_input,
 )
 from gramscope.capture.precision import Precision
 from gramscope.capture.surroundings import plain_execution, untouched
@@ -90,7 +90,7 @@ def explain_step(
         >>> bool(step.true_loss_change < 0)
         True
     """
-    model = unwrap(model)
+    model, x = unwrap_with_input(model, x)
     n = count_examples(x)
     ignored = _not_followed(model, optimizer)
     with warnings.catch_warnings(), streams_put_back(), torch.inference_mode(False), autocast_uncached():

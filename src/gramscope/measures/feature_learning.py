@@ -17,7 +17,7 @@ from gramscope.capture.network import (
     evaluate,
     named_parameters,
     prepare_input,
-    unwrap,
+    unwrap_with_input,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.surroundings import plain_execution, untouched
@@ -287,7 +287,7 @@ def _explained(loss: Loss, precision: str | None) -> Loss:
 
 def private_copy(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Module, Any]:
     """The model and x in the dtype asked for, sharing nothing with the user's."""
-    own = unwrap(model)
+    own, x = unwrap_with_input(model, x)
     model, x = at_precision(own, x, precision)
     # A copy carries none of the user's gradient hooks, which a backward pass here would set off.
     return (copied(own) if model is own else model), x

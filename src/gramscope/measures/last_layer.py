@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.capture.activations import activations
-from gramscope.capture.network import PREFIXES, unwrap
+from gramscope.capture.network import PREFIXES, unwrap_with_input
 from gramscope.measures.features import features, inputs_of
 
 
@@ -28,7 +28,7 @@ def last_layer(model: nn.Module, x: Any) -> str:
         >>> last_layer(model, torch.ones(2, 3))
         '2'
     """
-    model = unwrap(model)
+    model, x = unwrap_with_input(model, x)
     names = [_plain(name) for name, module in model.named_modules() if _is_linear(module)]
     if not names:
         raise InputError(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
-from gramscope.capture.network import Outputs, unwrap
+from gramscope.capture.network import Outputs, unwrap_with_input
 from gramscope.linalg import LinearOperator
 from gramscope.propagators.build import cell_states, network_states
 from gramscope.propagators.layout import Selection
@@ -77,7 +77,7 @@ class GlobalNTK:
         if precision not in (None, "float64", "float32"):
             raise InputError(f'precision must be None, "float64" or "float32", got {precision!r}.')
         dtype = {None: None, "float64": torch.float64, "float32": torch.float32}[precision]
-        model = unwrap(model)
+        model, x = unwrap_with_input(model, x)
         with torch.inference_mode(False):  # a graph is needed whatever the caller's mode
             self.states = self._linearised(model, x, h0, mask, outputs, frozen, dtype)
 

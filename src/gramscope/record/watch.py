@@ -13,7 +13,7 @@ from torch import nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
-from gramscope.capture.network import Outputs, unwrap
+from gramscope.capture.network import Outputs, unwrap_with_input
 from gramscope.record import probe as probe_module
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
 from gramscope.record.budget import LAST_MARGIN, Budget
@@ -110,7 +110,7 @@ class Scope:
         check_options(on_error, out, loss, lr, forward)
         resume, start = resume_step(resume), whole_step(start, "start")
         self.budget = Budget(overhead)
-        self.model = unwrap(model)
+        self.model, probe = unwrap_with_input(model, probe)
         self._due, self._on_error, self._forward = due, on_error, forward
         self._writes = rank() == 0
         probe_module.check_model(self.model)
