@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from gramscope.base.pages import release_blocks
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -127,7 +126,6 @@ def _return_free_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    release_blocks()
 
 
 def _status_bytes(field: str) -> int:

@@ -6,7 +6,6 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import CoupledExamplesError, InputError
-from gramscope.base.pages import keep_freed_blocks
 from references.counting import LivePeak
 
 
@@ -16,12 +15,6 @@ def network() -> nn.Module:
         nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.Flatten(), nn.Linear(72, 32),
         nn.Tanh(), nn.Linear(32, 5),
     ).double()  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _allocator_taught():
-    # Once a process a large block is asked for and never touched; it is no memory of a kernel.
-    keep_freed_blocks()
 
 
 @pytest.mark.parametrize("reduce", ["none", "trace"])

@@ -8,16 +8,17 @@ from torch import Tensor
 
 
 def batched_gradients(
-    outputs: Sequence[Tensor], inputs: Sequence[Any], cotangents: Sequence[Tensor]
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], together: bool = True
 ) -> list[Tensor | None]:
     """``Jᵀ c`` for k cotangents, (k, *output shape) for each output: (k, *input shape) for each input.
 
-    Inputs are tensors or gradient edges; None where the outputs do not depend on one. All k run in one traversal of the
-    graph where torch can batch its operations, else one after the other, with the same numbers. The graph is kept.
+    Outputs and inputs are tensors or gradient edges; None where the outputs do not depend on an input. All k run in one
+    traversal of the graph if ``together`` and where torch can batch its operations, else one after the other, with the
+    same numbers. The graph is kept.
     """
     count = len(cotangents[0])
     with torch.enable_grad():
-        if count > 1:
+        if count > 1 and together:
             try:
                 found = torch.autograd.grad(
                     outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
@@ -26,15 +27,24 @@ def batched_gradients(
             except (RuntimeError, ValueError) as error:  # an operation without a batching rule
                 if is_out_of_memory(error):
                     raise
-        each = [
-            torch.autograd.grad(outputs, inputs, [c[k] for c in cotangents], retain_graph=True, allow_unused=True)
-            for k in range(count)
-        ]
-    columns: list[Tensor | None] = []
-    for column in zip(*each, strict=True):
-        present = [dense(gradient) for gradient in column if gradient is not None]
-        columns.append(torch.stack(present) if present else None)
+        columns: list[Tensor | None] = [None] * len(inputs)
+        for place in range(count):
+            some = [c[place] for c in cotangents]
+            found = torch.autograd.grad(outputs, inputs, some, retain_graph=True, allow_unused=True)
+            for column, gradient in enumerate(found):
+                if gradient is not None:
+                    columns[column] = _put(columns[column], dense(gradient.detach()), place, count)
     return columns
+
+
+def _put(column: Tensor | None, gradient: Tensor, place: int, count: int) -> Tensor:
+    """One of ``count`` gradients, where all of them are to lie."""
+    if count == 1:
+        return gradient[None]
+    if column is None:
+        column = gradient.new_zeros(count, *gradient.shape)
+    column[place] = gradient
+    return column
 
 
 def dense(gradient: Tensor) -> Tensor:

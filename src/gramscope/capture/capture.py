@@ -1,9 +1,10 @@
-"""``capture``: one forward pass, one batched backward pass, every weight site."""
+"""``capture``: one forward pass, backward passes that stop at the weights, every weight site."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -13,26 +14,18 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import real_view
-from gramscope.base.errors import InputError
+from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import RandomStreams
-from gramscope.capture import rowwise as _taped  # noqa: F401  (importing registers the ways back)
-from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
+from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph
 from gramscope.capture.coupling import depends_on_others
-from gramscope.capture.forms import Outer
 from gramscope.capture.linear_map import check_differentiable
-from gramscope.capture.network import (
-    Outputs,
-    check_model,
-    count_examples,
-    evaluate,
-    named_parameters,
-)  # fmt: skip
+from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, named_parameters
+from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.recorder import Recorder
-from gramscope.capture.signals import Backward, Place
 from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.weight_sites import WeightSites
 
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
@@ -73,117 +66,131 @@ def capture(
           2.weight (2x4): linear
           2.bias (2): bias
     """
-    _check_options(coupled, precision)
-    with _watched_forward(model, x, outputs, frozen, coupled, precision) as watched:
-        backward = watched.backward(directions)
-        return watched.snapshot(backward.sites(), len(backward.cotangents))
+    with opened(model, x, outputs=outputs, frozen=frozen, coupled=coupled, precision=precision) as network:
+        return network.snapshot(network.cotangents(directions))
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A forward pass of a network: its outputs (n, C), from which backward passes may be made.
+
+    ``room`` bytes of signals may be held at once in the search for the sites.
+    """
+
+    f: Tensor
+    parameters: dict[str, nn.Parameter]
+    frozen: tuple[str, ...]
+    refuse_mixing: Callable[[Sequence[str]], None]
+    room: int
+
+    @cached_property
+    def weight_sites(self) -> WeightSites:
+        return WeightSites(BackwardGraph(self.f, self.parameters), self.refuse_mixing, self.room)
+
+    def sites(
+        self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED
+    ) -> Iterator[dict[str, tuple[Site, ...]]]:
+        """All sites of some parameters at a time, the last of the network first."""
+        return self.weight_sites.sites(cotangents, room)
+
+    def cotangents(self, directions: Directions = None, some: slice = slice(None)) -> Float[Tensor, "k n C"]:
+        """One-hot for ``some`` of the outputs, or as given."""
+        n, width = self.f.shape
+        if directions is not None:
+            return _given_cotangents(self.f, directions)
+        start, stop, _ = some.indices(width)
+        rows = self.f.new_zeros(stop - start, 1, width)  # rows of the identity; the whole of it may not fit
+        rows[range(stop - start), 0, range(start, stop)] = 1
+        return rows.expand(-1, n, -1)
+
+    def snapshot(self, cotangents: Float[Tensor, "k n C"]) -> Snapshot:
+        groups = [site for group in self.sites(cotangents) for sites in group.values() for site in reversed(sites)]
+        sites = tuple(reversed(groups))
+        used = {site.name for site in sites}
+        return Snapshot(
+            sites=sites,
+            outputs=self.f.detach(),
+            directions=len(cotangents),
+            parameters={name: real_view(parameter).shape for name, parameter in self.parameters.items()},
+            frozen=self.frozen,
+            fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == BY_EXAMPLE)),
+            unreached=tuple(name for name in self.parameters if name not in used),
+        )
+
+
+@contextmanager
+def opened(
+    model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
+    precision: Precision = None, room: int = UNLIMITED, watch: AbstractContextManager[Any] | None = None,
+) -> Iterator[Opened]:  # fmt: skip
+    """A forward pass, made inside ``watch``, to go back from; everything is put back after."""
+    if coupled not in ("refuse", "exact"):
+        raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
+    check_precision(precision)
+    n, given = count_examples(x), x
+    model, x = at_precision(model, x, precision)
+    with (
+        untouched(model, throughout=False) as written,
+        exact_arithmetic(tf32=precision == "tf32"),
+        plain_execution(),
+        _open_recurrences(model),
+    ):
+        parameters = check_model(model, x, frozen)
+        for parameter in parameters.values():
+            parameter.requires_grad_()
+        streams = RandomStreams()
+        with written, watch or nullcontext():
+            f = evaluate(model, x, n, outputs)
+        _check_outputs(f, parameters)
+
+        def run(x: Any) -> Tensor:
+            streams.rewind()
+            with untouched(model):  # a model may change at every call (spectral norm)
+                return evaluate(model, x, n, outputs).detach()
+
+        def refuse_mixing(names: Sequence[str]) -> None:
+            hint = _unequal_lengths(x)
+            # Tensors of unequal lengths leave open which of them hold the examples.
+            if coupled == "exact" or not (hint or depends_on_others(run, at_precision(model, given, precision)[1])):
+                return
+            raise CoupledExamplesError(
+                "each example's output must depend on that example alone, but the signals at "
+                f"{names[0]!r} mix the {n} examples. Put layers that mix a batch into eval mode, or pass "
+                'coupled="exact" for the kernel of the coupled outputs.' + hint
+            )
+
+        every = named_parameters(model)
+        left_out = tuple(name for name in every if name not in parameters)
+        yield Opened(f, parameters, left_out, refuse_mixing, room)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a capture would hold: number of outputs, and signal entries of one example and one direction.
-
-    ``largest`` is the largest single site; ``crowded`` says that some site has more positions than inputs.
-    """
+    """What a forward pass holds for an example, in bytes: all of it, and the largest tensor; number of outputs."""
 
     outputs: int
-    entries: int
+    held: int
     largest: int
-    crowded: bool
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class ByExample:
-    """A forward pass of which some examples at a time can be taken backward, where ``apart``."""
-
-    watched: "_Watched"
-    backward: Backward
-
-    @property
-    def apart(self) -> bool:
-        """The network treats every example by itself, and does nothing that the tape does not know."""
-        return self.backward.by_example()
-
-    @property
-    def outputs(self) -> Float[Tensor, "n C"]:
-        return self.watched.f.detach()
-
-    @property
-    def used_once(self) -> set[str]:
-        """Names of the parameters that the network used in one place only."""
-        return self.backward.used_once()
-
-    def sites(self, part: slice) -> Iterator[tuple[Place, Site]]:
-        """Sites of the examples ``part``, each with its place among the sites, the last of the network first.
-
-        A site's signals are in memory that the next one may use: take what is needed before going on.
-        """
-        return self.backward.taped_sites(part, copied=True)
-
-    def snapshot(self, sites: list[Site]) -> Snapshot:
-        """The snapshot of all examples, of sites that were put together from parts, in order of their places."""
-        return self.watched.snapshot(sites, len(self.backward.cotangents))
-
-    def whole(self) -> Snapshot:
-        """The snapshot of all examples at once, whether ``apart`` or not."""
-        return self.snapshot(self.backward.sites())
-
-    def survey(self) -> Survey:
-        return self.watched.survey()
-
-
-@contextmanager
-def captured_by_example(
-    model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
-    precision: Precision = None,
-) -> Iterator[ByExample]:  # fmt: skip
-    """Some examples at a time, all from one forward pass, while the context lasts (see ``gramscope.capture.tape``)."""
-    _check_options(coupled, precision)
-    with _watched_forward(model, x, outputs, frozen, coupled, precision) as watched:
-        backward = watched.backward(None)
-        yield ByExample(watched, backward)
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A recorded forward pass: its outputs (n, C) and all that a backward pass needs."""
-
-    f: Tensor
-    recorder: Recorder
-    parameters: dict[str, nn.Parameter]
-    every: dict[str, nn.Parameter]
-
-    def backward(self, directions: Directions) -> Backward:
-        return Backward(self.f, _cotangents(self.f, directions), self.parameters, self.recorder)
-
-    def survey(self) -> Survey:
-        n, width = self.f.shape
-        uses = self.recorder.uses
-        sizes = {(use.edge.node, use.edge.output_nr): use.entries for use in uses}
-        crowded = any(isinstance(use.form, Outer) and use.entries / n > use.weight.tensor.numel() for use in uses)
-        largest = max(sizes.values(), default=0)
-        return Survey(width, math.ceil(sum(sizes.values()) / n), math.ceil(largest / n), crowded, self.f.dtype)
-
-    def snapshot(self, sites: list[Site], directions: int) -> Snapshot:
-        used = {site.name for site in sites}
-        return Snapshot(
-            sites=tuple(sites),
-            outputs=self.f.detach(),
-            directions=directions,
-            parameters={name: real_view(parameter).shape for name, parameter in self.parameters.items()},
-            frozen=tuple(name for name in self.every if name not in self.parameters),
-            fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == "autograd")),
-            unreached=tuple(name for name in self.parameters if name not in used),
-        )
 
 
 def survey(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
 ) -> Survey:
-    """The size of a capture of ``x``, from a forward pass alone."""
-    with _watched_forward(model, x, outputs, frozen, "refuse", precision, taped=False) as watched:
-        return watched.survey()
+    """The size of a forward pass of ``x``, by what autograd keeps of it."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with opened(model, x, outputs=outputs, frozen=frozen, precision=precision, watch=hooks) as network:
+        weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters.values()}
+        sizes = [size for place, size in kept.items() if place not in weights] + [network.f.nbytes]
+        n, width = network.f.shape
+        return Survey(width, math.ceil(sum(sizes) / n), math.ceil(max(sizes) / n), network.f.dtype)
 
 
 def outputs_of(
@@ -197,39 +204,20 @@ def outputs_of(
 
 
 @contextmanager
-def _watched_forward(
-    model: nn.Module, x: Any, outputs: Outputs, frozen: bool, coupled: Coupled, precision: Precision, taped: bool = True
-) -> Iterator[_Watched]:
-    """A recorded forward pass; everything is put back after."""
-    n, given = count_examples(x), x
-    model, x = at_precision(model, x, precision)
-    with untouched(model, throughout=False) as written, exact_arithmetic(tf32=precision == "tf32"), plain_execution():
-        parameters = check_model(model, x, frozen)
-        for parameter in parameters.values():
-            parameter.requires_grad_()
-        # Complex parameters are left to plain autograd.
-        real = {name: p for name, p in parameters.items() if not p.is_complex()}
-        recorder = Recorder(real, n, refuse_coupled=coupled == "refuse", tf32=precision == "tf32")
-        recorder.hint = _unequal_lengths(x)
-        recorder.mark_data(x)
-        for tensor in tensors_in(x) if taped else ():
-            recorder.tape.begin(tensor)
-        streams = RandomStreams()
-        with recorder, written:  # in this order: what the recorder asks of tensors need not pass the other
-            f = evaluate(model, x, n, outputs)
-        _check_outputs(f, parameters)
-
-        def run(x: Any) -> Tensor:
-            streams.rewind()
-            with written:
-                return evaluate(model, x, n, outputs).detach()
-
-        def is_coupled() -> bool:
-            # Tensors of unequal lengths leave open which of them hold the examples.
-            return bool(recorder.hint) or depends_on_others(run, at_precision(model, given, precision)[1], f.detach())
-
-        recorder.is_coupled = is_coupled
-        yield _Watched(f, recorder, parameters, named_parameters(model))
+def _open_recurrences(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers step by step: the fused ones of cuDNN and oneDNN give no signals inside."""
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        yield
+        return
+    # The documented switches set more than these two.
+    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    torch._C._set_cudnn_enabled(False)
+    torch._C._set_mkldnn_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(cudnn)
+        torch._C._set_mkldnn_enabled(onednn)  # type: ignore[attr-defined]
 
 
 def _unequal_lengths(x: Any) -> str:
@@ -237,12 +225,6 @@ def _unequal_lengths(x: Any) -> str:
     if len(lengths) < 2:
         return ""
     return f" The tensors of x have unequal lengths {lengths} on axis 0, where the examples should be."
-
-
-def _check_options(coupled: str, precision: str | None) -> None:
-    if coupled not in ("refuse", "exact"):
-        raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
-    check_precision(precision)
 
 
 def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
@@ -258,10 +240,8 @@ def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
     check_differentiable(f)
 
 
-def _cotangents(f: Float[Tensor, "n C"], directions: Directions) -> Float[Tensor, "k n C"]:
+def _given_cotangents(f: Float[Tensor, "n C"], directions: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
     n, width = f.shape
-    if directions is None:
-        return torch.eye(width, dtype=f.dtype, device=f.device)[:, None, :].expand(width, n, width)
     if callable(directions):
         values = f.detach().requires_grad_()
         loss = directions(values)

@@ -21,11 +21,12 @@ def same_outputs(some: Tensor, others: Tensor) -> bool:
     return bool(gap <= SAME.get(others.dtype, 5e-2) * scale)
 
 
-def depends_on_others(run: Callable[[Any], Tensor], x: Any, f: Float[Tensor, "n C"]) -> bool:
+def depends_on_others(run: Callable[[Any], Float[Tensor, "n C"]], x: Any) -> bool:
     """Do the outputs of the first or of the last example change when it takes the places of all the others?
 
     A difference proves that the examples are coupled. The batch keeps its size, so that dropout masks stay the same.
     """
+    f = run(x)
     n = len(f)
     for example in (0, n - 1):
         batch = map_tensors(partial(_filled_with, n, example), x)

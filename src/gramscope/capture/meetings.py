@@ -59,7 +59,7 @@ class Meetings(Recorder):
     """Keeps each meeting of a weight with data, instead of the numbers that came of it."""
 
     def __init__(self, parameters: dict[str, Tensor], examples: int) -> None:
-        super().__init__(parameters, examples, refuse_coupled=False, tf32=False)
+        super().__init__(parameters, examples)
         self.meetings: list[Meeting] = []
 
     def stand_in(self, value: Any) -> Any:

@@ -134,6 +134,22 @@ def slice_examples(x: Any, n: int, examples: slice) -> Any:
     return map_tensors(lambda t: t[examples] if t.dim() and t.shape[0] == n else t, x)
 
 
+def join_examples(x: Any, x2: Any) -> Any | None:
+    """The examples of both in one batch; None where their shapes differ, or what all of them share."""
+    n, m = count_examples(x), count_examples(x2)
+    first, second = tensors_in(x), tensors_in(x2)
+    if len(first) != len(second):
+        return None
+    both = []
+    for a, b in zip(first, second, strict=True):
+        examples = bool(a.dim() and b.dim()) and len(a) == n and len(b) == m
+        if a.dtype != b.dtype or a.shape[examples:] != b.shape[examples:] or not (examples or torch.equal(a, b)):
+            return None
+        both.append(torch.cat([a, b]) if examples else a)
+    joined = iter(both)
+    return map_tensors(lambda _: next(joined), x)
+
+
 def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Parameter]:
     """The parameters to be measured; raises where they, or x, cannot be."""
     named = named_parameters(model)

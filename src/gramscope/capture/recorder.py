@@ -21,8 +21,6 @@ from torch.overrides import TorchFunctionMode
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.forms import Form, Tap
-from gramscope.capture.graph import settle
-from gramscope.capture.tape import Tape
 from gramscope.capture.weights import Weight
 
 Rule = Callable[..., Any]
@@ -51,39 +49,21 @@ class Use:
     leaf: Tensor
     edge: GradientEdge
     form: Form
-    entries: int  # of the signal, for one direction
     guards: tuple[tuple[Tensor, int], ...]  # data that entered, with its version then
-    doubtful: bool = False  # the data may be a constant after all, see ``Recorder.doubtful``
 
     def inputs_intact(self) -> bool:
         """Nothing overwrote the inputs after this use; autograd itself would refuse a weight gradient otherwise."""
         return all(tensor._version == version for tensor, version in self.guards)
 
 
-class Demand:
-    """What backward passes of our own must give: signals always, weight gradients only to the fallback."""
-
-    weight_gradients = False
-    directions = 1
-
-
 class Recorder(TorchFunctionMode):
     """Records the uses of ``parameters`` while it is active."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], examples: int, refuse_coupled: bool, tf32: bool) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], examples: int) -> None:
         super().__init__()
         self.examples = examples
-        self.tf32 = tf32
-        self.hint = ""  # what else may be wrong, for error messages
-        self.is_coupled: Callable[[], bool] = lambda: True  # does an example's output depend on the others?
-        self.demand = Demand()
         self._guards: tuple[tuple[Tensor, int], ...] = ()
-        self._in_doubt = False
-        self._doubts: dict[int, Any] = {}
-        self.refuse_coupled = refuse_coupled
         self.uses: list[Use] = []
-        self.tape = Tape(examples)
-        self.coarsest = torch.float64  # the least precise dtype that data had on its way
         self._facts: dict[int, tuple[Any, Weight | None]] = {}
         self._keep = list(parameters.values())
         for parameter in self._keep:
@@ -91,21 +71,13 @@ class Recorder(TorchFunctionMode):
 
     # What is known of a tensor -------------------------------------------------------------------
 
-    def mark_data(self, value: Any, doubtful: bool = False) -> None:
+    def mark_data(self, value: Any) -> None:
         """Every tensor in ``value`` depends on the input."""
         for tensor in tensors_in(value):
             self._facts[id(tensor)] = (weakref.ref(tensor), None)
-            self._doubts[id(tensor)] = weakref.ref(tensor) if doubtful else None
-            if tensor.is_floating_point() and torch.finfo(tensor.dtype).eps > torch.finfo(self.coarsest).eps:
-                self.coarsest = tensor.dtype
 
     def is_data(self, value: Any) -> bool:
         return any(self._fact(tensor) is None for tensor in tensors_in(value))
-
-    def doubtful(self, operands: list[Tensor]) -> bool:
-        """Are these data only because fresh zeros with as many rows as examples may be the start of a recurrence?"""
-        found = [self._doubts.get(id(t)) for t in operands if self._fact(t) is None]
-        return all(ref is not None and ref() is not None for ref in found)
 
     def weight(self, value: Any) -> Weight | None:
         """The weight that ``value`` is, or None for data, constants and anything that is no tensor."""
@@ -143,7 +115,7 @@ class Recorder(TorchFunctionMode):
         weight = value if isinstance(value, Weight) else self.weight(value)
         if weight is not None and output.requires_grad:
             edge = get_gradient_edge(output)
-            self.uses.append(Use(weight, leaf, edge, form, output.numel(), self._guards, self._in_doubt))
+            self.uses.append(Use(weight, leaf, edge, form, self._guards))
 
     def tap(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The rule for anything else: take the gradient at the weight itself."""
@@ -189,8 +161,6 @@ class Recorder(TorchFunctionMode):
         facts = [self._fact(tensor) for tensor in operands]
         weights = [fact for fact in facts if isinstance(fact, Weight)] if torch.is_grad_enabled() else []
         data = None in facts
-        held = self.tape.held(operands)
-        noted = len(self.uses)
         if not weights:
             output = func(*args, **kwargs)
         elif not data:
@@ -203,26 +173,12 @@ class Recorder(TorchFunctionMode):
             output = func(*args, **kwargs)  # the weight itself is overwritten: autograd keeps track
             self.mark_data(args[0])
         else:
-            self._in_doubt = self.doubtful(operands)
             output = self._meet(func, args, kwargs)
         if data or (func in _FACTORIES and self._has_examples(output)):
-            doubtful = self.doubtful(operands)
-            self.mark_data(output, doubtful)
+            self.mark_data(output)
             if writes(func):
-                self.mark_data(args[0], doubtful)
-        if held and self._tapeable(output, operands, held, weights, self.uses[noted:]):
-            self.tape.record(output, func, args, kwargs, tuple(self.uses[noted:]), held)
+                self.mark_data(args[0])
         return output
-
-    def _tapeable(
-        self, output: Any, operands: list[Tensor], held: frozenset[int], weights: list[Weight], uses: list[Use]
-    ) -> bool:
-        """Operands that carry a gradient are on the tape, or weights whose use was noted at this very output."""
-        moving = [t for t in operands if t.requires_grad]
-        known = all(id(t) in held or self.weight(t) is not None for t in moving)
-        attached = not moving or all(t.requires_grad for t in tensors_in(output))
-        noted = {id(weight) for weight in weights} == {id(use.weight) for use in uses}
-        return known and attached and noted and (not uses or _made(output, uses))
 
     def _has_examples(self, tensor: Tensor) -> bool:
         """A fresh zero state (n, H) is the start of a recurrence, not a constant shared by all examples."""
@@ -270,14 +226,6 @@ class Recorder(TorchFunctionMode):
                 self._keep.append(tensor)
 
 
-def _made(output: Any, uses: list[Use]) -> bool:
-    """The signals of all these uses are the one at ``output``."""
-    if not isinstance(output, Tensor) or not output.requires_grad:
-        return False  # a comparison, say
-    edge = get_gradient_edge(output)
-    return all((edge.node, edge.output_nr) == (use.edge.node, use.edge.output_nr) for use in uses)
-
-
 @cache
 def writes(func: Callable[..., Any]) -> bool:
     """An operation that overwrites its first argument, by its name."""
@@ -318,3 +266,20 @@ def opened(func: types.FunctionType) -> Callable[..., Any]:
         clone.__kwdefaults__ = func.__kwdefaults__
         _OPENED[func] = clone
     return _OPENED[func]
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory under a new node that is no view, so that in-place operations append to it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def settle(tensor: Tensor) -> Tensor:
+    """``tensor`` with a gradient edge that later in-place operations cannot bypass."""
+    return _Alias.apply(tensor) if tensor._is_view() else tensor  # type: ignore[no-untyped-call]

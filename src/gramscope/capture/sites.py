@@ -6,32 +6,30 @@ fan-out of one group, ``p`` entries of a parameter.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
-Strided = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frame:
-    """Where the entries of a view lie in its parameter: both as strided views of one storage of ``span`` entries."""
+    """Which entry of the flattened parameter, of shape ``shape``, each entry of a view of it is."""
 
-    view: Strided
-    parameter: Strided
-    span: int
+    entries: Int[Tensor, " p"]
+    shape: tuple[int, ...]
 
     def index(self) -> Int[Tensor, " p"]:
         """For each entry of the view, the entry of the flattened parameter."""
-        memory = torch.arange(self.span, device="cpu")
-        where = torch.full((self.span,), -1, device="cpu")
-        own = torch.as_strided(memory, *self.parameter).reshape(-1)
-        where[own] = torch.arange(len(own), device="cpu")
-        return where[torch.as_strided(memory, *self.view).reshape(-1)]
+        return self.entries
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Frame) and self.shape == other.shape and self.entries.shape == other.entries.shape
+        return same and (self.entries is other.entries or bool(torch.equal(self.entries, other.entries)))
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.entries.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +66,9 @@ class Site:
         """The gradient of every direction of every example, in the coordinates of the weight as used."""
         raise NotImplementedError
 
-
-@dataclass(frozen=True, eq=False)
-class Factors:
-    """Signals that are a product of a side of the direction and one of the example: ``s_{μcp,o} = F_{co} m_{μp,o}``."""
-
-    of_direction: Inexact[Tensor, "k g o"]
-    of_example: Inexact[Tensor, "n T g o"]
+    def part(self, examples: slice, directions: slice) -> "Site":
+        """The site of some examples and directions."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +85,7 @@ class HeldInputs:
 class OuterSite(Site):
     """``u_o = Σ_i W_oi v_i`` at T positions, in g groups: the gradient is ``Σ_T s ⊗ v``.
 
-    ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own. ``factors``
-    are those of the signals, where capture knows that they are a product.
+    ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own.
     """
 
     make_inputs: Callable[[slice], Tensor] = field(repr=False)
@@ -100,8 +93,6 @@ class OuterSite(Site):
     fan_in: int
     axes: tuple[int, ...]
     order: tuple[int, ...]
-    factors: Factors | None = field(default=None, repr=False)
-    _put: list[Tensor] = field(default_factory=list, init=False, repr=False)
 
     @property
     def inputs(self) -> Inexact[Tensor, "n T g i"]:
@@ -142,72 +133,26 @@ class OuterSite(Site):
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: the inputs as they are, since the function that makes them holds the whole forward pass."""
-        return {**self.__dict__, "make_inputs": HeldInputs(self.inputs), "_put": []}
+        return {**self.__dict__, "make_inputs": HeldInputs(self.inputs)}
 
-    def rows(self, out: Inexact[Tensor, "n k p"] | None = None) -> Inexact[Tensor, "n k p"]:
-        if out is not None and self._in_order:
-            return self.products(out)
-        gradient = self.own_axes(self.products())
-        return gradient if out is None else out.copy_(gradient)
+    def part(self, examples: slice, directions: slice) -> "OuterSite":
+        start, *_ = examples.indices(self.examples)
 
-    def products(self, out: Inexact[Tensor, "n k p"] | None = None) -> Inexact[Tensor, "n k p"]:
-        """``Σ_T s ⊗ v``, the gradients in (g, o, i) order."""
+        def inputs(some: slice) -> Tensor:
+            low, high, _ = some.indices(len(signals))
+            return self.make_inputs(slice(start + low, start + high))
+
+        signals = self.signals[examples, directions]
+        return replace(self, make_inputs=inputs, signals=signals)
+
+    def rows(self) -> Inexact[Tensor, "n k p"]:
         n, k, T, g, o = self.signals.shape
         inputs = self.inputs.to(self.dtype).transpose(1, 2).reshape(n * g, T, self.fan_in)
-        if out is not None and g == 1:
-            self._put_products(inputs, out.view(n, k, o, self.fan_in))
-        else:
-            signals = self.signals.permute(0, 3, 1, 4, 2).reshape(n * g, k * o, T)
-            gradient = torch.bmm(signals, inputs).view(n, g, k, o, self.fan_in).transpose(1, 2).flatten(2)
-            if out is None:
-                return gradient
-            out.copy_(gradient)
-        self._put[:] = [out]
-        return out
-
-    def _put_products(self, inputs: Inexact[Tensor, "n T i"], out: Inexact[Tensor, "n k o i"]) -> None:
-        """In one group. Signals lie in memory as (n, k, o, T), after a convolution, or as (n, k, T, o)."""
-        n, i = len(out), self.fan_in
-        signals, positions_first = self.signals[..., 0, :], self.signals.is_contiguous()
-        if not self._narrow:
-            # All directions of an example in one product.
-            stacked = signals.transpose(1, 2).flatten(2).mT if positions_first else signals.mT.flatten(1, 2)
-            torch.bmm(stacked, inputs, out=out.view(n, -1, i))
-        elif positions_first:
-            for direction, mine in enumerate(signals.unbind(1)):
-                out[:, direction] = torch.bmm(inputs.mT, mine).mT
-        else:
-            out.view(n, -1, i).copy_(torch.bmm(inputs.mT, signals.mT.flatten(1, 2).mT).mT)
-
-    @property
-    def _narrow(self) -> bool:
-        """Products of this width are up to twice as fast the other way round: CPUs like to write 16 numbers at once."""
-        return self.fan_in < 32 and self.fan_in != 16 and self.dtype == torch.float32 and not self.signals.is_cuda
-
-    @property
-    def made(self) -> Inexact[Tensor, "n k p"] | None:
-        """The products, if somebody has them in memory of his own."""
-        return self._put[0] if self._put else None
-
-    @cached_property
-    def summed(self) -> Inexact[Tensor, "n k go"]:
-        """``Σ_T s``, the gradients of an offset."""
-        return self.signals.sum(2).flatten(2)
-
-    @property
-    def _in_order(self) -> bool:
-        return self.order == tuple(range(len(self.order)))
-
-    def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
-        """From (g, o, i) order to the order of the weight's own axes."""
-        return gradient if self._in_order else in_own_axes(gradient, self.axes, self.order)
-
-
-def in_own_axes(
-    gradient: Inexact[Tensor, "n k p"], axes: tuple[int, ...], order: tuple[int, ...]
-) -> Inexact[Tensor, "n k p"]:
-    """From (g, o, i) order, compound with sizes ``axes``, to that of the weight's own axes."""
-    return gradient.unflatten(2, axes).permute(0, 1, *(2 + axis for axis in order)).flatten(2)
+        signals = self.signals.permute(0, 3, 1, 4, 2).reshape(n * g, k * o, T)
+        gradient = torch.bmm(signals, inputs).view(n, g, k, o, self.fan_in).transpose(1, 2).flatten(2)
+        in_order = self.order == tuple(range(len(self.order)))
+        own = (2 + axis for axis in self.order)
+        return gradient if in_order else gradient.unflatten(2, self.axes).permute(0, 1, *own).flatten(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +178,9 @@ class LookupSite(Site):
     @property
     def entries(self) -> int:
         return self.table * self.signals.shape[3]
+
+    def part(self, examples: slice, directions: slice) -> "LookupSite":
+        return replace(self, ids=self.ids[examples], signals=self.signals[examples, directions])
 
     def rows(self) -> Inexact[Tensor, "n k p"]:
         n, k, _, width = self.signals.shape
@@ -262,6 +210,9 @@ class RowSite(Site):
     @property
     def dtype(self) -> torch.dtype:
         return self.gradient.dtype
+
+    def part(self, examples: slice, directions: slice) -> "RowSite":
+        return replace(self, gradient=self.gradient[examples, directions])
 
     def rows(self) -> Inexact[Tensor, "n k p"]:
         return self.gradient

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Inexact
+from jaxtyping import Int
 from torch import Tensor
 
-from gramscope.capture.batched import batched_gradients_or_zeros
-from gramscope.capture.sites import Frame, Strided
 
+Strided = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
 # Operations that change the type or the memory of a tensor but not its entries.
 KEEPS_ENTRIES = {"to", "type", "float", "double", "half", "bfloat16", "contiguous", "clone", "alias"}
 
@@ -63,24 +62,17 @@ class Weight:
             return Weight(tensor, roots, _frame(tensor))
         return Weight(tensor, roots, None)
 
-    def placement(self) -> Frame | None:
-        """Which entries of the root this weight is; None for all of them in their own order."""
+    def placement(self) -> Int[Tensor, " p"] | None:
+        """For each entry of this weight, the entry of the flattened root; None for all of them in their own order."""
         root = self.roots[0]
         assert self.frame is not None
         if self.frame == _frame(root):
             return None
-        return Frame(self.frame, _frame(root), root.untyped_storage().nbytes() // root.element_size())
-
-    def pull_back(self, rows: Inexact[Tensor, "n k p"], chunk: int) -> dict[int, Float[Tensor, "n k q"]]:
-        """Gradients with respect to each root, from gradients with respect to this weight."""
-        flat = rows.flatten(0, 1)
-        parts: dict[int, list[Tensor]] = {id(root): [] for root in self.roots}
-        for some in flat.split(chunk):
-            cotangents = some.reshape(len(some), *self.tensor.shape).to(self.tensor.dtype)
-            gradients = batched_gradients_or_zeros([self.tensor], self.roots, [cotangents])
-            for root, gradient in zip(self.roots, gradients, strict=True):
-                parts[id(root)].append(gradient.reshape(len(some), -1))
-        return {key: torch.cat(pieces).unflatten(0, rows.shape[:2]) for key, pieces in parts.items()}
+        memory = torch.arange(root.untyped_storage().nbytes() // root.element_size(), device="cpu")
+        where = torch.full_like(memory, -1)
+        own = torch.as_strided(memory, *_frame(root)).reshape(-1)
+        where[own] = torch.arange(len(own), device="cpu")
+        return where[torch.as_strided(memory, *self.frame).reshape(-1)]
 
 
 def _frame(tensor: Tensor) -> Strided:

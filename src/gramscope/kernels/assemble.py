@@ -1,18 +1,15 @@
 """From the sites of two snapshots to the pieces of their kernel."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.pages import fresh_empty
-from gramscope.capture import LookupSite, OuterSite, RowSite, Site, Snapshot
-from gramscope.kernels.cost import Shape, cheapest, pairing_pays, split_pays
-from gramscope.kernels.factored import FactoredPiece, FactoredSite, PairedPiece, Split, by_factors, split_site
+from gramscope.capture import LookupSite, OuterSite, RowSite, Site
+from gramscope.kernels.cost import Shape, cheapest
 from gramscope.kernels.pieces import (
     ConstantSignalPiece,
     HadamardPiece,
@@ -24,15 +21,13 @@ from gramscope.kernels.pieces import (
     RowPiece,
     SameId,
     TiedPiece,
-    joined,
 )  # fmt: skip
 
+Sites = Mapping[str, Sequence[Site]]
 # Bytes of signals and inputs that are turned into gradient rows at once.
 CACHED = {"cpu": 2**23, "cuda": 2**31}
 # Rows of so few entries (gains, offsets) are joined to those of other parameters.
 NARROW = 128
-# The signals of so many examples, weighted for every pair of outputs, must fit into so many bytes.
-PAIRED_EXAMPLES, PAIRED_BYTES = 8, {"cpu": 2**24, "cuda": 2**31}
 
 
 @dataclass(frozen=True)
@@ -44,32 +39,21 @@ class Assembly:
     chunk: int
     held: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
-    def pieces(self, left: Snapshot, right: Snapshot, fuse: bool) -> Iterator[tuple[str, Piece]]:
-        """Pieces of every parameter, with its name.
+    def pieces(self, mine: Sites, theirs: Sites, fuse: bool) -> Iterator[tuple[str, Piece, bool]]:
+        """Pieces of every parameter, with its name, and whether it is narrow and may wait to be joined with others.
 
-        If ``fuse``, a bias is fused into its weight's piece and narrow pieces of all parameters are joined under "".
+        If ``fuse``, a bias is fused into its weight's piece.
         """
-        mine = left.by_parameter()
-        theirs = mine if right is left else right.by_parameter()
         fused = _fusible_biases(mine, theirs) if fuse else {}
-        narrow: list[RowPiece] = []
-        for name in left.parameters:
+        for name in mine:
             if name in fused.values() or not mine[name] or not theirs[name]:
                 continue
             # Rows that are made here lie in memory which the next ones take over; those of the sites may wait.
             may_wait = fuse and all(isinstance(site, RowSite) for site in (*mine[name], *theirs[name]))
             for piece in self._parameter(mine[name], theirs[name], 1.0 if name in fused else 0.0):
-                if may_wait and isinstance(piece, RowPiece) and piece.left.shape[1] <= NARROW:
-                    narrow.append(piece)
-                else:
-                    yield name, piece
-        if narrow:
-            yield "", joined(narrow)
+                yield name, piece, may_wait and isinstance(piece, RowPiece) and piece.left.shape[1] <= NARROW
 
     def _parameter(self, left: Sequence[Site], right: Sequence[Site], offset: float) -> Iterator[Piece]:
-        if (mixed := _one_by_factors(left, right)) is not None:
-            yield from self._half_factored(*mixed)
-            return
         parts_left = _merge(left)
         parts_right = parts_left if right is left else _merge(right)
         if _independent([*parts_left, *parts_right]):
@@ -85,8 +69,6 @@ class Assembly:
             return
         if isinstance(left, OuterSite) and isinstance(right, OuterSite):
             yield from self._outer(left, right, offset)
-        elif isinstance(left, FactoredSite) and isinstance(right, FactoredSite):
-            yield self._factored(left, right)
         elif isinstance(left, LookupSite) and isinstance(right, LookupSite):
             signals = left.signals.to(self.dtype)
             others = signals if right is left else right.signals.to(self.dtype)
@@ -100,28 +82,6 @@ class Assembly:
             rows = left.rows().to(self.dtype)
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace)
 
-    def _factored(self, left: FactoredSite, right: FactoredSite) -> Piece:
-        rows, others = (site.gradient.to(self.dtype).flatten(1, 2) for site in (left, right))
-        mine, theirs = (site.factors.to(self.dtype).flatten(1) for site in (left, right))
-        if not self.trace:
-            return FactoredPiece(rows, others, mine, theirs)
-        weights = (mine * theirs).sum(dim=0)[:, None]
-        if right is left:
-            scaled = (rows * weights.sqrt()).flatten(1)[:, None]
-            return RowPiece(scaled, scaled, True)
-        return RowPiece((rows * weights).flatten(1)[:, None], others.flatten(1)[:, None], True)
-
-    def _half_factored(self, factored: FactoredSite, outer: OuterSite, flip: bool) -> Iterator[Piece]:
-        """One block of examples was kept by its factors, the other was not: by factors if it has some, or as rows."""
-        other = by_factors(outer)
-        if other is not None:
-            yield self._factored(*((other, factored) if flip else (factored, other)))
-            return
-        for channels in self._channel_steps(outer, factored.examples + outer.examples):
-            rows = factored.channel_rows(channels).to(self.dtype)
-            others = self._channel_rows(outer, channels, 1)
-            yield RowPiece(*((others, rows) if flip else (rows, others)), self.trace)
-
     # Outer products --------------------------------------------------------------------------------
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
@@ -129,9 +89,6 @@ class Assembly:
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
         )  # fmt: skip
-        if (split := self._split(left, right, shape, offset)) is not None:
-            yield from self._outer_factored(*split, offset)
-            return
         if offset == 0 and cheapest(shape) == "rows":
             yield from self._outer_rows(left, right)
             return
@@ -142,40 +99,18 @@ class Assembly:
             t = s if right is left else right.signals[:, :, :, group].to(self.dtype)
             v, w = inputs[:, :, group], others[:, :, group]
             if shape.T == 1:
-                pairs = self._pairs(left, right, shape, group)
-                yield _one_position(v, w, s[:, :, 0], t[:, :, 0], offset, self.trace, pairs)
+                yield _one_position(v, w, s[:, :, 0], t[:, :, 0], offset, self.trace)
             elif self.trace:
                 yield PositionTracePiece(Positions(v, w, offset), s, t)
             else:
                 yield HalfPiece(Positions(v, w, offset), s, t, self.chunk)
 
-    def _pairs(self, left: OuterSite, right: OuterSite, shape: Shape, group: int) -> tuple[Tensor, ...] | None:
-        """F, and m of both sides, where the outputs are better taken in pairs."""
-        mine, theirs = left.factors, right.factors
-        if mine is None or theirs is None or not pairing_pays(shape):
-            return None
-        room = min(self.chunk, PAIRED_BYTES.get(left.signals.device.type, PAIRED_BYTES["cuda"]))
-        if PAIRED_EXAMPLES * shape.k * (shape.k + 1) // 2 * shape.o * self.dtype.itemsize > room:
-            return None  # a thousand outputs have half a million pairs
-        if mine is not theirs and not torch.equal(mine.of_direction, theirs.of_direction):
-            return None
-        sides = mine.of_direction[:, group], mine.of_example[:, 0, group], theirs.of_example[:, 0, group]
-        return tuple(side.to(self.dtype) for side in sides)
-
-    def _outer_rows(
-        self, left: OuterSite, right: OuterSite, factors: tuple[Tensor, Tensor] | None = None
-    ) -> Iterator[Piece]:
-        """Gradient rows, some output channels at a time; with ``factors`` those of sites with one direction."""
+    def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
+        """Gradient rows, some output channels at a time."""
         examples = left.examples if right is left else left.examples + right.examples
         for channels in self._channel_steps(left, examples):
             rows = self._channel_rows(left, channels, 0)
-            others = rows if right is left else self._channel_rows(right, channels, 1)
-            if factors is None:
-                yield RowPiece(rows, others, self.trace)
-            else:
-                mine, theirs = (f[..., channels].to(self.dtype).flatten(1) for f in factors)
-                h, g = (r.view(len(r), -1, left.fan_in) for r in (rows, others))
-                yield FactoredPiece(h, g, mine, theirs)
+            yield RowPiece(rows, rows if right is left else self._channel_rows(right, channels, 1), self.trace)
 
     def _channel_steps(self, site: OuterSite, examples: int) -> Iterator[slice]:
         """Output channels, as many at a time as may be held as rows of all examples."""
@@ -183,23 +118,6 @@ class Assembly:
         step = max(1, min(site.fan_out, self.chunk // max(1, bytes_each)))
         for start in range(0, site.fan_out, step):
             yield slice(start, min(site.fan_out, start + step))
-
-    def _split(self, left: OuterSite, right: OuterSite, shape: Shape, offset: float) -> tuple[Split, Split] | None:
-        """Both sites by the factors of their signals, where they have such and that saves work."""
-        # Gradient rows, which a full kernel by factors is made of, know of no bias that is fused in.
-        possible = self.trace or offset == 0
-        mine = split_site(left) if possible and split_pays(shape) else None
-        theirs = mine if right is left or mine is None else split_site(right)
-        return None if mine is None or theirs is None else (mine, theirs)
-
-    def _outer_factored(self, left: Split, right: Split, offset: float) -> Iterator[Piece]:
-        if not self.trace:
-            yield from self._outer_rows(left.site, right.site, (left.factors, right.factors))
-        elif right is left:
-            site = left.scaled(left.factors.square().sum(dim=0).sqrt())
-            yield from self._outer(site, site, offset)
-        else:
-            yield from self._outer(left.scaled((left.factors * right.factors).sum(dim=0)), right.site, offset)
 
     def _channel_rows(self, site: OuterSite, channels: slice, side: int) -> Float[Tensor, "n k p"]:
         """``Σ_T s ⊗ v`` for some output channels, a few examples at a time so that their copies stay in the cache."""
@@ -226,7 +144,7 @@ class Assembly:
         size = math.prod(shape)
         held = self.held.get(side)
         if held is None or held.numel() < size:
-            held = self.held[side] = fresh_empty((size,), self.dtype, like.device)
+            held = self.held[side] = torch.empty(size, dtype=self.dtype, device=like.device)
         return held[:size].view(shape)
 
     # Several kinds of use of one parameter ---------------------------------------------------------
@@ -264,21 +182,18 @@ def _unused(site: Site) -> bool:
 
 
 def _extent(site: Site) -> int:
-    return site.entries if site.frame is None else int(torch.Size(site.frame.parameter[0]).numel())
+    return site.entries if site.frame is None else math.prod(site.frame.shape)
 
 
 def _one_position(
     v: Float[Tensor, "n 1 i"], w: Float[Tensor, "m 1 i"], s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"],
-    offset: float, trace: bool, pairs: tuple[Tensor, ...] | None,
+    offset: float, trace: bool,
 ) -> Piece:  # fmt: skip
     if trace:
         return HadamardTracePiece(Positions(v, w, offset), s, t)
     inner = v[:, 0] @ w[:, 0].T
     if offset:
         inner += offset
-    if pairs is not None:
-        factors, mine, theirs = pairs
-        return PairedPiece(inner, mine, theirs, factors)
     if _constant(s, t):
         gram = s[0] @ s[0].T
         if int(torch.count_nonzero(gram)) <= 2 * len(gram):
@@ -294,18 +209,6 @@ def _constant(s: Float[Tensor, "n k o"], t: Float[Tensor, "m j o"]) -> bool:
     return bool((s == first).all()) and (t is s or bool((t == first).all()))
 
 
-def _one_by_factors(left: Sequence[Site], right: Sequence[Site]) -> tuple[FactoredSite, OuterSite, bool] | None:
-    """The one use of a parameter, kept by its factors in one block alone; whether that is the block of the columns."""
-    if len(left) != 1 or len(right) != 1:
-        return None
-    for factored, outer, flip in ((left[0], right[0], False), (right[0], left[0], True)):
-        if isinstance(factored, FactoredSite) and isinstance(outer, OuterSite):
-            shape = outer.groups, outer.fan_out, outer.fan_in
-            same = factored.frame, factored.axes, factored.order, tuple(factored.gradient.shape[1:])
-            return (factored, outer, flip) if same == (outer.frame, outer.axes, outer.order, shape) else None
-    return None
-
-
 def _merge(sites: Sequence[Site]) -> dict[object, Site]:
     """Uses of the same kind and frame become one site with all their positions; cross terms follow by themselves."""
     grouped: dict[object, list[Site]] = {}
@@ -313,8 +216,6 @@ def _merge(sites: Sequence[Site]) -> dict[object, Site]:
         kind: tuple[object, ...] = (type(site), site.frame)
         if isinstance(site, OuterSite):
             kind += (site.axes, site.order, site.groups, site.fan_in)
-        if isinstance(site, FactoredSite):
-            kind += (site.axes, site.order, *site.gradient.shape[1:])
         grouped.setdefault(kind, []).append(site)
     return {key: _joined(uses) for key, uses in grouped.items()}
 
@@ -356,10 +257,8 @@ def _independent(keys: Sequence[object]) -> bool:
     frames = [key[1] for key in unique]  # type: ignore[index]
     if any(frame is None for frame in frames):
         return False
-    covered = [torch.zeros(int(torch.Size(f.parameter[0]).numel()), dtype=torch.bool, device="cpu") for f in frames]
-    for cover, frame in zip(covered, frames, strict=True):
-        cover[frame.index()] = True
-    return not any(bool((a & b).any()) for a, b in combinations(covered, 2))
+    covered = torch.cat([frame.index() for frame in frames])
+    return len(covered.unique()) == len(covered)
 
 
 def _tied(
@@ -378,7 +277,7 @@ def _tied(
     return (tuple(outer), tuple(lookup)) if len(outer) == len(lookup) == 2 else None
 
 
-def _fusible_biases(left: dict[str, tuple[Site, ...]], right: dict[str, tuple[Site, ...]]) -> dict[str, str]:
+def _fusible_biases(left: Sites, right: Sites) -> dict[str, str]:
     """weight name -> bias name, where both see the very same signals at one position: ``K = (Q + 1) ∘ (S Sᵀ)``."""
     memory = {}
     for name, sites in left.items():

@@ -1,6 +1,7 @@
 """How to cut a kernel into blocks that stay within a memory budget."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +16,13 @@ from gramscope.capture.network import Outputs, count_examples, slice_examples
 from gramscope.capture.precision import Precision
 from gramscope.kernels.pieces import Range, strips
 
-# A capture holds raw signals and the copies its contraction works on. A safe factor, not a measured one: the tests
-# check that live bytes stay within the budget.
-OVERHEAD = 4
-# Bytes of the largest signal captured at a time on a CPU: from 12 to 32 MiB did equally well there.
-PART = 2**24
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
+# Bytes of signals held at a time, where there is room.
+SIGNALS = {"cpu": 2**28, "cuda": 2**32}
+# Tensors of the largest site that are held at once for each direction: its signals, as they came and arranged for their
+# products, what crosses to the next part of the network, and what autograd works on.
+OVERHEAD = 6
 # Inputs and models whose forward pass will fit: entries of x, so many for each id (it stands for a vector), parameters.
 SMALL_INPUT, ID, SMALL_MODEL = 2**18, 64, 10**7
 
@@ -36,10 +37,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows to hold at once.
+    """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
-    ``part`` is the number of examples to capture at a time, where that is better than a whole block, ``company`` that
-    for which a forward pass alone fits.
+    ``outputs`` is -1 until it is known. ``passes`` outputs of a trace are taken in one backward pass; ``company`` is
+    the number of examples for which a forward pass fits.
     """
 
     n: int
@@ -48,59 +49,70 @@ class Plan:
     rows: tuple[Block, ...]
     columns: tuple[Block, ...]
     chunk: int
-    part: int | None = None
+    signals: int
+    passes: int
     company: int = 0
 
     @property
-    def one_by_one(self) -> bool:
-        """Every block holds a single example, although there are several."""
-        return self.n > 1 and all(stop - start == 1 for start, stop in (block.examples for block in self.rows))
-
-    def with_outputs(self, outputs: int) -> "Plan":
-        """The same, once the number of outputs is known (-1 until then, and then not cut)."""
-        if self.outputs >= 0:
-            return self
-        whole = Block((0, self.n), (0, outputs)), Block((0, self.m), (0, outputs))
-        return replace(self, outputs=outputs, rows=whole[:1], columns=whole[1:])
+    def whole(self) -> bool:
+        """All examples and outputs at once."""
+        return len(self.rows) == 1 and len(self.columns) == 1
 
 
 def make_plan(
     model: nn.Module, x: Any, x2: Any, *, trace: bool, blocked: bool, memory: Memory, outputs: Outputs,
-    frozen: bool, precision: Precision, size: Survey | None = None,
+    frozen: bool, precision: Precision,
 ) -> Plan:  # fmt: skip
-    """Blocks such that captures, copies and the kernel itself fit into ``memory`` bytes; ``size`` if it is known."""
+    """Blocks such that forward passes, signals, rows and the kernel itself fit into ``memory`` bytes."""
     n = count_examples(x)
     m = n if x2 is None else count_examples(x2)
     device = tensors_in(x)[0].device
     budget = memory_budget(memory, device)
     chunk = min(budget // 8, CHUNK.get(device.type, CHUNK["cuda"]))
-    if size is None and blocked:
-        size = _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision)
+    signals = min(budget // 8, SIGNALS.get(device.type, SIGNALS["cuda"]))
+    small = memory is None and is_small(model, x)
+    size = None if small or not blocked else _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision)
     if size is None:
-        return Plan(n, m, -1, (Block((0, n), (0, -1)),), (Block((0, m), (0, -1)),), chunk)
+        every = Block((0, n), (0, -1)), Block((0, m), (0, -1))
+        return Plan(n, m, -1, every[:1], every[1:], chunk, signals, passes=0)
     width = size.outputs
-    item = torch.promote_types(size.dtype, torch.float32).itemsize
-    kernel = n * m * (1 if trace else width * width) * item
-    each = OVERHEAD * max(1, size.entries) * item
+    kernel = n * m * (1 if trace else width * width) * torch.promote_types(size.dtype, torch.float32).itemsize
+    each = OVERHEAD * size.largest  # bytes of an example for each direction
+    least = 2 * (size.held + (1 if trace else 2) * each)
     if memory is None:  # more than half, where a kernel needs it and it is there
-        budget = max(budget, min(free_memory(device), kernel + 2 * each))
+        budget = max(budget, min(free_memory(device), kernel + least))
     room = budget - kernel
-    if room < 2 * each:
+    if room < least:
         got = f"{budget:,} are free" if memory is None else f"got {budget:,}"
         raise InputError(
-            f"memory must be at least {kernel + 2 * each:,} bytes for this kernel of {n} x {m} examples and {width} "
+            f"memory must be at least {kernel + least:,} bytes for this kernel of {n} x {m} examples and {width} "
             f'outputs, {got}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
         )
-    if n * width * each <= room and (x2 is None or (n + m) * width * each <= room):
+    open_outputs = 1 if trace else width  # that must be held at once
+    together = n if x2 is None else n + m
+    if together * (size.held + open_outputs * each) <= room:
         examples, columns = max(n, m), width
     else:
-        fit = max(1, room // (2 * each))
-        examples, columns = max(1, fit // width), min(width, fit)
-    part = None
-    if size.crowded and tensors_in(x)[0].device.type == "cpu":
-        part = max(2, PART // (max(1, size.largest) * (width + 1) * item))
+        examples = room // (2 * (size.held + open_outputs * each))
+        columns = width
+        if examples == 0:
+            examples, columns = 1, max(1, (room // 2 - size.held) // (2 * each))
+        together = 2 * examples
+    passes = max(1, min(width, (room // together - size.held) // each)) if trace else width
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
-    return Plan(n, m, width, rows, cols, chunk, part, company=max(3 * examples, room // (2 * each)))
+    return Plan(n, m, width, rows, cols, chunk, signals, passes, company=max(3 * examples, room // (2 * size.held)))
+
+
+def check_kernel(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory, device: torch.device) -> None:
+    """Refuse kernels that would not fit, before anything is computed."""
+    size = math.prod(shape) * dtype.itemsize
+    room = free_memory(device) if memory is None else memory_budget(memory, device)
+    if size > room:
+        got = f"{room:,} are free" if memory is None else f"got {room:,}"
+        raise InputError(
+            f"memory must be at least {size:,} bytes for a kernel of shape {shape}, {got}. Give more, choose "
+            'fewer outputs, reduce="trace", or use gs.ntk_operator.'
+        )
 
 
 def is_small(model: Any, x: Any) -> bool:

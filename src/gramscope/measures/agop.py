@@ -17,7 +17,6 @@ from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.base.progress import progress
 from gramscope.capture import capture
 from gramscope.capture.batched import batched_gradients
-from gramscope.capture.layout import TOLERANCE, example_weights
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import (
     Outputs,
@@ -27,6 +26,7 @@ from gramscope.capture.network import (
     slice_examples,
     unwrap,
 )
+from gramscope.capture.owners import exponents, quick_owner
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.linalg import LinearOperator
@@ -314,14 +314,14 @@ def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
     n = len(f)
     if n == 1:
         return
-    weights = example_weights(n, f.dtype, f.device)
+    exponent = exponents(n, f.dtype, f.device)[0]
     mixture = torch.randn(f.shape[1], generator=torch.Generator().manual_seed(0), device="cpu").to(f).expand(n, -1)
-    (plain,) = torch.autograd.grad(f, leaf, mixture, retain_graph=True, allow_unused=True)
-    (scaled,) = torch.autograd.grad(f, leaf, weights[:, None] * mixture, retain_graph=True, allow_unused=True)
-    if plain is None or scaled is None:
-        return
-    expected = plain.reshape(n, -1) * weights[:, None].to(plain)
-    if float((scaled.reshape(n, -1) - expected).norm()) > TOLERANCE.get(f.dtype, 1e-3) * float(expected.norm()):
+    weights = torch.exp2(exponent.to(f.dtype))[:, None]
+    plain, scaled = (
+        torch.autograd.grad(f, leaf, cotangent, retain_graph=True, allow_unused=True)[0]
+        for cotangent in (mixture, weights * mixture)
+    )
+    if plain is not None and scaled is not None and quick_owner(plain, scaled, exponent) is None:
         raise CoupledExamplesError(
             "each example's output must depend on that example alone, but gradients at the input mix the examples. Put "
             "layers that mix a batch (batch norm) into eval mode: model.eval()."

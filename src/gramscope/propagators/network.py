@@ -47,7 +47,7 @@ class Place:
                 self.direct.append((output, piece))
         for parameter in hidden:
             whole = Weight.of_parameter(parameter)
-            use = Use(whole, parameter, get_gradient_edge(parameter), Tap(shape=tuple(parameter.shape)), 0, ())
+            use = Use(whole, parameter, get_gradient_edge(parameter), Tap(shape=tuple(parameter.shape)), ())
             self.indirect.append(Piece(use, parameter.shape, Origin(whole, names)))
             edges.append(parameter)
         self.inner = LinearMap(node.outputs, edges, [piece.shape for piece in self.indirect])

@@ -29,8 +29,8 @@ class Origin:
         if weight.frame is None:
             roots = list(weight.roots)
             self._linear_map = LinearMap([weight.tensor], roots, [root.shape for root in roots])
-        elif (frame := weight.placement()) is not None:
-            self._index = frame.index().to(weight.tensor.device)
+        elif (index := weight.placement()) is not None:
+            self._index = index.to(weight.tensor.device)
 
     def pull(self, gradient: Inexact[Tensor, "k *shape"]) -> dict[str, Tensor]:
         """From gradients of the weight as used to gradients of the parameters."""

@@ -46,7 +46,7 @@ class Watch(Recorder):
     """A recorder that cuts the graph after each use of a weight; with ``inside`` only where :meth:`cut` is called."""
 
     def __init__(self, parameters: Mapping[str, Tensor], examples: int, inside: bool = False) -> None:
-        super().__init__(parameters, examples, refuse_coupled=False, tf32=False)
+        super().__init__(parameters, examples)
         self.nodes: list[Node] = []
         self.inside = inside
         self._taken = 0  # uses that belong to a node already

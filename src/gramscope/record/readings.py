@@ -124,7 +124,7 @@ def _gradient(sites: tuple[Site, ...], residual: Tensor) -> Tensor:
         else:
             own = torch.einsum("nk,nkp->p", e, site.rows())
         if site.frame is not None:
-            whole = own.new_zeros(math.prod(site.frame.parameter[0]))
+            whole = own.new_zeros(math.prod(site.frame.shape))
             own = whole.index_copy_(0, site.frame.index().to(own.device), own)
         total = own if total is None else total + own
     assert total is not None

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramscope.base.errors import CoupledExamplesError
-from gramscope.capture.forms import FixedNorm, Gain
+from gramscope.capture.forms import Gain
 from gramscope.capture.recorder import Recorder, rule
 
 
@@ -20,7 +19,6 @@ def _affine(
     gain: Tensor | None,
     offset: Tensor | None,
     shape: tuple[int, ...],
-    norm: FixedNorm | None = None,
 ) -> Tensor:
     """``normalise(input, gain, offset)`` with both noted; ``shape`` is how they broadcast against the result."""
     if not recorder.is_data(input) or recorder.is_data([gain, offset]):
@@ -33,8 +31,8 @@ def _affine(
         with torch.no_grad():
             return normalise(data, None, None)
 
-    recorder.note(gain, gain_leaf, output, Gain(name, shape, factor, tuple(output.shape), norm))
-    recorder.note(offset, offset_leaf, output, Gain("bias", shape, None, tuple(output.shape), norm))
+    recorder.note(gain, gain_leaf, output, Gain(name, shape, factor, tuple(output.shape)))
+    recorder.note(offset, offset_leaf, output, Gain("bias", shape, None, tuple(output.shape)))
     return output
 
 
@@ -96,16 +94,6 @@ def batch_norm(
     recorder: Recorder, func: Any, input: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
     bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
-    if training and recorder.refuse_coupled:
-        raise CoupledExamplesError(
-            "batch norm must use its running statistics, but a batch norm layer is in training mode: each "
-            "example's output then depends on the whole batch, and a kernel between single examples is not "
-            'defined. Call model.eval() first, or pass coupled="exact" for the kernel of the coupled outputs.'
-        )
-
-    if not training and running_mean is not None:
-        return _fixed_batch_norm(recorder, input, running_mean, running_var, weight, bias, eps)
-
     def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
         # Running statistics must not be updated once more when only the factor is wanted.
         updates = training and (gain is not None or offset is not None)
@@ -113,29 +101,6 @@ def batch_norm(
         return torch.batch_norm(x, gain, offset, mean, var, training, momentum, eps, torch.backends.cudnn.enabled)
 
     return _affine(recorder, "batch norm", normalise, input, weight, bias, _per_channel(input))
-
-
-def fixed_slope(input: Tensor, variance: Tensor, gain: Any, eps: float) -> Tensor:
-    """What a batch norm with running statistics multiplies each channel by."""
-    shape = _per_channel(input)
-    scale = (variance + eps).rsqrt().to(input.dtype).view(shape)
-    return scale if gain is None else scale * gain.view(shape)
-
-
-def _fixed_batch_norm(
-    recorder: Recorder, input: Tensor, mean: Tensor, variance: Tensor, gain: Any, offset: Any, eps: float
-) -> Any:
-    """With running statistics a batch norm is one multiplication and one addition; torch's own backward does more."""
-    shape = _per_channel(input)
-    centre = mean.to(input.dtype).view(shape)
-
-    def normalise(x: Tensor, gain: Any, offset: Any) -> Tensor:
-        slope = fixed_slope(input, variance, gain, eps)
-        shift = -centre * slope if offset is None else offset.view(shape) - centre * slope
-        return x * slope + shift
-
-    norm = FixedNorm(gain, mean, variance, eps)
-    return _affine(recorder, "batch norm", normalise, input, gain, offset, shape, norm)
 
 
 @rule(F.instance_norm)

@@ -1,0 +1,176 @@
+"""The backward graph of a network's outputs, and backward passes through it that stop wherever one asks.
+
+Nodes stand in order: every node before those that it passes gradients on to. An *edge* is a node and the number of one
+of its incoming gradients; the *signal* of an edge is that gradient.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from gramscope.capture.batched import batched_gradients
+
+Node = Any
+Edge = tuple[Node, int]
+UNLIMITED = 2**62
+# Bytes of signals, for one direction, below which all directions run in one batched pass: small operations cost their
+# overhead, large ones their arithmetic, and these need no batching rules when taken one direction at a time.
+TOGETHER = {"cpu": 2**20, "cuda": 2**25}
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether a node gathers the gradient of a leaf tensor."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def incoming(edge: Edge) -> tuple[torch.Size, torch.dtype]:
+    """Shape and dtype of the gradient that arrives at an edge."""
+    node, number = edge
+    if is_leaf(node):
+        return node.variable.shape, node.variable.dtype
+    metadata = node._input_metadata[number]
+    return torch.Size(metadata.shape), metadata.dtype
+
+
+class BackwardGraph:
+    """The nodes between the outputs ``f`` and the measured parameters."""
+
+    def __init__(self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor]) -> None:
+        root = get_gradient_edge(f)
+        self.f, self.root = f, (root.node, root.output_nr)
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        ordered = _topological(root.node)
+        self.names: dict[Node, str] = {
+            node: names[id(node.variable)] for node in ordered if is_leaf(node) and id(node.variable) in names
+        }
+        bits = {node: 1 << place for place, node in enumerate(self.names)}
+        self._leaf_of_bit = list(self.names)
+        self._below: dict[Node, int] = {}
+        for node in reversed(ordered):
+            found = bits.get(node, 0)
+            for child, _ in node.next_functions:
+                found |= self._below.get(child, 0)
+            self._below[node] = found
+        self.nodes = [node for node in ordered if self._below[node]]
+        self.consumers: dict[Node, list[tuple[Node, int, int]]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for slot, (child, number) in enumerate(node.next_functions):
+                if child in self.consumers:
+                    self.consumers[child].append((node, slot, number))
+
+    def leaves_below(self, node: Node) -> list[Node]:
+        """The nodes of the measured parameters that a node's gradient goes on to."""
+        found = self._below.get(node, 0)
+        return [leaf for place, leaf in enumerate(self._leaf_of_bit) if found >> place & 1]
+
+    def children(self, node: Node) -> Iterator[Node]:
+        """The nodes that a node passes gradients on to, of those that lead to measured parameters."""
+        return (child for child, _ in node.next_functions if self._below.get(child, 0))
+
+    def signals(
+        self, cotangents: Float[Tensor, "k n C"], wanted: Sequence[Edge], room: int = UNLIMITED
+    ) -> Iterator[dict[Edge, Tensor]]:
+        """The signals (k, ...) of the edges wanted, in the order of the graph, as many at once as ``room`` bytes hold.
+
+        The graph is cut behind the nodes whose signals fill the room, where it can be (between the blocks of a
+        transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
+        out.
+        """
+        pending = {self.root: cotangents}
+        for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
+            sources = [edge for edge in pending if edge[0] in part]
+            ends = [*targets, *crossing]
+            found = self._backward(sources, ends, [pending.pop(edge) for edge in sources]) if sources else {}
+            for edge in crossing:
+                if edge in found:
+                    mine = found[edge]
+                    pending[edge] = pending[edge] + mine if edge in pending else mine
+            yield {edge: found[edge] for edge in targets if edge in found}
+
+    def _backward(self, sources: list[Edge], ends: list[Edge], cotangents: list[Tensor]) -> dict[Edge, Tensor]:
+        size = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, ends))
+        device = self.f.device.type
+        gradients = batched_gradients(
+            [GradientEdge(*edge) for edge in sources], [GradientEdge(*edge) for edge in ends], cotangents,
+            together=size <= TOGETHER.get(device, TOGETHER["cuda"]),
+        )  # fmt: skip
+        return {edge: found.detach() for edge, found in zip(ends, gradients, strict=True) if found is not None}
+
+    def _parts(self, wanted: Sequence[Edge], room: int) -> Iterator[tuple[set[Node], list[Edge], list[Edge]]]:
+        """Parts of the graph: their nodes, the edges wanted there, and the edges by which gradients leave them."""
+        by_node: dict[Node, list[Edge]] = {}
+        for edge in wanted:
+            by_node.setdefault(edge[0], []).append(edge)
+        leading: set[Node] = set()
+        for node in reversed(self.nodes):
+            if node in by_node or any(child in leading for child in self.children(node)):
+                leading.add(node)
+        ordered = [node for node in self.nodes if node in leading]
+        part: dict[Node, None] = {}
+        held = 0
+        for node in ordered:
+            mine = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, by_node.get(node, ())))
+            if held and held + mine > room and self._may_cut(part, leading):
+                yield set(part), *_targets_and_crossing(part, by_node, leading)
+                part, held = {}, 0
+            part[node] = None
+            held += mine
+        if part:
+            yield set(part), *_targets_and_crossing(part, by_node, leading)
+
+    def _may_cut(self, part: Mapping[Node, None], leading: set[Node]) -> bool:
+        """A pass that ends behind ``part`` must not run on from one end to another, or gradients would count twice."""
+        ends = {child for node in part for child in self.children(node) if child in leading and child not in part}
+        return not any(self._reach[end] & self._bit(other) for end in ends for other in ends if other is not end)
+
+    def _bit(self, node: Node) -> int:
+        return 1 << self._place[node]
+
+    @cached_property
+    def _place(self) -> dict[Node, int]:
+        return {node: place for place, node in enumerate(self.nodes)}
+
+    @cached_property
+    def _reach(self) -> dict[Node, int]:
+        """All nodes below each node, as bits of a number."""
+        reach: dict[Node, int] = {}
+        for node in reversed(self.nodes):
+            reach[node] = self._bit(node)
+            for child in self.children(node):
+                reach[node] |= reach[child]
+        return reach
+
+
+def _targets_and_crossing(
+    part: Mapping[Node, None], by_node: Mapping[Node, list[Edge]], leading: set[Node]
+) -> tuple[list[Edge], list[Edge]]:
+    """The edges wanted in a part of the graph, and those by which gradients leave it."""
+    leaving = {
+        (child, number): None
+        for node in part
+        for child, number in node.next_functions
+        if child in leading and child not in part
+    }
+    return [edge for node in part for edge in by_node.get(node, ())], list(leaving)
+
+
+def _topological(root: Node) -> list[Node]:
+    """Every node before those that it passes gradients on to."""
+    ordered: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            ordered.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in seen)
+    ordered.reverse()
+    return ordered

@@ -1,0 +1,168 @@
+"""Which example each entry of a signal belongs to.
+
+A network may fold, split and move its example axis on the way: (n, T, d), (T, n, d), (n·T, d), windows, packed
+sequences, routed tokens. The signals themselves tell. Scaling the cotangent of example μ by ``2^{e_μ}`` scales every
+signal that serves μ alone by exactly that, since powers of two change no rounding; a signal that serves several
+examples scales by no power of two. So the layout is read off, and that the examples do not mix is proved, at the price
+of one extra backward pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# Where operations add in an order of their own at each call (fused attention, scatter on a GPU), exponents hold only to
+# rounding: ‖scaled - 2^e plain‖ / ‖scaled‖ allowed for each example. In float32 that is the error of such sums; a
+# coupling of the examples weaker than this changes a kernel by no more.
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+# Exponents are taken from -REACH to REACH - 1: signals may be small, and must not vanish.
+REACH = {torch.float64: 32, torch.float32: 16, torch.bfloat16: 16, torch.float16: 4}
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The examples of a signal's entries: by position along one axis, or, if ``axis`` is None, entry by entry.
+
+    ``labels`` are numbers of examples, -1 where the signal is zero. ``regular`` is (outer, inner) where the positions
+    are (outer, example, inner) in row-major order.
+    """
+
+    n: int
+    axis: int | None
+    labels: Int[Tensor, "..."]
+    regular: tuple[int, int] | None = None
+
+    @cached_property
+    def places(self) -> tuple[Int[Tensor, " positions"], Int[Tensor, " positions"], int]:
+        """The positions along the axis that belong to an example, their slots among (n, T), and T."""
+        kept = (self.labels >= 0).nonzero()[:, 0]
+        labels = self.labels[kept]
+        order = torch.argsort(labels, stable=True)
+        kept, labels = kept[order], labels[order]
+        counts = torch.bincount(labels, minlength=self.n)
+        within = torch.arange(len(kept), device=labels.device) - (counts.cumsum(0) - counts)[labels]
+        longest = max(1, int(counts.max())) if len(kept) else 1
+        return kept, labels * longest + within, longest
+
+    def gather(self, tensor: Tensor, axis: int) -> Tensor:
+        """(..., positions, ...) -> (..., n, T, ...): examples first, then the positions of each, padded with zeros."""
+        if self.regular is not None:
+            outer, inner = self.regular
+            if outer == 1:
+                return tensor.unflatten(axis, (self.n, inner))
+            return tensor.unflatten(axis, (outer, self.n, inner)).transpose(axis, axis + 1).flatten(axis + 1, axis + 2)
+        kept, slots, longest = self.places
+        shape = (*tensor.shape[:axis], self.n * longest, *tensor.shape[axis + 1 :])
+        padded = tensor.new_zeros(shape).index_copy_(axis, slots, tensor.index_select(axis, kept))
+        return padded.unflatten(axis, (self.n, longest))
+
+    def everywhere(self, shape: torch.Size) -> Int[Tensor, "..."]:
+        """The label of every entry of a signal of this shape."""
+        if self.axis is None:
+            return self.labels
+        return self.labels.reshape([-1 if axis == self.axis else 1 for axis in range(len(shape))]).expand(shape)
+
+    @property
+    def silent(self) -> bool:
+        """The signal is zero for all examples."""
+        return self.regular is None and not bool((self.labels >= 0).any())
+
+
+def exponents(n: int, dtype: torch.dtype, device: torch.device) -> list[Int[Tensor, " n"]]:
+    """Exponents of two for each example, one set for each backward pass; all sets together tell every example.
+
+    The first set alone distinguishes neighbours, and almost every pair of examples.
+    """
+    base = 2 * REACH.get(dtype, REACH[torch.float32])
+    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")
+    digits, rest = [shuffled % base], shuffled // base
+    while bool(rest.any()):
+        digits.append(rest % base)
+        rest = rest // base
+    return [(digit - base // 2).to(device) for digit in digits]
+
+
+def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> Owner | None:
+    """The usual layout, examples first, where one product and one comparison prove it."""
+    n = len(exponent)
+    if plain.dim() == 0 or plain.shape[0] == 0 or plain.shape[0] % n:
+        return None
+    each = plain.shape[0] // n
+    weights = torch.exp2(exponent.to(scaled.real.dtype)).repeat_interleave(each)
+    expected = plain * weights.reshape(-1, *[1] * (plain.dim() - 1))
+    if not torch.equal(expected, scaled) and not _agree(expected, scaled, n):
+        return None
+    labels = torch.arange(n, device=plain.device).repeat_interleave(each)
+    return Owner(n, 0, labels, (1, each))
+
+
+def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Tensor, " n"]]) -> Owner | None:
+    """The owner of signals in any layout; None where some entry serves several examples."""
+    if plain.dim() == 0:
+        return None
+    n = len(digits[0])
+    base = 2 * REACH.get(plain.real.dtype, REACH[torch.float32])
+    zero = plain == 0
+    code = torch.zeros(plain.shape, dtype=torch.long, device=plain.device)
+    for place, tensor in enumerate(scaled):
+        size, other = (t.abs().double() for t in (plain, tensor))
+        exponent = torch.log2(other / size.where(~zero, 1)).where(~zero, 0.0)
+        if not bool(torch.isfinite(exponent).all()):
+            return None
+        code += (exponent.round().long() + base // 2).clamp(0, base - 1) * base**place
+    shuffled = sum((digit + base // 2) * base**place for place, digit in enumerate(digits))
+    assert isinstance(shuffled, Tensor)
+    example = torch.full((base ** len(digits),), -1, device=plain.device)
+    example[shuffled] = torch.arange(n, device=plain.device)
+    labels = example[code].masked_fill(zero, -1)
+    if bool(((labels < 0) & ~zero).any()):
+        return None
+    for tensor, digit in zip(scaled, digits, strict=True):
+        expected = plain * torch.exp2(digit.to(plain.real.dtype))[labels.clamp_min(0)]
+        if not torch.equal(expected, tensor) and not _agree_everywhere(expected, tensor, labels, n):
+            return None
+    return _along_one_axis(labels, n) or Owner(n, None, labels)
+
+
+def _agree(expected: Tensor, found: Tensor, n: int) -> bool:
+    """Equal to rounding for every example by itself, so that a large one hides nothing in the others."""
+    gap, size = ((t.reshape(n, -1)).double().norm(dim=1) for t in (expected - found, found))
+    return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) * size).all())
+
+
+def _agree_everywhere(expected: Tensor, found: Tensor, labels: Tensor, n: int) -> bool:
+    index = labels.clamp_min(0).flatten()
+    gap, size = (
+        torch.zeros(n, dtype=torch.float64, device=found.device).index_add_(0, index, t.abs().double().square().flatten())
+        for t in (expected - found, found)
+    )
+    return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) ** 2 * size).all())
+
+
+def _along_one_axis(labels: Int[Tensor, "..."], n: int) -> Owner | None:
+    """The axis whose position alone tells the example."""
+    for axis in range(labels.dim()):
+        by_position = labels.movedim(axis, 0).flatten(1)
+        if by_position.shape[1] == 0:
+            continue
+        top = by_position.amax(1)
+        if bool(((by_position == top[:, None]) | (by_position < 0)).all()):
+            return Owner(n, axis, top, _regular(top, n))
+    return None
+
+
+def _regular(labels: Int[Tensor, " positions"], n: int) -> tuple[int, int] | None:
+    """(outer, inner) where positions are (outer, example, inner) and more than half are known to be so."""
+    positions = len(labels)
+    if positions == 0 or positions % n or 2 * int((labels >= 0).sum()) <= positions:
+        return None
+    examples = torch.arange(n, device=labels.device)
+    for inner in (inner for inner in range(positions // n, 0, -1) if positions // n % inner == 0):
+        outer = positions // n // inner
+        if bool(((labels == examples.repeat_interleave(inner).repeat(outer)) | (labels < 0)).all()):
+            return outer, inner
+    return None

@@ -1,0 +1,255 @@
+"""The weight sites of a network, found in its backward graph.
+
+A weight site is an edge N → M of the backward graph where the gradient at N still splits by example and the gradient at
+M no longer does: there the sum over the examples happens, and there a weight meets data. Nothing is recorded in the
+forward pass, and no operation is replaced. From each parameter one climbs to the first nodes that split; their signals
+are all that a backward pass computes, gradients of weights never.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Inexact
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, Edge, Node, incoming, is_leaf
+from gramscope.capture.batched import batched_gradients
+from gramscope.capture.node_rules import Meeting, operation, site_of
+from gramscope.capture.owners import Owner, exponents, find_owner, quick_owner
+from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
+
+# Operations whose result holds entries of their argument, each once at most: views, copies and casts.
+VIEWS = frozenset(
+    "T Transpose Permute View UnsafeView ReshapeAlias Slice Select Squeeze Unsqueeze ToCopy Split SplitWithSizes "
+    "Unbind Clone Alias Narrow Chunk MovedimInt Movedim Contiguous Flatten Unflatten Diagonal Unfold Real Imag".split()
+)
+# Operations that take entries of a table, any number of times: no data are mixed in them.
+TAKES = VIEWS | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat"}
+# Entries of gradients that are pulled back to parameters at once.
+PULLED_AT_ONCE = 2**26
+# Heads of so many rows are looked through for rows without signals.
+WIDE = 2**12
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a weight enters: the slot of a node, and the edge behind it, from which the weight was made."""
+
+    slot: int
+    weight: Edge
+
+
+class WeightSites:
+    """The sites of the outputs ``graph.f``; ``room`` bytes of signals may be held at once while they are sought.
+
+    ``refuse_mixing`` is called with the parameters behind weights that may be functions of several examples.
+    """
+
+    def __init__(
+        self, graph: BackwardGraph, refuse_mixing: Callable[[Sequence[str]], None], room: int = UNLIMITED
+    ) -> None:
+        self.graph, self.room = graph, room
+        self.n = len(graph.f)
+        self._owners: dict[Edge, Owner | None] = {}
+        self._splits: dict[Node, bool] = {}
+        self._frames: dict[Edge, Frame] = {}
+        self.cuts = self._find()
+        behind = {cut.weight for cuts in self.cuts.values() for cut in cuts}
+        self._taken = {weight: self._only(weight[0], TAKES) for weight in behind}
+        mixing = [weight[0] for weight, taken in self._taken.items() if not taken]
+        if mixing and self.n > 1:
+            refuse_mixing([graph.names[leaf] for node in mixing for leaf in graph.leaves_below(node)])
+        self.edges = [edge for node in self.cuts for edge in _edges(node) if self._owners.get(edge) is not None]
+
+    # The search ------------------------------------------------------------------------------------
+
+    def _find(self) -> dict[Node, list[Cut]]:
+        """The cuts of each node. A cut below another would count twice: there the climb goes on."""
+        passed: set[Node] = set()
+        while True:
+            cuts: dict[Node, list[Cut]] = {}
+            climbed = set(self.graph.names)
+            todo = list(self.graph.names)
+            while todo:
+                consumers = [(weight, use) for weight in todo for use in self.graph.consumers[weight]]
+                self._probe([node for _, (node, _, _) in consumers if node not in passed])
+                todo = []
+                for weight, (node, slot, number) in consumers:
+                    if node not in passed and self._splits[node]:
+                        cuts.setdefault(node, []).append(Cut(slot, (weight, number)))
+                    elif node not in climbed:
+                        climbed.add(node)
+                        todo.append(node)
+            nested = self._nested(climbed, cuts)
+            if not nested:
+                return {node: cuts[node] for node in self.graph.nodes if node in cuts}
+            passed |= nested
+
+    def _nested(self, climbed: set[Node], cuts: dict[Node, list[Cut]]) -> set[Node]:
+        below: set[Node] = set()
+        stack = [child for node in climbed for child in self.graph.children(node)]
+        while stack:
+            node = stack.pop()
+            if node not in below:
+                below.add(node)
+                stack.extend(self.graph.children(node))
+        return below & cuts.keys()
+
+    def _probe(self, nodes: Sequence[Node]) -> None:
+        """Settle which of the nodes split by example."""
+        fresh = dict.fromkeys(node for node in nodes if node not in self._splits)
+        views = [node for node in fresh if node != self.graph.root[0] and self._only(node, VIEWS)]
+        self._splits.update(dict.fromkeys(views, False))
+        probed = [node for node in fresh if node not in self._splits]
+        edges = [edge for node in probed for edge in _edges(node)]
+        if not edges:
+            return
+        f = self.graph.f
+        generator = torch.Generator().manual_seed(0)
+        mixture = torch.rand(f.shape, generator=generator, dtype=torch.float64, device="cpu").add_(0.5).to(f)
+        digits = exponents(self.n, f.dtype, f.device)
+        hard = self._owned(edges, mixture, digits[:1], quick=True)
+        if hard:
+            self._owned(hard, mixture, digits, quick=False)
+        for node in probed:
+            found = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
+            self._splits[node] = bool(found) and all(owner is not None for owner in found)
+
+    def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], quick: bool) -> list[Edge]:
+        """Note the owners of the edges; return those that the quick test does not settle."""
+        weights = [torch.exp2(digit.to(mixture.dtype))[:, None] for digit in digits]
+        cotangents = torch.stack([mixture, *(weight * mixture for weight in weights)])
+        hard: list[Edge] = []
+        for found in self.graph.signals(cotangents, edges, self.room):
+            for edge, (plain, *scaled) in found.items():
+                if not quick:
+                    self._owners[edge] = find_owner(plain, scaled, digits)
+                elif (owner := quick_owner(plain, scaled[0], digits[0])) is not None:
+                    self._owners[edge] = owner
+                else:
+                    hard.append(edge)
+        return hard
+
+    def _only(self, node: Node, operations: frozenset[str]) -> bool:
+        """Is all that lies below a node made of parameters by these operations?"""
+        stack, seen = [node], {node}
+        while stack:
+            node = stack.pop()
+            if is_leaf(node):
+                continue
+            if operation(node) not in operations:
+                return False
+            fresh = [child for child, _ in node.next_functions if child is not None and child not in seen]
+            seen.update(fresh)
+            stack.extend(fresh)
+        return True
+
+    # Sites -----------------------------------------------------------------------------------------
+
+    def sites(
+        self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED
+    ) -> Iterator[dict[str, tuple[Site, ...]]]:
+        """All sites of some parameters at a time, of these cotangents; each parameter as soon as it is complete."""
+        left = Counter(
+            self.graph.names[leaf]
+            for cuts in self.cuts.values()
+            for cut in cuts
+            for leaf in self.graph.leaves_below(cut.weight[0])
+        )
+        held: dict[str, list[Site]] = {name: [] for name in left}
+        with torch.no_grad():
+            for found in self.graph.signals(cotangents, self.edges, room):
+                for node in dict.fromkeys(node for node, _ in found):
+                    signals = {edge: found.pop(edge) for edge in _edges(node) if edge in found}
+                    self._add(node, signals, held)
+                    yield from self._complete(node, left, held)
+            if held:  # of which no signal reached some site
+                yield {name: tuple(sites) for name, sites in held.items()}
+
+    def _complete(
+        self, node: Node, left: Counter[str], held: dict[str, list[Site]]
+    ) -> Iterator[dict[str, tuple[Site, ...]]]:
+        """The parameters of which the cuts of ``node`` were the last."""
+        for cut in self.cuts[node]:
+            left.subtract(self.graph.names[leaf] for leaf in self.graph.leaves_below(cut.weight[0]))
+        done = [name for name in held if left[name] == 0]
+        if done:
+            yield {name: tuple(held.pop(name)) for name in done}
+
+    def _add(self, node: Node, signals: dict[Edge, Tensor], held: dict[str, list[Site]]) -> None:
+        edges = _edges(node)
+        owners = tuple(self._owners.get(edge) if edge in signals else None for edge in edges)
+        if all(owner is None or owner.silent for owner in owners):
+            return
+        for cut in self.cuts[node]:
+            given = tuple(signals.get(edge) for edge in edges)
+            meeting = Meeting(node, cut.slot, *incoming(cut.weight), given, owners)
+            for site in self._placed(site_of(meeting), cut.weight):
+                held[site.name].append(site)
+
+    def _placed(self, site: Site, weight: Edge) -> list[Site]:
+        """Sites of the parameters from one of a weight that was made of them."""
+        node, number = weight
+        if is_leaf(node):
+            return [_real(replace(site, name=self.graph.names[node]), node)]
+        leaves = self.graph.leaves_below(node)
+        if len(leaves) == 1 and self._only(node, VIEWS) and not leaves[0].variable.is_complex():
+            name, turned = self.graph.names[leaves[0]], operation(node) == "T" and is_leaf(node.next_functions[0][0])
+            if turned and isinstance(site, OuterSite) and len(site.order) == 2:
+                first, second = site.order
+                return [replace(site, name=name, order=(second, first))]
+            return [_real(replace(site, name=name, frame=self._frame(weight, leaves[0])), leaves[0])]
+        rows = self._pulled_back(site.rows(), weight, leaves)
+        rule = f"{site.rule}, derived weight" if site.rule != "autograd" else site.rule
+        return [
+            _real(RowSite(self.graph.names[leaf], rule, None, gradient), leaf)
+            for leaf, gradient in zip(leaves, rows, strict=True)
+        ]
+
+    def _frame(self, weight: Edge, leaf: Node) -> Frame:
+        """Which entry of the parameter each entry of a view of it is: numbers sent back through the view arrive there."""
+        if weight not in self._frames:
+            shape, dtype = incoming(weight)
+            bits = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(dtype, 52)
+            numbers = torch.arange(1, 1 + shape.numel(), device=leaf.variable.device)
+            arrived = torch.zeros(leaf.variable.numel(), dtype=torch.long, device=numbers.device)
+            for digit in range(math.ceil(numbers[-1:].sum().item().bit_length() / bits)):
+                sent = (numbers >> (bits * digit)) & ((1 << bits) - 1)
+                (found,) = torch.autograd.grad(
+                    [GradientEdge(*weight)], [leaf.variable], [sent.reshape(shape).to(dtype)], retain_graph=True
+                )
+                arrived += found.reshape(-1).to(torch.long) << (bits * digit)
+            here = arrived.nonzero()[:, 0]
+            entries = torch.empty_like(numbers)
+            entries[arrived[here] - 1] = here
+            self._frames[weight] = Frame(entries, tuple(leaf.variable.shape))
+        return self._frames[weight]
+
+    def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
+        """Gradients with respect to the parameters, from gradients with respect to what was made of them."""
+        shape, dtype = incoming(weight)
+        flat = rows.flatten(0, 1).reshape(-1, *shape).to(dtype)
+        parts: list[list[Tensor]] = [[] for _ in leaves]
+        for some in flat.split(max(1, PULLED_AT_ONCE // max(1, shape.numel()))):
+            found = batched_gradients([GradientEdge(*weight)], [leaf.variable for leaf in leaves], [some])
+            for pieces, leaf, gradient in zip(parts, leaves, found, strict=True):
+                whole = leaf.variable.new_zeros(len(some), *leaf.variable.shape) if gradient is None else gradient
+                pieces.append(whole.detach().reshape(len(some), -1))
+        return [torch.cat(pieces).unflatten(0, rows.shape[:2]) for pieces in parts]
+
+
+def _edges(node: Node) -> list[Edge]:
+    return [(node, number) for number in range(len(node._input_metadata))]
+
+
+def _real(site: Site, leaf: Node) -> Site:
+    """A complex parameter is two real ones; a real one that was cast takes the real part."""
+    rows = site.gradient if isinstance(site, RowSite) else None
+    if rows is None or not rows.is_complex():
+        return site
+    own = torch.view_as_real(rows.resolve_conj()).flatten(2) if leaf.variable.is_complex() else rows.real
+    return RowSite(site.name, site.rule, site.frame, own)
