@@ -28,21 +28,29 @@ def batched_gradients(
                 if is_out_of_memory(error):
                     raise
         columns: list[Tensor | None] = [None] * len(inputs)
+        missing: set[tuple[int, int]] = set()
         for place in range(count):
             some = [c[place] for c in cotangents]
             found = torch.autograd.grad(outputs, inputs, some, retain_graph=True, allow_unused=True)
             for column, gradient in enumerate(found):
-                if gradient is not None:
+                if gradient is None:
+                    missing.add((column, place))
+                else:
                     columns[column] = _put(columns[column], dense(gradient.detach()), place, count)
+    for column, place in missing:
+        if (held := columns[column]) is not None:
+            held[place] = 0
     return columns
 
 
 def _put(column: Tensor | None, gradient: Tensor, place: int, count: int) -> Tensor:
-    """One of ``count`` gradients, where all of them are to lie."""
+    """One of ``count`` gradients, where all of them are to lie: in memory, those of one example side by side."""
     if count == 1:
         return gradient[None]
-    if column is None:
-        column = gradient.new_zeros(count, *gradient.shape)
+    if column is None and gradient.dim():
+        column = gradient.new_empty(gradient.shape[0], count, *gradient.shape[1:]).transpose(0, 1)
+    elif column is None:
+        column = gradient.new_empty(count)
     column[place] = gradient
     return column
 

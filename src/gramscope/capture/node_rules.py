@@ -352,7 +352,9 @@ def summed(
             for letter, length in zip(letters, (*sizes[:axis], 1, owner.n, 1, *sizes[axis + 1 :]), strict=True)
             if length != 1 and letter != example
         )
-        if factor is None:
+        if factor is None and signal[0].numel() == owner.n * math.prod(sizes):
+            rows = split.movedim(2 + axis, 0)  # nothing to sum: the memory of the weight's own signals
+        elif factor is None:
             rows = torch.einsum(f"Z{letters}->{example}Z{kept}", split)
         else:
             other = factor.to(signal.dtype).conj().expand(size).unflatten(axis, (outer, owner.n, inner))
