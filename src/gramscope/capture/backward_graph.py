@@ -20,7 +20,7 @@ Edge = tuple[Node, int]
 UNLIMITED = 2**62
 # Bytes of signals, for one direction, below which all directions run in one batched pass: small operations cost their
 # overhead, large ones their arithmetic, and these need no batching rules when taken one direction at a time.
-TOGETHER = {"cpu": 2**20, "cuda": 2**25}
+TOGETHER = {"cpu": 2**23, "cuda": 2**25}
 
 
 def is_leaf(node: Node) -> bool:

@@ -145,13 +145,16 @@ def opened(
 
         def run(x: Any) -> Tensor:
             streams.rewind()
-            with untouched(model):  # a model may change at every call (spectral norm)
+            with untouched(model):
                 return evaluate(model, x, n, outputs).detach()
 
         def refuse_mixing(names: Sequence[str]) -> None:
             hint = _unequal_lengths(x)
-            # Tensors of unequal lengths leave open which of them hold the examples.
-            if coupled == "exact" or not (hint or depends_on_others(run, at_precision(model, given, precision)[1])):
+            if coupled == "exact":
+                return
+            # Tensors of unequal lengths leave open which of them hold the examples. A model may change at every call.
+            again = at_precision(model, given, precision)[1]
+            if not hint and not (depends_on_others(run, again, f.detach()) and depends_on_others(run, again, run(again))):
                 return
             raise CoupledExamplesError(
                 "each example's output must depend on that example alone, but the signals at "

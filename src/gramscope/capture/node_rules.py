@@ -2,13 +2,14 @@
 
 A rule is given a :class:`Meeting`: the node, the slot of the weight among its inputs, and the signals, whose examples
 are known. It returns the site (inputs and signals, ids and signals, or gradient rows), in the coordinates of the weight
-as it entered, or None where it cannot; then the node itself is called for one example at a time (see
-:func:`by_example`), which is exact for every operation, because a backward node is a linear map.
+as it entered, or several whose frames are parts of it, or None where it cannot; then the node itself is called for one
+example at a time (see :func:`by_example`), which is exact for every operation, because a backward node is a linear map.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from gramscope.capture.backward_graph import Node
 from gramscope.capture.owners import Owner
 from gramscope.capture.patches import patches
-from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
+from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose rules know complex signals.
 COMPLEX = {"Add", "Sub", "Mul", "Expand", "Repeat"}
@@ -60,7 +61,7 @@ class Meeting:
         return found.detach() if isinstance(found, Tensor) else found
 
 
-Rule = Callable[[Meeting], Site | None]
+Rule = Callable[[Meeting], "Site | list[Site] | None"]
 RULES: dict[str, Rule] = {}
 
 
@@ -79,14 +80,16 @@ def operation(node: Node) -> str:
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
-def site_of(meeting: Meeting) -> Site:
-    """The site of a meeting, by the rule for its operation or, without one, example by example."""
+def sites_of(meeting: Meeting) -> list[Site]:
+    """The sites of a meeting, by the rule for its operation or, without one, example by example."""
     found, name = None, operation(meeting.node)
     first, owner = meeting.signals[0], meeting.owners[0]
     if first is not None and owner is not None and (name in COMPLEX or not first.is_complex()):
         known = RULES.get(name)
         found = None if known is None else known(meeting)
-    return by_example(meeting) if found is None else found
+    if found is None:
+        found = by_example(meeting)
+    return found if isinstance(found, list) else [found]
 
 
 # Products -----------------------------------------------------------------------------------------
@@ -146,6 +149,27 @@ def bilinear(meeting: Meeting) -> Site | None:
     inputs = owner.gather(products.reshape(len(products), 1, fan_in), 0)
     signals = owner.gather(meeting.signal[..., None, :], 1).transpose(0, 1)
     return OuterSite("", "bilinear", None, inputs.__getitem__, signals, fan_in, (o, fan_in), (0, 1))
+
+
+@rule("GroupedMm")
+def experts(meeting: Meeting) -> list[Site] | None:
+    """``u_p = a_p W_e`` for the rows p that are given to expert e, which lie side by side: a site for each expert."""
+    owner = meeting.owner_along(0)
+    ends, rows = meeting.saved("offs"), meeting.saved("self")
+    if meeting.slot != 1 or owner is None or ends is None or rows.dim() != 2:
+        return None
+    _, i, o = meeting.shape
+    entries = torch.arange(meeting.shape.numel(), device=rows.device).reshape(meeting.shape)
+    found: list[Site] = []
+    for expert, (start, stop) in enumerate(pairwise([0, *ends.tolist()])):
+        if start == stop:
+            continue
+        mine = Owner(owner.n, 0, owner.labels[start:stop])
+        inputs = mine.gather(rows[start:stop, None], 0)
+        signals = mine.gather(meeting.signal[:, start:stop, None], 1).transpose(0, 1)
+        frame = Frame(entries[expert].flatten(), tuple(meeting.shape))
+        found.append(OuterSite("", "experts", frame, inputs.__getitem__, signals, i, (o, i), (1, 0)))
+    return found
 
 
 def _outer(

@@ -5,6 +5,7 @@ positions of one example (tokens, pixels, time steps, calls), ``g`` groups, ``i`
 fan-out of one group, ``p`` entries of a parameter.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,6 +66,14 @@ class Site:
     def rows(self) -> Inexact[Tensor, "n k p"]:
         """The gradient of every direction of every example, in the coordinates of the weight as used."""
         raise NotImplementedError
+
+    def whole_rows(self) -> Inexact[Tensor, "n k p"]:
+        """The same in the coordinates of the whole parameter."""
+        rows = self.rows()
+        if self.frame is None:
+            return rows
+        whole = rows.new_zeros(*rows.shape[:2], math.prod(self.frame.shape))
+        return whole.index_copy_(2, self.frame.entries.to(rows.device), rows)
 
     def part(self, examples: slice, directions: slice) -> "Site":
         """The site of some examples and directions."""

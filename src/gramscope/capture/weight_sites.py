@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, Edge, Node, incoming, is_leaf
 from gramscope.capture.batched import batched_gradients
-from gramscope.capture.node_rules import Meeting, operation, site_of
+from gramscope.capture.node_rules import Meeting, operation, sites_of
 from gramscope.capture.owners import Owner, exponents, find_owner, quick_owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
@@ -27,8 +27,14 @@ VIEWS = frozenset(
     "T Transpose Permute View UnsafeView ReshapeAlias Slice Select Squeeze Unsqueeze ToCopy Split SplitWithSizes "
     "Unbind Clone Alias Narrow Chunk MovedimInt Movedim Contiguous Flatten Unflatten Diagonal Unfold Real Imag".split()
 )
+# Operations all of whose tensors have a slot among the node's own: what they make of parameters holds no data.
+CLOSED = VIEWS | frozenset(
+    "Add Sub Mul Div Neg Exp Expm1 Log Log1p Sigmoid Tanh Relu Softplus Softmax LogSoftmax Silu Gelu Elu Abs Sqrt "
+    "Rsqrt Pow Reciprocal Sin Cos Mm Bmm Mv Dot Addmm Sum Mean Prod Cumsum Tril Triu LinalgVectorNorm Norm "
+    "WeightNormInterface ViewAsComplex ViewAsReal LinalgMatrixExp LinalgSolveEx Flip Roll Sgn".split()
+)
 # Operations that take entries of a table, any number of times: no data are mixed in them.
-TAKES = VIEWS | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat"}
+TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
 # Entries of gradients that are pulled back to parameters at once.
 PULLED_AT_ONCE = 2**26
 # Heads of so many rows are looked through for rows without signals.
@@ -59,8 +65,7 @@ class WeightSites:
         self._frames: dict[Edge, Frame] = {}
         self.cuts = self._find()
         behind = {cut.weight for cuts in self.cuts.values() for cut in cuts}
-        self._taken = {weight: self._only(weight[0], TAKES) for weight in behind}
-        mixing = [weight[0] for weight, taken in self._taken.items() if not taken]
+        mixing = [weight[0] for weight in behind if not self._made_by(weight[0], TAKES)]
         if mixing and self.n > 1:
             refuse_mixing([graph.names[leaf] for node in mixing for leaf in graph.leaves_below(node)])
         self.edges = [edge for node in self.cuts for edge in _edges(node) if self._owners.get(edge) is not None]
@@ -73,17 +78,25 @@ class WeightSites:
         while True:
             cuts: dict[Node, list[Cut]] = {}
             climbed = set(self.graph.names)
-            todo = list(self.graph.names)
-            while todo:
-                consumers = [(weight, use) for weight in todo for use in self.graph.consumers[weight]]
-                self._probe([node for _, (node, _, _) in consumers if node not in passed])
-                todo = []
-                for weight, (node, slot, number) in consumers:
-                    if node not in passed and self._splits[node]:
-                        cuts.setdefault(node, []).append(Cut(slot, (weight, number)))
-                    elif node not in climbed:
-                        climbed.add(node)
-                        todo.append(node)
+            todo, waiting = list(self.graph.names), []
+            while todo or waiting:
+                if todo:
+                    weight = todo.pop()
+                    uses = [(weight, *use) for use in self.graph.consumers[weight]]
+                    waiting += [use for use in uses if not self._is_closed(use[1])]
+                    above = [node for _, node, _, _ in uses if self._is_closed(node)]
+                else:
+                    self._probe([node for _, node, _, _ in waiting])
+                    above = []
+                    for weight, node, slot, number in waiting:
+                        if self._splits[node] and node not in passed:
+                            cuts.setdefault(node, []).append(Cut(slot, (weight, number)))
+                        else:
+                            above.append(node)
+                    waiting = []
+                fresh = dict.fromkeys(node for node in above if node not in climbed)
+                climbed.update(fresh)
+                todo += fresh
             nested = self._nested(climbed, cuts)
             if not nested:
                 return {node: cuts[node] for node in self.graph.nodes if node in cuts}
@@ -101,10 +114,7 @@ class WeightSites:
 
     def _probe(self, nodes: Sequence[Node]) -> None:
         """Settle which of the nodes split by example."""
-        fresh = dict.fromkeys(node for node in nodes if node not in self._splits)
-        views = [node for node in fresh if node != self.graph.root[0] and self._only(node, VIEWS)]
-        self._splits.update(dict.fromkeys(views, False))
-        probed = [node for node in fresh if node not in self._splits]
+        probed = list(dict.fromkeys(node for node in nodes if node not in self._splits))
         edges = [edge for node in probed for edge in _edges(node)]
         if not edges:
             return
@@ -112,40 +122,56 @@ class WeightSites:
         generator = torch.Generator().manual_seed(0)
         mixture = torch.rand(f.shape, generator=generator, dtype=torch.float64, device="cpu").add_(0.5).to(f)
         digits = exponents(self.n, f.dtype, f.device)
-        hard = self._owned(edges, mixture, digits[:1], quick=True)
-        if hard:
-            self._owned(hard, mixture, digits, quick=False)
+        unsettled = self._owned(edges, mixture, digits[:1], complete=len(digits) == 1)
+        if unsettled:
+            self._owned(unsettled, mixture, digits, complete=True)
         for node in probed:
             found = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
             self._splits[node] = bool(found) and all(owner is not None for owner in found)
 
-    def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], quick: bool) -> list[Edge]:
-        """Note the owners of the edges; return those that the quick test does not settle."""
+    def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
+        """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
         weights = [torch.exp2(digit.to(mixture.dtype))[:, None] for digit in digits]
         cotangents = torch.stack([mixture, *(weight * mixture for weight in weights)])
-        hard: list[Edge] = []
+        unsettled: list[Edge] = []
         for found in self.graph.signals(cotangents, edges, self.room):
             for edge, (plain, *scaled) in found.items():
-                if not quick:
-                    self._owners[edge] = find_owner(plain, scaled, digits)
-                elif (owner := quick_owner(plain, scaled[0], digits[0])) is not None:
-                    self._owners[edge] = owner
+                owner = quick_owner(plain, scaled[0], digits[0])
+                if owner is None and not complete:
+                    unsettled.append(edge)
                 else:
-                    hard.append(edge)
-        return hard
+                    self._owners[edge] = owner or find_owner(plain, scaled, digits)
+        return unsettled
 
-    def _only(self, node: Node, operations: frozenset[str]) -> bool:
-        """Is all that lies below a node made of parameters by these operations?"""
+    def _is_closed(self, node: Node) -> bool:
+        """Does a node differentiate what is made of weights alone? Then it need not be probed."""
+        if node not in self._splits and node != self.graph.root[0] and operation(node) in CLOSED:
+            slots = [child for child, _ in node.next_functions]
+            if all(child is not None and (is_leaf(child) or self._splits.get(child) is False) for child in slots):
+                self._splits[node] = False
+        return self._splits.get(node) is False
+
+    def _made_by(self, node: Node, operations: frozenset[str]) -> bool:
+        """Is what a node differentiates made by these operations alone, of parameters alone?"""
         stack, seen = [node], {node}
         while stack:
             node = stack.pop()
             if is_leaf(node):
                 continue
-            if operation(node) not in operations:
+            slots = [child for child, _ in node.next_functions]
+            if operation(node) not in operations or None in slots:
                 return False
-            fresh = [child for child, _ in node.next_functions if child is not None and child not in seen]
+            fresh = [child for child in slots if child not in seen]
             seen.update(fresh)
             stack.extend(fresh)
+        return True
+
+    def _is_view(self, node: Node) -> bool:
+        """Does a node differentiate a view of a parameter?"""
+        while not is_leaf(node):
+            if operation(node) not in VIEWS:
+                return False
+            node = node.next_functions[0][0]
         return True
 
     # Sites -----------------------------------------------------------------------------------------
@@ -188,8 +214,9 @@ class WeightSites:
         for cut in self.cuts[node]:
             given = tuple(signals.get(edge) for edge in edges)
             meeting = Meeting(node, cut.slot, *incoming(cut.weight), given, owners)
-            for site in self._placed(site_of(meeting), cut.weight):
-                held[site.name].append(site)
+            for part in sites_of(meeting):
+                for site in self._placed(part, cut.weight):
+                    held[site.name].append(site)
 
     def _placed(self, site: Site, weight: Edge) -> list[Site]:
         """Sites of the parameters from one of a weight that was made of them."""
@@ -197,13 +224,16 @@ class WeightSites:
         if is_leaf(node):
             return [_real(replace(site, name=self.graph.names[node]), node)]
         leaves = self.graph.leaves_below(node)
-        if len(leaves) == 1 and self._only(node, VIEWS) and not leaves[0].variable.is_complex():
+        if len(leaves) == 1 and self._is_view(node) and not leaves[0].variable.is_complex():
             name, turned = self.graph.names[leaves[0]], operation(node) == "T" and is_leaf(node.next_functions[0][0])
-            if turned and isinstance(site, OuterSite) and len(site.order) == 2:
+            if turned and site.frame is None and isinstance(site, OuterSite) and len(site.order) == 2:
                 first, second = site.order
                 return [replace(site, name=name, order=(second, first))]
-            return [_real(replace(site, name=name, frame=self._frame(weight, leaves[0])), leaves[0])]
-        rows = self._pulled_back(site.rows(), weight, leaves)
+            frame = self._frame(weight, leaves[0])
+            if site.frame is not None:
+                frame = Frame(frame.entries[site.frame.entries], frame.shape)
+            return [_real(replace(site, name=name, frame=frame), leaves[0])]
+        rows = self._pulled_back(site.whole_rows(), weight, leaves)
         rule = f"{site.rule}, derived weight" if site.rule != "autograd" else site.rule
         return [
             _real(RowSite(self.graph.names[leaf], rule, None, gradient), leaf)

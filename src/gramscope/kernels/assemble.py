@@ -163,26 +163,15 @@ class Assembly:
 
 def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
     """The gradient of a parameter over all its uses, in the parameter's own entries."""
-    size = max(_extent(site) for site in sites)
-    first = sites[0]
-    total: Tensor | None = None
-    for site in sites:
-        rows = site.rows()
-        if site.frame is not None:
-            index = site.frame.index().to(rows.device)
-            rows = rows.new_zeros(first.examples, first.directions, size).index_copy_(2, index, rows)
-        total = rows if total is None else total + rows
-    assert total is not None
+    total = sites[0].whole_rows()
+    for site in sites[1:]:
+        total = total + site.whole_rows()
     return total
 
 
 def _unused(site: Site) -> bool:
     """No position of these examples came here (an expert that was given no token)."""
     return isinstance(site, OuterSite | LookupSite) and site.signals.shape[2] == 0
-
-
-def _extent(site: Site) -> int:
-    return site.entries if site.frame is None else math.prod(site.frame.shape)
 
 
 def _one_position(
