@@ -25,6 +25,7 @@ _NAMES = {
     "ntk_operator": "gramscope.kernels.operator:ntk_operator",
     "kernel": "gramscope.kernels.kernel:kernel",
     "Kernel": "gramscope.kernels.kernel:Kernel",
+    "project": "gramscope.capture.projection:project",
     "watch": "gramscope.record.watch:watch",
     "open_run": "gramscope.store:open_run",
     "Run": "gramscope.store:Run",

@@ -12,6 +12,7 @@ from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.kernel import Kernel, kernel
 from gramscope.kernels.ntk import ntk
 from gramscope.kernels.operator import JacobianOperator, NTKOperator, ntk_operator
+from gramscope.kernels.projected import ProjectedTrace, projected_trace
 from gramscope.kernels.rates import layer_rates
 from gramscope.kernels.tangent_kernels import TangentKernels
 
@@ -22,6 +23,7 @@ __all__ = [
     "NTKOperator",
     "NTKStep",
     "NTKVelocityOperator",
+    "ProjectedTrace",
     "SiteCrossings",
     "TangentKernels",
     "dntk",
@@ -35,4 +37,5 @@ __all__ = [
     "ntk_operator",
     "ntk_step",
     "output_curvature",
+    "projected_trace",
 ]

@@ -1,0 +1,149 @@
+"""A few random mixtures of many outputs, for networks with too many outputs to measure each of them."""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.errors import InputError
+from gramscope.base.rng import child_seed, generator
+from gramscope.capture.network import Outputs, count_examples, evaluate
+
+MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and kept for the backward pass
+CHUNK_BYTES = 2**26  # of the part of a larger one that is made at a time
+ROWS_PER_SEED = 2**14  # signs of so many outputs come from one generator
+SIGNS_PER_NUMBER = 62  # random bits of an int64, less its sign and the one that torch's upper bound cannot reach
+
+
+def project(k: int, seed: int = 0, of: Outputs = None) -> "Projection":
+    """k random mixtures of all outputs, as ``outputs=gs.project(16)`` in everything that takes ``outputs``.
+
+    The outputs f (n, C), flattened as for ``outputs=None``, become ``f̃ = f S / √k`` (n, k) with fixed random signs S
+    (C, k). A kernel then takes k backward passes instead of C, and its trace over outputs is right on average:
+
+        Σ_j K̃_{μj,νj} = (1/k) Σ_j Σ_cd S_cj S_dj K_{μc,νd}    and    E[S_cj S_dj] = δ_cd,
+
+    so ``E[Σ_j K̃_{μj,νj}] = Σ_c K_{μc,νc}``.
+
+    Its variance is ``(2/k) Σ_{c≠d} A_cd²``, A the symmetric part of the C x C matrix ``K_{μ·,ν·}``: there is no error
+    where outputs do not interact. :func:`gramscope.kernels.projected_trace` estimates it along with the kernel. Only the
+    trace is kept: ``K̃_{μi,νj}`` with i ≠ j is zero on average, whatever K is.
+
+    Args:
+        k: number of random outputs. From k = C on, all outputs are as cheap, and exact.
+        seed: of the signs. They depend on it alone: not on the device, the dtype or the global random streams. The
+            signs of fewer outputs, or of a smaller k, are the first of these.
+        of: which outputs to mix, as for ``outputs=``: columns, a name, or a function of (model, x). All if None.
+
+    References: Hutchinson, Commun. Stat. Simul. 18 (1989). The pseudo-NTK of Mohamadi, Bae & Sutherland 2023
+    (arXiv:2206.12543) is one mixture, with all signs equal.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model, x = torch.nn.Linear(3, 1000, bias=False), torch.eye(3)
+        >>> gs.ntk(model, x, outputs=gs.project(8)).shape
+        torch.Size([3, 8, 3, 8])
+        >>> gs.ntk(model, x, outputs=gs.project(8), reduce="trace").diagonal().round()  # no interaction: exact
+        tensor([1000., 1000., 1000.])
+    """
+    return Projection(_whole("k", k, 1, "gs.project(16)"), _whole("seed", seed, 0, "gs.project(16, seed=0)"), of)
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A function of (model, x) that returns k random mixtures (n, k) of the model's outputs; see :func:`project`."""
+
+    k: int
+    seed: int
+    of: Outputs = field(default=None)
+
+    def __call__(self, model: nn.Module, x: Any) -> Float[Tensor, "n k"]:
+        return self.mix(evaluate(model, x, count_examples(x), self.of))
+
+    def mix(self, table: Float[Tensor, "n C"]) -> Float[Tensor, "n k"]:
+        """``f S / √k``; half precision is mixed in float32, since sums of many outputs need it."""
+        table = table.to(torch.promote_types(table.dtype, torch.float32))
+        width = table.shape[1]
+        with exact_arithmetic():
+            if width * self.k * table.dtype.itemsize <= MAX_SIGNS_BYTES:
+                mixed = table @ self.signs(0, width, table)
+            else:
+                mixed = _product_with_signs(table, self, width, False)
+        return mixed / self.k**0.5
+
+    def signs(self, start: int, stop: int, like: Tensor) -> Float[Tensor, "rows k"]:
+        """Rows ``start`` to ``stop`` of S, in the dtype and on the device of ``like``."""
+        signs = torch.empty(stop - start, self.k, dtype=like.dtype, device=like.device)
+        shifts = torch.arange(self.k, device=like.device) % SIGNS_PER_NUMBER
+        numbers = torch.arange(self.k, device=like.device) // SIGNS_PER_NUMBER
+        for block in range(start // ROWS_PER_SEED, -(-stop // ROWS_PER_SEED)):
+            first = block * ROWS_PER_SEED
+            rows = slice(max(start, first) - first, min(stop, first + ROWS_PER_SEED) - first)
+            bits = self._bits(block)[rows].to(like.device)[:, numbers] >> shifts & 1
+            signs[first + rows.start - start : first + rows.stop - start] = 1 - 2 * bits
+        return signs
+
+    def chunks(self, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
+        """Ranges of outputs whose signs take no more than CHUNK_BYTES, whole blocks of them where that is possible."""
+        rows = max(1, CHUNK_BYTES // (self.k * itemsize))
+        rows = rows // ROWS_PER_SEED * ROWS_PER_SEED or rows
+        return ((start, min(start + rows, width)) for start in range(0, width, rows))
+
+    def _bits(self, block: int) -> Tensor:
+        """Random numbers of 62 bits, (ROWS_PER_SEED, ⌈k / 62⌉), always drawn for the whole block of outputs."""
+        rng = generator(child_seed(self.seed, "project", block))
+        count = -(-self.k // SIGNS_PER_NUMBER)
+        drawn = [
+            torch.randint(2**SIGNS_PER_NUMBER, (ROWS_PER_SEED,), generator=rng, device=rng.device) for _ in range(count)
+        ]
+        return torch.stack(drawn, 1)
+
+
+class _ProductWithSigns(torch.autograd.Function):
+    """``rows S``, or ``rows Sᵀ`` if ``back``, with signs made chunk by chunk: the autograd graph never holds S."""
+
+    @staticmethod
+    def forward(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:
+        product = rows.new_zeros(len(rows), width if back else projection.k)
+        for start, stop in projection.chunks(width, rows.dtype.itemsize):
+            signs = projection.signs(start, stop, rows)
+            if back:
+                torch.mm(rows, signs.T, out=product[:, start:stop])
+            else:
+                product.addmm_(rows[:, start:stop], signs)
+        return product
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.fixed = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        projection, width, back = ctx.fixed
+        return _product_with_signs(gradient, projection, width, not back), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
+        return _product_with_signs(tangent, *ctx.fixed)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, *fixed: Any) -> tuple[Tensor, int]:
+        """Rows are multiplied one by one, so a batch of them is only more rows."""
+        batched = rows.movedim(in_dims[0] or 0, 0)
+        product = _product_with_signs(batched.flatten(0, 1), *fixed)
+        return product.unflatten(0, batched.shape[:2]), 0
+
+
+def _product_with_signs(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:
+    return _ProductWithSigns.apply(rows, projection, width, back)  # type: ignore[no-untyped-call]
+
+
+def _whole(name: str, number: Any, least: int, example: str) -> int:
+    if isinstance(number, bool) or not hasattr(number, "__index__") or operator.index(number) < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, got {number!r}. Pass e.g. {example}.")
+    return operator.index(number)
