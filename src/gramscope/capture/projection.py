@@ -3,24 +3,25 @@
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
-from gramscope.base.rng import child_seed, generator
+from gramscope.base.rng import child_seed
 from gramscope.capture.network import Outputs, count_examples, evaluate
 
 MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and kept for the backward pass
 CHUNK_BYTES = 2**26  # of the part of a larger one that is made at a time
-ROWS_PER_SEED = 2**14  # signs of so many outputs come from one generator
-SIGNS_PER_NUMBER = 62  # random bits of an int64, less its sign and the one that torch's upper bound cannot reach
+SIGNS_PER_NUMBER = 64  # bits of one random number
+ROWS_UNPACKED = 2**14  # whose bits become signs at a time
 
 
-def project(k: int, seed: int = 0, of: Outputs = None) -> "Projection":
+def project(k: SupportsIndex, seed: SupportsIndex = 0, of: Outputs = None) -> "Projection":
     """k random mixtures of all outputs, as ``outputs=gs.project(16)`` in everything that takes ``outputs``.
 
     The outputs f (n, C), flattened as for ``outputs=None``, become ``f̃ = f S / √k`` (n, k) with fixed random signs S
@@ -31,8 +32,8 @@ def project(k: int, seed: int = 0, of: Outputs = None) -> "Projection":
     so ``E[Σ_j K̃_{μj,νj}] = Σ_c K_{μc,νc}``.
 
     Its variance is ``(2/k) Σ_{c≠d} A_cd²``, A the symmetric part of the C x C matrix ``K_{μ·,ν·}``: there is no error
-    where outputs do not interact. :func:`gramscope.kernels.projected_trace` estimates it along with the kernel. Only the
-    trace is kept: ``K̃_{μi,νj}`` with i ≠ j is zero on average, whatever K is.
+    where outputs do not interact. :func:`gramscope.kernels.projected_trace` estimates it along with the kernel. Only
+    the trace is kept: ``K̃_{μi,νj}`` with i ≠ j is zero on average, whatever K is.
 
     Args:
         k: number of random outputs. From k = C on, all outputs are as cheap, and exact.
@@ -79,29 +80,28 @@ class Projection:
     def signs(self, start: int, stop: int, like: Tensor) -> Float[Tensor, "rows k"]:
         """Rows ``start`` to ``stop`` of S, in the dtype and on the device of ``like``."""
         signs = torch.empty(stop - start, self.k, dtype=like.dtype, device=like.device)
-        shifts = torch.arange(self.k, device=like.device) % SIGNS_PER_NUMBER
-        numbers = torch.arange(self.k, device=like.device) // SIGNS_PER_NUMBER
-        for block in range(start // ROWS_PER_SEED, -(-stop // ROWS_PER_SEED)):
-            first = block * ROWS_PER_SEED
-            rows = slice(max(start, first) - first, min(stop, first + ROWS_PER_SEED) - first)
-            bits = self._bits(block)[rows].to(like.device)[:, numbers] >> shifts & 1
-            signs[first + rows.start - start : first + rows.stop - start] = 1 - 2 * bits
+        for column in range(0, self.k, SIGNS_PER_NUMBER):
+            some = signs[:, column : column + SIGNS_PER_NUMBER]
+            numbers = self._numbers(column // SIGNS_PER_NUMBER, start, stop).to(like.device)
+            places = torch.arange(some.shape[1], device=like.device)
+            for first in range(0, len(signs), ROWS_UNPACKED):
+                rows = slice(first, first + ROWS_UNPACKED)
+                some[rows] = 1 - 2 * (numbers[rows, None] >> places & 1)
         return signs
 
     def chunks(self, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
-        """Ranges of outputs whose signs take no more than CHUNK_BYTES, whole blocks of them where that is possible."""
+        """Ranges of outputs whose signs take no more than CHUNK_BYTES."""
         rows = max(1, CHUNK_BYTES // (self.k * itemsize))
-        rows = rows // ROWS_PER_SEED * ROWS_PER_SEED or rows
         return ((start, min(start + rows, width)) for start in range(0, width, rows))
 
-    def _bits(self, block: int) -> Tensor:
-        """Random numbers of 62 bits, (ROWS_PER_SEED, ⌈k / 62⌉), always drawn for the whole block of outputs."""
-        rng = generator(child_seed(self.seed, "project", block))
-        count = -(-self.k // SIGNS_PER_NUMBER)
-        drawn = [
-            torch.randint(2**SIGNS_PER_NUMBER, (ROWS_PER_SEED,), generator=rng, device=rng.device) for _ in range(count)
-        ]
-        return torch.stack(drawn, 1)
+    def _numbers(self, stream: int, start: int, stop: int) -> Int64[Tensor, " rows"]:
+        """Random numbers of 64 bits, one for each output.
+
+        From numpy's generator, which can begin anywhere in its stream. torch's own cannot, and refuses to draw in a
+        backward pass of many directions at once (vmap).
+        """
+        rng = np.random.PCG64(child_seed(self.seed, "project", stream)).advance(start)
+        return torch.from_numpy(rng.random_raw(stop - start).view(np.int64))
 
 
 class _ProductWithSigns(torch.autograd.Function):
@@ -109,13 +109,13 @@ class _ProductWithSigns(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:
-        product = rows.new_zeros(len(rows), width if back else projection.k)
-        for start, stop in projection.chunks(width, rows.dtype.itemsize):
-            signs = projection.signs(start, stop, rows)
-            if back:
-                torch.mm(rows, signs.T, out=product[:, start:stop])
-            else:
-                product.addmm_(rows[:, start:stop], signs)
+        chunks = projection.chunks(width, rows.dtype.itemsize)
+        if back:
+            return torch.cat([rows @ projection.signs(start, stop, rows).T for start, stop in chunks], 1)
+        # Nothing in place: the rows may be a batch of them (vmap), and zeros are not.
+        product = rows.new_zeros(len(rows), projection.k)
+        for start, stop in chunks:
+            product = product + rows[:, start:stop] @ projection.signs(start, stop, rows)
         return product
 
     @staticmethod
