@@ -198,9 +198,13 @@ def test_sums_in_fp16_are_not_allowed():
 
 
 def test_where_it_pays():
-    assert not split_product_pays(torch.device("cpu"))
+    assert not split_product_pays(torch.device("cpu"), 10**5, 10**5, 10**5)
     if "cuda" in DEVICES:
-        assert isinstance(split_product_pays(torch.device("cuda")), bool)
+        device = torch.device("cuda")
+        assert not split_product_pays(device, 640, 640, 65536)
+        assert not split_product_pays(device, 10240, 10240, 512)
+        fast = torch.cuda.get_device_capability() in split_product.FAST_CHIPS
+        assert split_product_pays(device, 10240, 10240, 9216) == fast
 
 
 def test_bad_input():

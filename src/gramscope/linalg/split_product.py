@@ -24,9 +24,11 @@ HIGH_COLUMNS = 1024
 LOW_COLUMNS = 16384
 COLUMNS_MULTIPLE = 8  # tensor cores are fed rows of 16 bytes
 MAX_ENTRIES_SPLIT = 2**25  # of a matrix that are scaled and split at a time
-MAX_ENTRIES_SUMMED = 2**26  # of the product that are accumulated at a time
+MAX_ENTRIES_SUMMED = 2**25  # of the product that are accumulated at a time
 # GPUs whose tensor cores multiply fp16 more than three times as fast as their other cores multiply float32.
 FAST_CHIPS = {(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)}
+# Smallest products that are faster so: entries, and terms of each.
+LEAST_ENTRIES, LEAST_COLUMNS = 2**22, 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +54,17 @@ class Halves:
         return ((self.high.double() + self.low.double()) * self.scale[:, None])[:, : self.columns]
 
 
-def split_product_pays(device: torch.device) -> bool:
-    """Whether three fp16 products are expected to be faster than one of float32 there: measured on an H200 only.
+def split_product_pays(device: torch.device, n: int, m: int, k: int) -> bool:
+    """Whether ``add_split_product`` of (n, k) and (m, k) is expected to be faster there than one product in float32.
 
-    The other chips are those whose data sheets say so. On GeForce cards fp16 with float32 sums has twice the rate of
-    float32, and three products lose.
+    Sizes were measured on an H200, time against float32 with the splitting: n = m = 10,240 takes 1.1 at k = 512, 0.65
+    at 1,024, 0.32 at 9,216; n = m = 2,560 takes 0.8 at k = 2,048; n = m = 640 takes 2.3 even at 65,536. The other chips are those whose data sheets say so. On GeForce cards
+    fp16 with float32 sums has twice the rate of float32, and three products lose.
     """
-    if device.type != "cuda" or torch.version.hip is not None or not hasattr(torch.ops.aten.addmm, "dtype"):
+    if device.type != "cuda" or torch.version.hip is not None or not hasattr(torch.ops.aten.addmm, "dtype_out"):
         return False
-    return torch.cuda.get_device_capability(device) in FAST_CHIPS
+    large = n * m >= LEAST_ENTRIES and k >= LEAST_COLUMNS
+    return large and torch.cuda.get_device_capability(device) in FAST_CHIPS
 
 
 @torch.no_grad()
@@ -110,20 +114,17 @@ def add_split_product(out: Tensor, a: Tensor | Halves, b: Tensor | Halves) -> No
         return
     with _float32_sums():
         for rows in _slices(len(a), max(1, MAX_ENTRIES_SUMMED // len(b))):
-            total = _product(a[rows], b).double()
             # In float64 neither scale overflows by itself, and there is one rounding.
-            out[rows] += total.mul_(a.scale[rows, None]).mul_(b.scale)
+            out[rows].addcmul_(_product(a[rows], b) * b.scale, a.scale[rows, None])
 
 
 def _scaled(a: Float32[Tensor, "n k"]) -> tuple[Float32[Tensor, "n k"], Float64[Tensor, " n"]]:
     """Rows with their largest entry between 8 and 16, and the powers of two that undo it."""
-    largest = a.abs().amax(1).double()
+    largest = torch.linalg.vector_norm(a, torch.inf, dim=1).double()
     finite = largest.isfinite()
     exponent = torch.frexp(largest.where(finite, 1.0)).exponent - LARGEST_EXPONENT
-    # In two steps: 2^150, for the smallest of float32's numbers, is none of them itself.
-    half = exponent.div(2, rounding_mode="floor")
-    scaled = a * _power(-half).float()[:, None]
-    scaled *= _power(half - exponent).float()[:, None]
+    # In float64: 2^150, which the smallest of float32's numbers need, is beyond float32.
+    scaled = torch.mul(a, _power(-exponent)[:, None], out=torch.empty_like(a))
     return scaled, _power(exponent).where(finite, torch.nan)
 
 
