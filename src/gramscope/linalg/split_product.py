@@ -58,8 +58,9 @@ def split_product_pays(device: torch.device, n: int, m: int, k: int) -> bool:
     """Whether ``add_split_product`` of (n, k) and (m, k) is expected to be faster there than one product in float32.
 
     Sizes were measured on an H200, time against float32 with the splitting: n = m = 10,240 takes 1.1 at k = 512, 0.65
-    at 1,024, 0.32 at 9,216; n = m = 2,560 takes 0.8 at k = 2,048; n = m = 640 takes 2.3 even at 65,536. The other chips are those whose data sheets say so. On GeForce cards
-    fp16 with float32 sums has twice the rate of float32, and three products lose.
+    at 1,024, 0.32 at 9,216; n = m = 2,560 takes 0.8 at k = 2,048; n = m = 640 takes about 2, even at k = 65,536. The
+    other chips are those whose data sheets say so. On GeForce cards fp16 with float32 sums has twice the rate of
+    float32, and three products lose.
     """
     if device.type != "cuda" or torch.version.hip is not None or not hasattr(torch.ops.aten.addmm, "dtype_out"):
         return False
