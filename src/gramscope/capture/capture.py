@@ -121,9 +121,13 @@ class Opened:
 @contextmanager
 def opened(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
-    precision: Precision = None, room: int = UNLIMITED, watch: AbstractContextManager[Any] | None = None,
+    precision: Precision = None, room: int = UNLIMITED, large: bool = False,
+    watch: AbstractContextManager[Any] | None = None,
 ) -> Iterator[Opened]:  # fmt: skip
-    """A forward pass, made inside ``watch``, to go back from; everything is put back after."""
+    """A forward pass, made inside ``watch``, to go back from; everything is put back after.
+
+    ``large`` passes may use fused attention, which is meant to be gone through one direction at a time.
+    """
     if coupled not in ("refuse", "exact"):
         raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
     check_precision(precision)
@@ -132,7 +136,7 @@ def opened(
     with (
         untouched(model, throughout=False) as written,
         exact_arithmetic(tf32=precision == "tf32"),
-        plain_execution(),
+        plain_execution(fused_attention=large),
         _open_recurrences(model),
     ):
         parameters = check_model(model, x, frozen)

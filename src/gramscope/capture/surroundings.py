@@ -82,18 +82,20 @@ def _changed(tensor: Tensor, value: Tensor, version: int, module: nn.Module) -> 
 
 
 @contextmanager
-def plain_execution() -> Iterator[None]:
-    """Every operation visible to the recorder and differentiable in a batch.
+def plain_execution(fused_attention: bool = False) -> Iterator[None]:
+    """Every operation in the backward graph, and differentiable in a batch.
 
-    Gradients on; no compiled code; no fused attention or encoder fast path (they hide weights or have no batched
-    backward); checkpointed segments run as they stand, since their recomputation would not be watched.
+    Gradients on; no compiled code; no encoder fast path (it hides weights), no fused attention unless asked for (it
+    has no batched backward pass, and none of second order); checkpointed segments run as they stand, since their
+    recomputation would not be watched.
     """
     with ExitStack() as stack:
         stack.enter_context(_ONE_AT_A_TIME)
         fast_path = torch.backends.mha.get_fastpath_enabled()
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if not fused_attention:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if "torch._dynamo" in sys.modules:  # nothing is compiled before that, and importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_without_checkpoints())

@@ -37,8 +37,8 @@ CLOSED = VIEWS | frozenset(
 TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
 # Entries of gradients that are pulled back to parameters at once.
 PULLED_AT_ONCE = 2**26
-# Heads of so many rows are looked through for rows without signals.
-WIDE = 2**12
+# Layers of so many outputs are looked through for outputs without signals; at most one in SPARSE may have some.
+WIDE, SPARSE = 2**12, 8
 
 
 @dataclass(frozen=True)
@@ -222,13 +222,13 @@ class WeightSites:
         """Sites of the parameters from one of a weight that was made of them."""
         node, number = weight
         if is_leaf(node):
-            return [_real(replace(site, name=self.graph.names[node]), node)]
+            return [_sparse(_real(replace(site, name=self.graph.names[node]), node))]
         leaves = self.graph.leaves_below(node)
         if len(leaves) == 1 and self._is_view(node) and not leaves[0].variable.is_complex():
             name, turned = self.graph.names[leaves[0]], operation(node) == "T" and is_leaf(node.next_functions[0][0])
             if turned and site.frame is None and isinstance(site, OuterSite) and len(site.order) == 2:
                 first, second = site.order
-                return [replace(site, name=name, order=(second, first))]
+                return [_sparse(replace(site, name=name, order=(second, first)))]
             frame = self._frame(weight, leaves[0])
             if site.frame is not None:
                 frame = Frame(frame.entries[site.frame.entries], frame.shape)
@@ -283,3 +283,18 @@ def _real(site: Site, leaf: Node) -> Site:
         return site
     own = torch.view_as_real(rows.resolve_conj()).flatten(2) if leaf.variable.is_complex() else rows.real
     return RowSite(site.name, site.rule, site.frame, own)
+
+
+def _sparse(site: Site) -> Site:
+    """A wide layer of which few outputs have signals (chosen logits) is a table of which few rows were looked up."""
+    if not isinstance(site, OuterSite) or site.order != (0, 1) or site.groups > 1 or site.fan_out < WIDE:
+        return site
+    used = torch.zeros(site.fan_out, dtype=torch.bool, device=site.signals.device)
+    for signals in site.signals.unbind(1):
+        used |= (signals != 0).flatten(0, -2).any(0)
+    channels = used.nonzero()[:, 0]
+    if len(channels) > site.fan_out // SPARSE:
+        return site
+    few = replace(site, signals=site.signals[..., channels], axes=(len(channels), site.fan_in))
+    rows = few.rows().unflatten(2, (len(channels), site.fan_in))
+    return LookupSite(site.name, site.rule, site.frame, channels.expand(len(rows), -1), rows, site.fan_out)

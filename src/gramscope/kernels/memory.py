@@ -20,6 +20,8 @@ from gramscope.kernels.pieces import Range, strips
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
 # Bytes of signals held at a time, where there is room.
 SIGNALS = {"cpu": 2**28, "cuda": 2**32}
+# Bytes of the largest tensor of a forward pass from which on a GPU is busy with one direction at a time.
+LARGE = 2**25
 # Tensors of the largest site that are held at once for each direction: its signals, as they came and arranged for their
 # products, what crosses to the next part of the network, and what autograd works on.
 OVERHEAD = 6
@@ -39,8 +41,8 @@ class Block:
 class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
-    ``outputs`` is -1 until it is known. ``passes`` outputs of a trace are taken in one backward pass; ``company`` is
-    the number of examples for which a forward pass fits.
+    ``outputs`` is -1 until it is known. ``passes`` outputs of a trace are taken in one backward pass; ``large`` work on
+    a GPU takes them one by one; ``company`` is the number of examples for which a forward pass fits.
     """
 
     n: int
@@ -51,6 +53,7 @@ class Plan:
     chunk: int
     signals: int
     passes: int
+    large: bool = False
     company: int = 0
 
     @property
@@ -100,7 +103,9 @@ def make_plan(
         together = 2 * examples
     passes = max(1, min(width, (room // together - size.held) // each)) if trace else width
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
-    return Plan(n, m, width, rows, cols, chunk, signals, passes, company=max(3 * examples, room // (2 * size.held)))
+    company = max(3 * examples, room // (2 * size.held))
+    large = device.type == "cuda" and min(together, n + m) * size.largest >= LARGE
+    return Plan(n, m, width, rows, cols, chunk, signals, passes, large, company)
 
 
 def check_kernel(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory, device: torch.device) -> None:

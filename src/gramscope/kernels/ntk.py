@@ -89,7 +89,8 @@ def ntk(
         plan = make_plan(model, x, x2, trace=trace, blocked=coupled == "refuse", memory=memory, **options)
         run = partial(outputs_of, model, **options)
         check_blocks(plan, run, x, x2)
-        job = _Job(partial(opened, model, coupled=coupled, room=plan.signals, **options), plan, memory, trace, by_site)
+        open_ = partial(opened, model, coupled=coupled, room=plan.signals, large=plan.large, **options)
+        job = _Job(open_, plan, memory, trace, by_site)
         if x2 is None:
             kernels = job.symmetric(x)
         else:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 Range = tuple[int, int]
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
+# Columns of one product: longer sums in float32 lose a digit.
+LONGEST = 2**13
 HELD = {"cpu": 2**25, "cuda": 2**31}
 
 
@@ -34,7 +36,9 @@ class RowPiece:
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         c, d = self.blocks
-        out.addmm_(self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d].T)
+        left, right = self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d]
+        for start, stop in strips(left.shape[1], LONGEST):
+            out.addmm_(left[:, start:stop], right[:, start:stop].T)
 
 
 def joined(pieces: Sequence[RowPiece]) -> RowPiece:
