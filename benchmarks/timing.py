@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 

@@ -4,15 +4,11 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.capture import OuterSite
-from gramscope.capture.graph import Graph
-from gramscope.capture.layout import Ragged, Regular, example_weights, find_layout
 
 
 def test_inputs_and_signals_are_the_textbook_ones():
@@ -85,41 +81,6 @@ def test_the_packed_projection_of_a_sequence_first_model_is_no_fallback():
     assert all(isinstance(site, OuterSite) for site in snapshot.by_parameter()["layer.linear1.weight"])
 
 
-@given(st.integers(2, 6), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_layouts_are_read_off_the_signals(n, outer, inner, seed):
-    generator = torch.Generator().manual_seed(seed)
-    plain = torch.randn(outer * n * inner, 3, generator=generator, dtype=torch.float64)
-    labels = torch.arange(n).repeat_interleave(inner).repeat(outer)
-    weights = example_weights(n, torch.float64, torch.device("cpu"))
-    found = find_layout(weights[labels][:, None] * plain, plain, weights, 1e-8)
-    assert isinstance(found, Regular)
-    assert torch.equal(found.gather(labels, 0), torch.arange(n)[:, None].expand(n, outer * inner))
-
-
-@given(st.integers(2, 6), st.integers(1, 12), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_rows_in_any_order_are_labelled(n, rows, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(n, (rows,), generator=generator)
-    plain = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
-    weights = example_weights(n, torch.float64, torch.device("cpu"))
-    found = find_layout(weights[labels][:, None] * plain, plain, weights, 1e-8)
-    gathered = found.gather(plain, 0)
-    for example in range(n):
-        mine = plain[labels == example]
-        torch.testing.assert_close(gathered[example].sum(0), mine.sum(0))
-    if isinstance(found, Ragged):
-        assert torch.equal(found.labels, labels)
-
-
-def test_coupled_rows_have_no_layout():
-    weights = example_weights(4, torch.float64, torch.device("cpu"))
-    plain = torch.randn(4, 3, dtype=torch.float64)
-    mixed = weights[:, None] * plain + 0.01 * weights.mean() * plain.flip(0)
-    assert find_layout(mixed, plain, weights, 1e-5) is None
-
-
 class Cancelling(nn.Module):
     """A layer norm, or probabilities, summed: the signals at ``first`` are rounding and nothing else."""
 
@@ -185,25 +146,6 @@ def test_half_precision_networks(dtype):
     assert got.dtype == torch.float32
     error = float((got.double() - want).norm() / want.norm())
     assert error < {torch.bfloat16: 0.05, torch.float16: 0.005}[dtype]
-
-
-def test_a_function_that_keeps_a_leaf_is_not_the_leaf():
-    """Under the very name by which a leaf's own node knows it."""
-    kept, x = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-
-    class Keeping(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.variable = kept
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return 2 * gradient
-
-    graph = Graph(Keeping.apply(x).sum())
-    assert graph.reaches(x)
-    assert not graph.reaches(kept)
 
 
 def test_pickled_and_saved(tmp_path):

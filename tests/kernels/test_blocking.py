@@ -1,5 +1,7 @@
 """Blocks: the same kernel under any budget, and the budget kept."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,8 @@ def test_coupled_examples_are_found_out_even_one_by_one():
     x = torch.randn(6, 4)
     with pytest.raises(CoupledExamplesError, match="mix the 6 examples"):
         gs.ntk(OverTheBatch(), x)
-    smallest = 6 * 6 * 9 * 4 + 2 * 4 * 3 * 4  # the kernel, and two captures of one example and one output
+    with pytest.raises(InputError) as refused:
+        gs.ntk(OverTheBatch(), x, memory=6 * 6 * 9 * 4)  # the kernel alone
+    smallest = int(re.search(r"at least ([\d,]+) bytes", str(refused.value))[1].replace(",", ""))
     with pytest.raises(CoupledExamplesError, match="change with the company"):
         gs.ntk(OverTheBatch(), x, memory=smallest)

@@ -226,15 +226,15 @@ def test_weak_coupling_is_seen(dtype, strength):
         gs.ntk(model, torch.randn(6, 4, dtype=dtype))
 
 
-def test_a_weight_overwritten_after_its_use_is_refused():
+def test_a_weight_overwritten_after_its_use():
     def function(model, x):
         weight = model.w * 1
         first = F.linear(x, weight)
         weight.mul_(2)
         return torch.tanh(first + F.linear(x, weight))
 
-    with pytest.raises(UnsupportedError, match="once it was used"):
-        gs.ntk(Model(function, w=torch.randn(3, 4)), torch.randn(5, 4))
+    model, x = Model(function, w=torch.randn(3, 4)).double(), torch.randn(5, 4, dtype=torch.float64)
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
 
 
 BANK = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -298,7 +298,7 @@ def test_outputs_that_differentiate_can_be_cut_into_blocks(reduce):
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     x = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
     exact = reference_ntk(model, x, reduce=reduce, outputs=residual)
-    for memory in (1500, 3000, 10**6):
+    for memory in (2500, 5000, 10**6):
         assert_kernel_close(gs.ntk(model, x, reduce=reduce, outputs=residual, memory=memory), exact, 1e-12)
     assert not x.requires_grad
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from gramscope.base.errors import UnsupportedError
 from gramscope.capture.batched import batched_gradients
 
 Node = Any
@@ -34,7 +35,15 @@ def incoming(edge: Edge) -> tuple[torch.Size, torch.dtype]:
     if is_leaf(node):
         return node.variable.shape, node.variable.dtype
     metadata = node._input_metadata[number]
+    if metadata.is_nested_tensor:
+        raise UnsupportedError(
+            "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
+        )
     return torch.Size(metadata.shape), metadata.dtype
+
+
+def incoming_all(node: Node) -> Sequence[Any]:
+    return () if is_leaf(node) else node._input_metadata
 
 
 class BackwardGraph:
@@ -62,6 +71,22 @@ class BackwardGraph:
             for slot, (child, number) in enumerate(node.next_functions):
                 if child in self.consumers:
                     self.consumers[child].append((node, slot, number))
+
+    def twins(self, other: "BackwardGraph") -> dict[Node, Node] | None:
+        """For each node the one of another graph in its place; None where the two are not built in the same way."""
+        if len(self.nodes) != len(other.nodes):
+            return None
+        twin = dict(zip(self.nodes, other.nodes, strict=True))
+        for node, match in twin.items():
+            slots, others = node.next_functions, match.next_functions
+            if node.name() != match.name() or self.names.get(node) != other.names.get(match):
+                return None
+            if len(slots) != len(others) or len(incoming_all(node)) != len(incoming_all(match)):
+                return None
+            for (child, number), (theirs, position) in zip(slots, others, strict=True):
+                if number != position or twin.get(child) != (theirs if theirs in other.consumers else None):
+                    return None
+        return twin
 
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""

@@ -14,19 +14,21 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import real_view
-from gramscope.base.errors import CoupledExamplesError, InputError
+from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph
-from gramscope.capture.coupling import depends_on_others
+from gramscope.capture.coupling import depends_on_others, same_outputs
 from gramscope.capture.linear_map import check_differentiable
-from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, named_parameters
+from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, named_parameters, slice_examples
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.capture.weight_sites import WeightSites
 
+# Examples that tell where the sites are, and how many times as many there must be for that to save time.
+FEW, WORTH = 3, 5
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
 
@@ -74,7 +76,8 @@ def capture(
 class Opened:
     """A forward pass of a network: its outputs (n, C), from which backward passes may be made.
 
-    ``room`` bytes of signals may be held at once in the search for the sites.
+    ``room`` bytes of signals may be held at once in the search for the sites; ``few`` gives the outputs of a few of
+    the examples alone, if these can be taken out, where that saves time.
     """
 
     f: Tensor
@@ -82,14 +85,18 @@ class Opened:
     frozen: tuple[str, ...]
     refuse_mixing: Callable[[Sequence[str]], None]
     room: int
+    few: Callable[[], Tensor | None]
 
     @cached_property
     def weight_sites(self) -> WeightSites:
-        return WeightSites(BackwardGraph(self.f, self.parameters), self.refuse_mixing, self.room)
+        graph = BackwardGraph(self.f, self.parameters)
+        f = self.few()
+        if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
+            return WeightSites(graph, self.refuse_mixing, self.room)
+        few = WeightSites(BackwardGraph(f, self.parameters), lambda names: None)
+        return WeightSites(graph, self.refuse_mixing, self.room, few)
 
-    def sites(
-        self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED
-    ) -> Iterator[dict[str, tuple[Site, ...]]]:
+    def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
         """All sites of some parameters at a time, the last of the network first."""
         return self.weight_sites.sites(cotangents, room)
 
@@ -158,7 +165,9 @@ def opened(
                 return
             # Tensors of unequal lengths leave open which of them hold the examples. A model may change at every call.
             again = at_precision(model, given, precision)[1]
-            if not hint and not (depends_on_others(run, again, f.detach()) and depends_on_others(run, again, run(again))):
+            if not hint and not (
+                depends_on_others(run, again, f.detach()) and depends_on_others(run, again, run(again))
+            ):
                 return
             raise CoupledExamplesError(
                 "each example's output must depend on that example alone, but the signals at "
@@ -166,9 +175,20 @@ def opened(
                 'coupled="exact" for the kernel of the coupled outputs.' + hint
             )
 
+        def few() -> Tensor | None:
+            if n < WORTH * FEW:
+                return None
+            streams.rewind()
+            try:
+                some = slice_examples(at_precision(model, given, precision)[1], n, slice(0, FEW))
+                with untouched(model), torch.enable_grad():
+                    return evaluate(model, some, FEW, outputs)
+            except (GramscopeError, RuntimeError, ValueError, IndexError):
+                return None  # the model takes no part of its batch
+
         every = named_parameters(model)
         left_out = tuple(name for name in every if name not in parameters)
-        yield Opened(f, parameters, left_out, refuse_mixing, room)
+        yield Opened(f, parameters, left_out, refuse_mixing, room, few)
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,19 @@ def same_outputs(some: Tensor, others: Tensor) -> bool:
 
 
 def depends_on_others(run: Callable[[Any], Float[Tensor, "n C"]], x: Any, f: Float[Tensor, "n C"]) -> bool:
-    """Do the outputs of the first or of the last example change when they take the places of the others?
+    """Do the outputs of the first or of the last example change when it takes the places of all the others?
 
     A difference proves that the examples are coupled. The batch keeps its size, so that dropout masks stay the same.
     """
     n = len(f)
-    if n == 2:  # each twice
-        batches = [(map_tensors(partial(_filled, [example] * n), x), [example]) for example in range(n)]
-    else:
-        batches = [(map_tensors(partial(_filled, [0] * (n // 2) + [n - 1] * (n - n // 2)), x), [0, n - 1])]
-    return any(not same_outputs(run(batch)[examples], f[examples]) for batch, examples in batches)
+    for example in (0, n - 1):
+        batch = map_tensors(partial(_filled_with, n, example), x)
+        if not same_outputs(run(batch)[example], f[example]):
+            return True
+    return False
 
 
-def _filled(examples: list[int], tensor: Tensor) -> Tensor:
-    """These examples; tensors without as many rows are passed whole."""
-    return tensor[examples] if tensor.dim() and len(tensor) == len(examples) else tensor
+def _filled_with(n: int, example: int, tensor: Tensor) -> Tensor:
+    """One example n times; tensors without n rows are passed whole."""
+    rows = tensor.dim() and len(tensor) == n
+    return tensor[example : example + 1].expand_as(tensor).clone() if rows else tensor

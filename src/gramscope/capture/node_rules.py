@@ -22,7 +22,7 @@ from gramscope.capture.patches import patches
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose rules know complex signals.
-COMPLEX = {"Add", "Sub", "Mul", "Expand", "Repeat"}
+COMPLEX = {"Add", "Sub", "Mul", "Expand", "Repeat", "Mm", "Addmm", "Bmm", "Baddbmm"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -188,7 +188,12 @@ def _outer(
     held = owner.gather(inputs, 0)
     g, o, i = signal.shape[2], signal.shape[3], inputs.shape[2]
     axes = (g, o, i) if len(order) == 3 else (o, i)
-    return OuterSite("", name, None, held.__getitem__, gathered.transpose(0, 1), i, axes, order)
+    if gathered.is_complex():  # as rows, which a real weight takes the real part of
+        held = held.to(gathered.dtype).conj().resolve_conj()
+    site = OuterSite("", name, None, held.__getitem__, gathered.transpose(0, 1), i, axes, order)
+    if not gathered.is_complex():
+        return site
+    return RowSite("", name, None, site.rows() if meeting.dtype.is_complex else site.rows().real)
 
 
 # Convolutions -------------------------------------------------------------------------------------
@@ -448,7 +453,9 @@ BY_EXAMPLE = "autograd"  # the rule of sites that had none
 def _called(meeting: Meeting, signals: list[Tensor | None]) -> Tensor:
     """What the node hands to the weight for these signals."""
     node, slot = meeting.node, meeting.slot
-    if isinstance(node, BackwardCFunction):  # a function of the user's own, which may have arguments that are no tensors
+    if isinstance(
+        node, BackwardCFunction
+    ):  # a function of the user's own, which may have arguments that are no tensors
         found = node.apply(*signals)
         needed = [place for place, needs in enumerate(node.needs_input_grad) if needs]
         slot = needed[[place for place, (child, _) in enumerate(node.next_functions) if child is not None].index(slot)]

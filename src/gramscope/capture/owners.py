@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 # Where operations add in an order of their own at each call (fused attention, scatter on a GPU), exponents hold only to
@@ -66,6 +66,16 @@ class Owner:
             return self.labels
         return self.labels.reshape([-1 if axis == self.axis else 1 for axis in range(len(shape))]).expand(shape)
 
+    def like(self, n: int, shape: torch.Size) -> "Owner | None":
+        """The same layout for n examples in a signal of this shape; None where it does not carry over."""
+        if self.axis is None or self.regular is None:
+            return None
+        outer, inner = self.regular
+        if self.axis >= len(shape) or shape[self.axis] != outer * n * inner:
+            return None
+        labels = torch.arange(n, device=self.labels.device).repeat_interleave(inner).repeat(outer)
+        return Owner(n, self.axis, labels, self.regular)
+
     @property
     def silent(self) -> bool:
         """The signal is zero for all examples."""
@@ -109,8 +119,7 @@ def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Ten
     zero = plain == 0
     code = torch.zeros(plain.shape, dtype=torch.long, device=plain.device)
     for place, tensor in enumerate(scaled):
-        size, other = (t.abs().double() for t in (plain, tensor))
-        exponent = torch.log2(other / size.where(~zero, 1)).where(~zero, 0.0)
+        exponent = _ratio(plain, tensor, zero)
         if not bool(torch.isfinite(exponent).all()):
             return None
         code += (exponent.round().long() + base // 2).clamp(0, base - 1) * base**place
@@ -128,6 +137,18 @@ def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Ten
     return _along_one_axis(labels, n) or Owner(n, None, labels)
 
 
+def mixes(plain: Tensor, scaled: Tensor) -> bool:
+    """Some entry does not scale by a power of two, even to rounding: it serves several examples."""
+    exponent = _ratio(plain, scaled, plain == 0)
+    return not bool((exponent.round() - exponent).abs().max() <= 0.1) if exponent.numel() else False
+
+
+def _ratio(plain: Tensor, scaled: Tensor, zero: Tensor) -> Tensor:
+    """By which power of two each entry was scaled."""
+    size, other = (t.abs().double() for t in (plain, scaled))
+    return torch.log2(other / size.where(~zero, 1)).where(~zero, 0.0)
+
+
 def _agree(expected: Tensor, found: Tensor, n: int) -> bool:
     """Equal to rounding for every example by itself, so that a large one hides nothing in the others."""
     gap, size = ((t.reshape(n, -1)).double().norm(dim=1) for t in (expected - found, found))
@@ -137,7 +158,9 @@ def _agree(expected: Tensor, found: Tensor, n: int) -> bool:
 def _agree_everywhere(expected: Tensor, found: Tensor, labels: Tensor, n: int) -> bool:
     index = labels.clamp_min(0).flatten()
     gap, size = (
-        torch.zeros(n, dtype=torch.float64, device=found.device).index_add_(0, index, t.abs().double().square().flatten())
+        torch.zeros(n, dtype=torch.float64, device=found.device).index_add_(
+            0, index, t.abs().double().square().flatten()
+        )
         for t in (expected - found, found)
     )
     return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) ** 2 * size).all())

@@ -5,6 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
+
 def patches(
     image: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[tuple[int, int], ...],
     dilation: tuple[int, ...], groups: int, places: tuple[int, ...],

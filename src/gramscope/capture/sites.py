@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     """Which entry of the flattened parameter, of shape ``shape``, each entry of a view of it is."""

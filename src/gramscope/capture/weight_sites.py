@@ -19,19 +19,91 @@ from torch.autograd.graph import GradientEdge
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, Edge, Node, incoming, is_leaf
 from gramscope.capture.batched import batched_gradients
 from gramscope.capture.node_rules import Meeting, operation, sites_of
-from gramscope.capture.owners import Owner, exponents, find_owner, quick_owner
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
 VIEWS = frozenset(
-    "T Transpose Permute View UnsafeView ReshapeAlias Slice Select Squeeze Unsqueeze ToCopy Split SplitWithSizes "
-    "Unbind Clone Alias Narrow Chunk MovedimInt Movedim Contiguous Flatten Unflatten Diagonal Unfold Real Imag".split()
+    [
+        "T",
+        "Transpose",
+        "Permute",
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "Slice",
+        "Select",
+        "Squeeze",
+        "Unsqueeze",
+        "ToCopy",
+        "Split",
+        "SplitWithSizes",
+        "Unbind",
+        "Clone",
+        "Alias",
+        "Narrow",
+        "Chunk",
+        "MovedimInt",
+        "Movedim",
+        "Contiguous",
+        "Flatten",
+        "Unflatten",
+        "Diagonal",
+        "Unfold",
+        "Real",
+        "Imag",
+    ]
 )
 # Operations all of whose tensors have a slot among the node's own: what they make of parameters holds no data.
 CLOSED = VIEWS | frozenset(
-    "Add Sub Mul Div Neg Exp Expm1 Log Log1p Sigmoid Tanh Relu Softplus Softmax LogSoftmax Silu Gelu Elu Abs Sqrt "
-    "Rsqrt Pow Reciprocal Sin Cos Mm Bmm Mv Dot Addmm Sum Mean Prod Cumsum Tril Triu LinalgVectorNorm Norm "
-    "WeightNormInterface ViewAsComplex ViewAsReal LinalgMatrixExp LinalgSolveEx Flip Roll Sgn".split()
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Neg",
+        "Exp",
+        "Expm1",
+        "Log",
+        "Log1p",
+        "Sigmoid",
+        "Tanh",
+        "Relu",
+        "Softplus",
+        "Softmax",
+        "LogSoftmax",
+        "Silu",
+        "Gelu",
+        "Elu",
+        "Abs",
+        "Sqrt",
+        "Rsqrt",
+        "Pow",
+        "Reciprocal",
+        "Sin",
+        "Cos",
+        "Mm",
+        "Bmm",
+        "Mv",
+        "Dot",
+        "Addmm",
+        "Sum",
+        "Mean",
+        "Prod",
+        "Cumsum",
+        "Tril",
+        "Triu",
+        "LinalgVectorNorm",
+        "Norm",
+        "WeightNormInterface",
+        "ViewAsComplex",
+        "ViewAsReal",
+        "LinalgMatrixExp",
+        "LinalgSolveEx",
+        "Flip",
+        "Roll",
+        "Sgn",
+    ]
 )
 # Operations that take entries of a table, any number of times: no data are mixed in them.
 TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
@@ -52,25 +124,43 @@ class Cut:
 class WeightSites:
     """The sites of the outputs ``graph.f``; ``room`` bytes of signals may be held at once while they are sought.
 
-    ``refuse_mixing`` is called with the parameters behind weights that may be functions of several examples.
+    ``refuse_mixing`` is called with the parameters at which examples may be mixed. ``few``
+    are the sites of some of the examples: where the graph is the same, they tell those of all.
     """
 
     def __init__(
-        self, graph: BackwardGraph, refuse_mixing: Callable[[Sequence[str]], None], room: int = UNLIMITED
-    ) -> None:
+        self, graph: BackwardGraph, refuse_mixing: Callable[[Sequence[str]], None], room: int = UNLIMITED,
+        few: "WeightSites | None" = None,
+    ) -> None:  # fmt: skip
         self.graph, self.room = graph, room
         self.n = len(graph.f)
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
         self._frames: dict[Edge, Frame] = {}
-        self.cuts = self._find()
-        behind = {cut.weight for cuts in self.cuts.values() for cut in cuts}
-        mixing = [weight[0] for weight in behind if not self._made_by(weight[0], TAKES)]
-        if mixing and self.n > 1:
-            refuse_mixing([graph.names[leaf] for node in mixing for leaf in graph.leaves_below(node)])
+        self.cuts = (self._carried_over(few) if few is not None else None) or self._find()
+        doubtful = [name for node, cuts in self.cuts.items() for name in self._doubtful(node, cuts)]
+        if doubtful and self.n > 1:
+            refuse_mixing(doubtful)
         self.edges = [edge for node in self.cuts for edge in _edges(node) if self._owners.get(edge) is not None]
 
     # The search ------------------------------------------------------------------------------------
+
+    def _carried_over(self, few: "WeightSites") -> dict[Node, list[Cut]] | None:
+        """The cuts of a graph of fewer examples, with their owners, if this one is built in the same way."""
+        twin = few.graph.twins(self.graph)
+        if twin is None:
+            return None
+        for (node, number), owner in few._owners.items():
+            if node in few.cuts and owner is not None:
+                edge = twin[node], number
+                mine = owner.like(self.n, incoming(edge)[0])
+                if mine is None:
+                    return None
+                self._owners[edge] = mine
+        return {
+            twin[node]: [Cut(cut.slot, (twin[cut.weight[0]], cut.weight[1])) for cut in cuts]
+            for node, cuts in few.cuts.items()
+        }
 
     def _find(self) -> dict[Node, list[Cut]]:
         """The cuts of each node. A cut below another would count twice: there the climb goes on."""
@@ -101,6 +191,13 @@ class WeightSites:
             if not nested:
                 return {node: cuts[node] for node in self.graph.nodes if node in cuts}
             passed |= nested
+
+    def _doubtful(self, node: Node, cuts: Sequence[Cut]) -> list[str]:
+        """Parameters that enter here, if examples may be mixed: their weight may hold data, or examples lie oddly."""
+        owners = [self._owners.get(edge) for edge in _edges(node)]
+        odd = any(owner is not None and (owner.axis != 0 or owner.regular is None) for owner in owners)
+        weights = [cut.weight[0] for cut in cuts if odd or not self._made_by(cut.weight[0], TAKES)]
+        return [self.graph.names[leaf] for weight in weights for leaf in self.graph.leaves_below(weight)]
 
     def _nested(self, climbed: set[Node], cuts: dict[Node, list[Cut]]) -> set[Node]:
         below: set[Node] = set()
@@ -137,10 +234,12 @@ class WeightSites:
         for found in self.graph.signals(cotangents, edges, self.room):
             for edge, (plain, *scaled) in found.items():
                 owner = quick_owner(plain, scaled[0], digits[0])
-                if owner is None and not complete:
-                    unsettled.append(edge)
+                if owner is not None or mixes(plain, scaled[0]):
+                    self._owners[edge] = owner
+                elif complete:
+                    self._owners[edge] = find_owner(plain, scaled, digits)
                 else:
-                    self._owners[edge] = owner or find_owner(plain, scaled, digits)
+                    unsettled.append(edge)
         return unsettled
 
     def _is_closed(self, node: Node) -> bool:
@@ -176,9 +275,7 @@ class WeightSites:
 
     # Sites -----------------------------------------------------------------------------------------
 
-    def sites(
-        self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED
-    ) -> Iterator[dict[str, tuple[Site, ...]]]:
+    def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
         """All sites of some parameters at a time, of these cotangents; each parameter as soon as it is complete."""
         left = Counter(
             self.graph.names[leaf]

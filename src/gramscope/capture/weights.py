@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-
 Strided = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
 # Operations that change the type or the memory of a tensor but not its entries.
 KEEPS_ENTRIES = {"to", "type", "float", "double", "half", "bfloat16", "contiguous", "clone", "alias"}

@@ -17,9 +17,9 @@ half         T²·g·i + k·T²·g·o + k²·T·g·o             (as positions)
 from dataclasses import dataclass
 from typing import Literal
 
-# How much longer an operation takes than one of ``rows``, whose products are few and large: measured on transformers
-# of 16 to 200 positions, on a CPU.
-DEARER = {"half": 4.0, "positions": 2.0}
+# Positions below which the products of the other methods are small and take longer than their count: those of ``half``
+# have T rows to sum over. Measured on transformers of 16 to 200 positions on a CPU.
+FEW_POSITIONS = 64
 
 Method = Literal["rows", "positions", "half"]
 
@@ -52,9 +52,15 @@ def flops(shape: Shape, method: Method) -> int:
     return 2 * pairs * (T * T * g * i + k * T * T * g * o + outputs * T * g * o)
 
 
+def price(shape: Shape, method: Method) -> float:
+    """Time in units of operations of large products."""
+    dearer = 1.0 if method == "rows" or shape.T == 1 else 1.0 + FEW_POSITIONS / shape.T
+    return dearer * flops(shape, method)
+
+
 def cheapest(shape: Shape) -> Method:
     """The method that takes the least time by these counts; ties go to the simplest."""
+    rival: Method = "positions" if shape.trace or shape.T == 1 else "half"
     if shape.T == 1:
-        return "rows" if flops(shape, "rows") < flops(shape, "positions") else "positions"
-    rival: Method = "positions" if shape.trace else "half"
-    return "rows" if flops(shape, "rows") <= DEARER[rival] * flops(shape, rival) else rival
+        return "rows" if price(shape, "rows") < price(shape, rival) else rival
+    return "rows" if price(shape, "rows") <= price(shape, rival) else rival

@@ -101,10 +101,10 @@ def make_plan(
         if examples == 0:
             examples, columns = 1, max(1, (room // 2 - size.held) // (2 * each))
         together = 2 * examples
-    passes = max(1, min(width, (room // together - size.held) // each)) if trace else width
+    large = device.type == "cuda" and together * size.largest >= LARGE
+    passes = 1 if trace and large else max(1, min(width, (room // together - size.held) // each)) if trace else width
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
     company = max(3 * examples, room // (2 * size.held))
-    large = device.type == "cuda" and min(together, n + m) * size.largest >= LARGE
     return Plan(n, m, width, rows, cols, chunk, signals, passes, large, company)
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial, reduce as reduce_with
+from functools import partial
+from functools import reduce as reduce_with
 from typing import Any, Literal, overload
 
 import torch

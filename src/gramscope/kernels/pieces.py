@@ -16,6 +16,8 @@ Range = tuple[int, int]
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 # Columns of one product: longer sums in float32 lose a digit.
 LONGEST = 2**13
+# Entries of small products that are summed at once on a GPU.
+SUMMED = 2**26
 HELD = {"cpu": 2**25, "cuda": 2**31}
 
 
@@ -36,9 +38,20 @@ class RowPiece:
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         c, d = self.blocks
-        left, right = self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d]
-        for start, stop in strips(left.shape[1], LONGEST):
-            out.addmm_(left[:, start:stop], right[:, start:stop].T)
+        add_product(out, self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d])
+
+
+def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q p"]) -> None:
+    """``out += left rightᵀ`` in sums of bounded length; on a GPU many at once where each would be small."""
+    length = left.shape[1]
+    at_once = SUMMED // max(1, out.numel()) if out.is_cuda else 0
+    while at_once > 1 and length > LONGEST:
+        count = min(at_once, length // LONGEST)
+        some, others = (t[:, : count * LONGEST].unflatten(1, (count, LONGEST)).transpose(0, 1) for t in (left, right))
+        out += torch.bmm(some, others.mT).sum(0)
+        left, right, length = left[:, count * LONGEST :], right[:, count * LONGEST :], length - count * LONGEST
+    for start, stop in strips(length, LONGEST):
+        out.addmm_(left[:, start:stop], right[:, start:stop].T)
 
 
 def joined(pieces: Sequence[RowPiece]) -> RowPiece:

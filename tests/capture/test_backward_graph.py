@@ -1,0 +1,109 @@
+"""Backward passes in parts give the signals of one pass, and sites are the same however they were found."""
+
+import pytest
+import torch
+from torch import nn
+
+import gramscope as gs
+from cases import CASES
+from gramscope.capture.backward_graph import BackwardGraph
+from gramscope.capture.capture import FEW, WORTH, opened
+from gramscope.capture.weight_sites import WeightSites
+
+CUT = ["vit", "lstm", "gru", "gpt_tied", "encoder_layer", "residual_in_place", "pinn_residual", "batch_norm2d_eval",
+       "siamese_in_one_doubled_batch", "experts_by_boolean_mask", "mlp_relu"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_signals_in_parts_are_those_of_one_pass(name):
+    case = CASES[name]
+    model, x, _ = case.build(dtype=torch.float64)
+    with opened(model, x, outputs=case.outputs) as network:
+        sites, cotangents = network.weight_sites, network.cotangents()
+        (whole,) = sites.graph.signals(cotangents, sites.edges)
+        parts = list(sites.graph.signals(cotangents, sites.edges, room=1))
+        found = {edge: signal for part in parts for edge, signal in part.items()}
+        assert found.keys() == whole.keys()
+        for edge, signal in whole.items():
+            torch.testing.assert_close(found[edge], signal, rtol=1e-12, atol=1e-12 * float(signal.abs().max()))
+
+
+def test_a_deep_network_is_cut_into_many_parts():
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(3, 3), nn.Tanh())])
+    with opened(model, torch.randn(4, 3)) as network:
+        sites = network.weight_sites
+        assert len(list(sites.graph.signals(network.cotangents(), sites.edges, room=1))) == 6
+
+
+def test_skips_are_not_counted_twice():
+    """From the middle of a block the gradient goes two ways, one of which meets the other again."""
+
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(5))
+
+        def forward(self, x):
+            hidden = [self.layers[0](x)]
+            for layer in self.layers[1:]:
+                hidden.append(torch.tanh(layer(hidden[-1])) + sum(hidden))
+            return hidden[-1]
+
+    model, x = Skipping().double(), torch.randn(4, 3, dtype=torch.float64)
+    with opened(model, x) as network:
+        sites, cotangents = network.weight_sites, network.cotangents()
+        (whole,) = sites.graph.signals(cotangents, sites.edges)
+        for part in sites.graph.signals(cotangents, sites.edges, room=1):
+            for edge, signal in part.items():
+                torch.testing.assert_close(signal, whole[edge])
+
+
+@pytest.mark.parametrize("name", ["mlp_relu", "vit", "gpt_tied", "encoder_layer", "mha_sequence_first", "conv1d"])
+def test_sites_found_from_a_few_examples(name):
+    case = CASES[name]
+    model, x, _ = case.build(dtype=torch.float64)
+    x = x.repeat((WORTH * FEW + 2) // len(x) + 1, *[1] * (x.dim() - 1))
+    with opened(model, x, outputs=case.outputs) as network:
+        assert network.few() is not None
+        sought = WeightSites(BackwardGraph(network.f, network.parameters), lambda names: None)
+        found = network.weight_sites
+        assert [(a.name(), cuts) for a, cuts in found.cuts.items()] == [
+            (a.name(), cuts) for a, cuts in ((found.graph.twins(sought.graph)[n], c) for n, c in found.cuts.items())
+        ]
+        assert len(found.edges) == len(sought.edges)
+
+
+class Changing(nn.Module):
+    """Few examples take one way, many another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.first(x) if len(x) < 9 else self.first(x) + self.second(x) - self.second(x.flip(0)).detach()
+
+
+def test_a_network_that_changes_with_its_batch_is_searched_whole():
+    model, x = Changing().double(), torch.randn(WORTH * FEW + 3, 3, dtype=torch.float64)
+    assert set(gs.ntk(model, x, by_site=True)) == {"first.weight", "first.bias", "second.weight", "second.bias"}
+    kernel = gs.ntk(model, x, by_site=True)["second.bias"]
+    torch.testing.assert_close(kernel, torch.eye(2).double().expand(len(x), len(x), 2, 2).permute(0, 2, 1, 3))
+
+
+def test_a_function_that_keeps_a_leaf_is_not_the_leaf():
+    """Under the very name by which a leaf's own node knows it."""
+    kept, x = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+
+    class Keeping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.variable = kept
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    f = Keeping.apply(x)[:, None]
+    assert list(BackwardGraph(f, {"x": x, "kept": kept}).names.values()) == ["x"]

@@ -1,0 +1,118 @@
+"""Which example each entry of a signal belongs to: every layout is read off, every mixture is seen."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
+
+CPU = torch.device("cpu")
+
+
+def probed(labels, n, dtype=torch.float64, seed=0):
+    """Random signals of these labels, and the same with every example scaled, once for each digit of its number."""
+    generator = torch.Generator().manual_seed(seed)
+    plain = torch.randn(labels.shape, generator=generator, dtype=torch.float64).to(dtype)
+    digits = exponents(n, dtype, CPU)
+    return plain, [plain * torch.exp2(digit.to(dtype))[labels] for digit in digits], digits
+
+
+@given(st.integers(1, 70), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.integers(0, 1000))
+@settings(max_examples=80, deadline=None)
+def test_regular_layouts_on_any_axis(n, outer, inner, axis, seed):
+    along = torch.arange(n).repeat_interleave(inner).repeat(outer)
+    shape = [2, 2, 2]
+    shape[axis] = len(along)
+    labels = along.reshape([-1 if a == axis else 1 for a in range(3)]).expand(shape)
+    plain, scaled, digits = probed(labels, n, seed=seed)
+    found = find_owner(plain, scaled, digits)
+    assert found is not None
+    assert torch.equal(found.everywhere(plain.shape), labels)
+    if n > 1:
+        assert (found.axis, found.regular) == (axis, (outer, inner))
+        gathered = found.gather(plain.movedim(axis, 0), 0)
+        for example in range(n):
+            mine = plain.movedim(axis, 0)[along == example]
+            torch.testing.assert_close(gathered[example].sum(0), mine.sum(0))
+    quick = quick_owner(plain, scaled[0], digits[0])
+    assert (quick is not None) == (n == 1 or (axis == 0 and outer == 1))
+
+
+@given(st.integers(2, 40), st.integers(1, 30), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_rows_in_any_order(n, rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    along = torch.randint(n, (rows,), generator=generator)
+    plain, scaled, digits = probed(along[:, None].expand(rows, 3), n, seed=seed)
+    found = find_owner(plain, scaled, digits)
+    assert torch.equal(found.labels, along)
+    gathered = found.gather(plain, 0)
+    assert gathered.shape[0] == n
+    for example in range(n):
+        torch.testing.assert_close(gathered[example].sum(0), plain[along == example].sum(0))
+
+
+def test_labels_that_follow_no_axis():
+    labels = torch.tensor([[0, 1, 2], [2, 0, 1]])
+    found = find_owner(*probed(labels, 3))
+    assert found.axis is None
+    assert torch.equal(found.labels, labels)
+
+
+def test_zeros_belong_to_nobody():
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])[:, None].expand(6, 2)
+    plain, scaled, digits = probed(labels, 3)
+    for tensor in (plain, *scaled):
+        tensor[3] = 0
+    found = find_owner(plain, scaled, digits)
+    assert found.labels.tolist() == [0, 0, 1, -1, 2, 2]
+    assert found.regular == (1, 2)
+    silent = find_owner(plain * 0, [tensor * 0 for tensor in scaled], digits)
+    assert silent.silent
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_half_precision_scales_exactly(dtype):
+    plain, scaled, digits = probed(torch.arange(6)[:, None].expand(6, 4), 6, dtype)
+    assert quick_owner(plain, scaled[0], digits[0]) is not None
+    assert find_owner(plain, scaled, digits) is not None
+
+
+@pytest.mark.parametrize(("dtype", "weak"), [(torch.float64, 1e-10), (torch.float32, 1e-3)])
+def test_a_weak_mixture_is_no_layout(dtype, weak):
+    """Examples that take so much of their neighbours, far above rounding, which is 1e-16 and 6e-8."""
+    plain, scaled, digits = probed(torch.arange(5)[:, None].expand(5, 4), 5, dtype)
+    neighbours = plain + weak * plain.roll(1, 0)
+    mixed = [tensor + weak * tensor.roll(1, 0) for tensor in scaled]
+    assert quick_owner(neighbours, mixed[0], digits[0]) is None
+    assert find_owner(neighbours, mixed, digits) is None
+
+
+def test_a_large_example_hides_no_mixture_of_the_others():
+    plain, scaled, digits = probed(torch.arange(5)[:, None].expand(5, 4), 5)
+    for tensor in (plain, *scaled):
+        tensor[0] *= 1e12
+        tensor[1] += 1e-3 * tensor[2]
+    assert quick_owner(plain, scaled[0], digits[0]) is None
+
+
+def test_sums_over_all_examples_are_seen_from_one_pass():
+    plain, scaled, _ = probed(torch.arange(50)[:, None].expand(50, 4), 50)
+    assert mixes(plain.sum(0), scaled[0].sum(0))
+    assert not mixes(plain, scaled[0])
+
+
+def test_sums_in_another_order_are_rounding():
+    """As fused attention on a GPU gives them: off by some 1e-6 in float32."""
+    plain, scaled, digits = probed(torch.arange(5)[:, None].expand(5, 400), 5, torch.float32)
+    noisy = scaled[0] * (1 + 1e-6 * torch.randn(5, 400, generator=torch.Generator().manual_seed(0)))
+    assert quick_owner(plain, noisy, digits[0]) is not None
+
+
+def test_a_layout_carries_over_to_more_examples():
+    owner = Owner(3, 1, torch.arange(3).repeat_interleave(2), (1, 2))
+    more = owner.like(7, torch.Size([4, 14]))
+    assert torch.equal(more.labels, torch.arange(7).repeat_interleave(2))
+    assert owner.like(7, torch.Size([4, 13])) is None
+    assert Owner(3, None, torch.zeros(2, 2, dtype=torch.long)).like(7, torch.Size([2, 2])) is None
