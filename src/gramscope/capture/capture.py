@@ -237,14 +237,14 @@ def _open_recurrences(model: nn.Module) -> Iterator[None]:
         yield
         return
     # The documented switches set more than these two.
-    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
     torch._C._set_cudnn_enabled(False)
-    torch._C._set_mkldnn_enabled(False)  # type: ignore[attr-defined]
+    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
         torch._C._set_cudnn_enabled(cudnn)
-        torch._C._set_mkldnn_enabled(onednn)  # type: ignore[attr-defined]
+        torch._C._set_mkldnn_enabled(onednn)
 
 
 def _unequal_lengths(x: Any) -> str:

@@ -27,8 +27,9 @@ class Frame:
         return self.entries
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Frame) and self.shape == other.shape and self.entries.shape == other.entries.shape
-        return same and (self.entries is other.entries or bool(torch.equal(self.entries, other.entries)))
+        if not isinstance(other, Frame) or self.shape != other.shape:
+            return False
+        return self.entries is other.entries or bool(torch.equal(self.entries, other.entries))
 
     def __hash__(self) -> int:
         return hash((self.shape, self.entries.shape))
@@ -160,9 +161,13 @@ class OuterSite(Site):
         inputs = self.inputs.to(self.dtype).transpose(1, 2).reshape(n * g, T, self.fan_in)
         signals = self.signals.permute(0, 3, 1, 4, 2).reshape(n * g, k * o, T)
         gradient = torch.bmm(signals, inputs).view(n, g, k, o, self.fan_in).transpose(1, 2).flatten(2)
-        in_order = self.order == tuple(range(len(self.order)))
-        own = (2 + axis for axis in self.order)
-        return gradient if in_order else gradient.unflatten(2, self.axes).permute(0, 1, *own).flatten(2)
+        return self.own_axes(gradient)
+
+    def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
+        """From (g, o, i) order to the order of the weight's own axes."""
+        if self.order == tuple(range(len(self.order))):
+            return gradient
+        return gradient.unflatten(2, self.axes).permute(0, 1, *(2 + axis for axis in self.order)).flatten(2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,86 +24,14 @@ from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
 VIEWS = frozenset(
-    [
-        "T",
-        "Transpose",
-        "Permute",
-        "View",
-        "UnsafeView",
-        "ReshapeAlias",
-        "Slice",
-        "Select",
-        "Squeeze",
-        "Unsqueeze",
-        "ToCopy",
-        "Split",
-        "SplitWithSizes",
-        "Unbind",
-        "Clone",
-        "Alias",
-        "Narrow",
-        "Chunk",
-        "MovedimInt",
-        "Movedim",
-        "Contiguous",
-        "Flatten",
-        "Unflatten",
-        "Diagonal",
-        "Unfold",
-        "Real",
-        "Imag",
-    ]
+    "T Transpose Permute View UnsafeView ReshapeAlias Slice Select Squeeze Unsqueeze ToCopy Split SplitWithSizes "  # noqa: SIM905
+    "Unbind Clone Alias Narrow Chunk MovedimInt Movedim Contiguous Flatten Unflatten Diagonal Unfold Real Imag".split()
 )
 # Operations all of whose tensors have a slot among the node's own: what they make of parameters holds no data.
 CLOSED = VIEWS | frozenset(
-    [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Neg",
-        "Exp",
-        "Expm1",
-        "Log",
-        "Log1p",
-        "Sigmoid",
-        "Tanh",
-        "Relu",
-        "Softplus",
-        "Softmax",
-        "LogSoftmax",
-        "Silu",
-        "Gelu",
-        "Elu",
-        "Abs",
-        "Sqrt",
-        "Rsqrt",
-        "Pow",
-        "Reciprocal",
-        "Sin",
-        "Cos",
-        "Mm",
-        "Bmm",
-        "Mv",
-        "Dot",
-        "Addmm",
-        "Sum",
-        "Mean",
-        "Prod",
-        "Cumsum",
-        "Tril",
-        "Triu",
-        "LinalgVectorNorm",
-        "Norm",
-        "WeightNormInterface",
-        "ViewAsComplex",
-        "ViewAsReal",
-        "LinalgMatrixExp",
-        "LinalgSolveEx",
-        "Flip",
-        "Roll",
-        "Sgn",
-    ]
+    "Add Sub Mul Div Neg Exp Expm1 Log Log1p Sigmoid Tanh Relu Softplus Softmax LogSoftmax Silu Gelu Elu Abs Sqrt "  # noqa: SIM905
+    "Rsqrt Pow Reciprocal Sin Cos Mm Bmm Mv Dot Addmm Sum Mean Prod Cumsum Tril Triu LinalgVectorNorm Norm "
+    "WeightNormInterface ViewAsComplex ViewAsReal LinalgMatrixExp LinalgSolveEx Flip Roll Sgn".split()
 )
 # Operations that take entries of a table, any number of times: no data are mixed in them.
 TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
@@ -168,7 +96,7 @@ class WeightSites:
         while True:
             cuts: dict[Node, list[Cut]] = {}
             climbed = set(self.graph.names)
-            todo, waiting = list(self.graph.names), []
+            todo, waiting = list(self.graph.names), list[tuple[Node, Node, int, int]]()
             while todo or waiting:
                 if todo:
                     weight = todo.pop()
@@ -317,7 +245,7 @@ class WeightSites:
 
     def _placed(self, site: Site, weight: Edge) -> list[Site]:
         """Sites of the parameters from one of a weight that was made of them."""
-        node, number = weight
+        node = weight[0]
         if is_leaf(node):
             return [_sparse(_real(replace(site, name=self.graph.names[node]), node))]
         leaves = self.graph.leaves_below(node)
@@ -338,13 +266,13 @@ class WeightSites:
         ]
 
     def _frame(self, weight: Edge, leaf: Node) -> Frame:
-        """Which entry of the parameter each entry of a view of it is: numbers sent back through the view arrive there."""
+        """Which entry of the parameter each entry of a view of it is: numbers sent back through it arrive there."""
         if weight not in self._frames:
             shape, dtype = incoming(weight)
             bits = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(dtype, 52)
             numbers = torch.arange(1, 1 + shape.numel(), device=leaf.variable.device)
             arrived = torch.zeros(leaf.variable.numel(), dtype=torch.long, device=numbers.device)
-            for digit in range(math.ceil(numbers[-1:].sum().item().bit_length() / bits)):
+            for digit in range(math.ceil(shape.numel().bit_length() / bits)):
                 sent = (numbers >> (bits * digit)) & ((1 << bits) - 1)
                 (found,) = torch.autograd.grad(
                     [GradientEdge(*weight)], [leaf.variable], [sent.reshape(shape).to(dtype)], retain_graph=True

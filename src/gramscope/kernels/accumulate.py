@@ -57,7 +57,7 @@ class Accumulator:
     def add(self, left: Sites, right: Sites) -> None:
         """Add the kernels of some parameters; ``right`` is ``left`` itself where the kernel is symmetric."""
         for name, piece, narrow in self.assembly.pieces(left, right, self.fuse):
-            if narrow:
+            if narrow and isinstance(piece, RowPiece):
                 self.narrow.append(piece)
             elif self.fuse and isinstance(piece, LIGHT):
                 self.light.append(piece)
