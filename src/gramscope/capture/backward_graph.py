@@ -106,25 +106,19 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
+        size = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, wanted))
+        together = size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
         pending = {self.root: cotangents}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]
             ends = [*targets, *crossing]
-            found = self._backward(sources, ends, [pending.pop(edge) for edge in sources]) if sources else {}
+            given = [pending.pop(edge) for edge in sources]
+            found = _backward(sources, ends, given, together) if sources else {}
             for edge in crossing:
                 if edge in found:
                     mine = found[edge]
                     pending[edge] = pending[edge] + mine if edge in pending else mine
             yield {edge: found[edge] for edge in targets if edge in found}
-
-    def _backward(self, sources: list[Edge], ends: list[Edge], cotangents: list[Tensor]) -> dict[Edge, Tensor]:
-        size = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, ends))
-        device = self.f.device.type
-        gradients = batched_gradients(
-            [GradientEdge(*edge) for edge in sources], [GradientEdge(*edge) for edge in ends], cotangents,
-            together=size <= TOGETHER.get(device, TOGETHER["cuda"]),
-        )  # fmt: skip
-        return {edge: found.detach() for edge, found in zip(ends, gradients, strict=True) if found is not None}
 
     def _parts(self, wanted: Sequence[Edge], room: int) -> Iterator[tuple[set[Node], list[Edge], list[Edge]]]:
         """Parts of the graph: their nodes, the edges wanted there, and the edges by which gradients leave them."""
@@ -169,6 +163,12 @@ class BackwardGraph:
             for child in self.children(node):
                 reach[node] |= reach[child]
         return reach
+
+
+def _backward(sources: list[Edge], ends: list[Edge], cotangents: list[Tensor], together: bool) -> dict[Edge, Tensor]:
+    outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
+    gradients = batched_gradients(outputs, inputs, cotangents, together)
+    return {edge: found.detach() for edge, found in zip(ends, gradients, strict=True) if found is not None}
 
 
 def _targets_and_crossing(

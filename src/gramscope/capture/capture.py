@@ -172,7 +172,7 @@ def opened(
             raise CoupledExamplesError(
                 "each example's output must depend on that example alone, but the signals at "
                 f"{names[0]!r} mix the {n} examples. Put layers that mix a batch into eval mode, or pass "
-                'coupled="exact" for the kernel of the coupled outputs.' + hint
+                'coupled="exact" for the kernel of the coupled outputs.' + hint + _training_norms(model)
             )
 
         def few() -> Tensor | None:
@@ -245,6 +245,11 @@ def _open_recurrences(model: nn.Module) -> Iterator[None]:
     finally:
         torch._C._set_cudnn_enabled(cudnn)
         torch._C._set_mkldnn_enabled(onednn)
+
+
+def _training_norms(model: nn.Module) -> str:
+    norms = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    return f" The batch norm layer {norms[0]!r} is in training mode: call model.eval()." if norms else ""
 
 
 def _unequal_lengths(x: Any) -> str:

@@ -387,7 +387,9 @@ def summed(
             rows = torch.einsum(f"Z{letters}->{example}Z{kept}", split)
         else:
             other = factor.to(signal.dtype).conj().expand(size).unflatten(axis, (outer, owner.n, inner))
-            rows = torch.einsum(f"Z{letters},{letters}->{example}Z{kept}", split, other)
+            # One direction after the other: their products stay in the cache, and nothing is brought into order.
+            each = [torch.einsum(f"{letters}->{example}{kept}", part * other) for part in split]
+            rows = torch.stack(each, dim=1)
     rows = rows.reshape(owner.n, len(signal), -1)
     if rows.is_complex() and not meeting.dtype.is_complex:
         rows = rows.real

@@ -40,16 +40,17 @@ WHOLE = (HalfPiece, TiedPiece)  # strips that are not cut again on the diagonal
 class Accumulator:
     """Adds the kernels of sites to ``targets``: one for each parameter, or one under "" for all if ``fuse``.
 
-    Targets are (n, m) for a trace, (n, c, m, d) otherwise; of a symmetric one only the upper half is added.
+    Targets are (n, m) for a trace, (n, c, m, d) otherwise; of a symmetric one only the upper half is added. ``split``
+    takes products of rows on the tensor cores.
     """
 
     def __init__(
-        self, targets: Mapping[str, Tensor], trace: bool, chunk: int, symmetric: bool, fuse: bool
+        self, targets: Mapping[str, Tensor], trace: bool, chunk: int, symmetric: bool, fuse: bool, split: bool = False
     ) -> None:  # fmt: skip
         self.targets, self.symmetric, self.fuse = targets, symmetric, fuse
         some = next(iter(targets.values()))
         self.n, self.m = (some.shape[0], some.shape[1]) if trace else (some.shape[0], some.shape[2])
-        self.assembly = Assembly(trace, some.dtype, chunk)
+        self.assembly = Assembly(trace, some.dtype, chunk, split and some.dtype == torch.float32)
         self.matrices = {name: _matrix(target) for name, target in targets.items()}
         self.light: list[Piece] = []
         self.narrow: list[RowPiece] = []
@@ -122,6 +123,8 @@ def _strip(piece: Piece, target: Tensor, n: int) -> int:
     if isinstance(piece, TiedPiece):
         return STRIP_EXAMPLES
     smallest, largest, *_ = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
+    if isinstance(piece, RowPiece) and piece.split:
+        smallest = largest  # tensor cores want large products
     rows = min(largest, max(smallest, len(target) // 8 if target.is_cuda else len(target) // 4))
     return max(1, rows * n // len(target))
 

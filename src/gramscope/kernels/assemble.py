@@ -32,11 +32,12 @@ NARROW = 128
 
 @dataclass(frozen=True)
 class Assembly:
-    """How to assemble: traced over outputs or not, in which dtype, and how many bytes of rows to hold at once."""
+    """How to assemble: traced over outputs or not, in which dtype, how many bytes of rows to hold, by halves or not."""
 
     trace: bool
     dtype: torch.dtype
     chunk: int
+    split: bool = False
     held: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def pieces(self, mine: Sites, theirs: Sites, fuse: bool) -> Iterator[tuple[str, Piece, bool]]:
@@ -80,7 +81,7 @@ class Assembly:
             )
         else:
             rows = left.rows().to(self.dtype)
-            yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace)
+            yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace, self.split)
 
     # Outer products --------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class Assembly:
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
         )  # fmt: skip
-        if offset == 0 and cheapest(shape) == "rows":
+        if offset == 0 and cheapest(shape, left.signals.device.type) == "rows":
             yield from self._outer_rows(left, right)
             return
         inputs = left.inputs.to(self.dtype)
@@ -110,7 +111,9 @@ class Assembly:
         examples = left.examples if right is left else left.examples + right.examples
         for channels in self._channel_steps(left, examples):
             rows = self._channel_rows(left, channels, 0)
-            yield RowPiece(rows, rows if right is left else self._channel_rows(right, channels, 1), self.trace)
+            yield RowPiece(
+                rows, rows if right is left else self._channel_rows(right, channels, 1), self.trace, self.split
+            )
 
     def _channel_steps(self, site: OuterSite, examples: int) -> Iterator[slice]:
         """Output channels, as many at a time as may be held as rows of all examples."""
@@ -131,7 +134,12 @@ class Assembly:
             signals = site.signals[part, ..., channels].to(self.dtype).permute(0, 3, 1, 4, 2)  # (n, g, k, o, T)
             inputs = site.inputs_of(part).to(self.dtype).transpose(1, 2)  # (n, g, T, i)
             batch = (part.stop - part.start) * g
-            signals, inputs = signals.reshape(batch, k * width, T), inputs.reshape(batch, T, -1)
+            inputs = inputs.reshape(batch, T, -1)
+            if g == 1 and site.signals.stride(1) > site.signals.stride(0):  # one direction after the other in memory
+                for direction, own in enumerate(rows[part].unflatten(2, (width, -1)).unbind(1)):
+                    own.baddbmm_(signals[:, 0, direction], inputs, beta=0)
+                continue
+            signals = signals.reshape(batch, k * width, T)
             if g == 1:
                 torch.bmm(signals, inputs, out=rows[part].view(batch, k * width, -1))
             else:
@@ -158,7 +166,7 @@ class Assembly:
 
     def _summed_rows(self, left: Sequence[Site], right: Sequence[Site]) -> Iterator[Piece]:
         rows = summed_rows(left).to(self.dtype)
-        yield RowPiece(rows, rows if right is left else summed_rows(right).to(self.dtype), self.trace)
+        yield RowPiece(rows, rows if right is left else summed_rows(right).to(self.dtype), self.trace, self.split)
 
 
 def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:

@@ -17,9 +17,9 @@ half         T²·g·i + k·T²·g·o + k²·T·g·o             (as positions)
 from dataclasses import dataclass
 from typing import Literal
 
-# Positions below which the products of the other methods are small and take longer than their count: those of ``half``
-# have T rows to sum over. Measured on transformers of 16 to 200 positions on a CPU.
-FEW_POSITIONS = 64
+# Positions below which the products of ``half``, which sum over T terms each, take longer than their count: they move
+# more than they compute. Measured on transformers of 16 to 200 positions on a CPU.
+FEW_POSITIONS = {"cpu": 64, "cuda": 16}
 
 Method = Literal["rows", "positions", "half"]
 
@@ -52,15 +52,14 @@ def flops(shape: Shape, method: Method) -> int:
     return 2 * pairs * (T * T * g * i + k * T * T * g * o + outputs * T * g * o)
 
 
-def price(shape: Shape, method: Method) -> float:
+def price(shape: Shape, method: Method, device: str = "cpu") -> float:
     """Time in units of operations of large products."""
-    dearer = 1.0 if method == "rows" or shape.T == 1 else 1.0 + FEW_POSITIONS / shape.T
-    return dearer * flops(shape, method)
+    few = FEW_POSITIONS.get(device, FEW_POSITIONS["cuda"])
+    return flops(shape, method) * (1.0 + few / shape.T if method == "half" else 1.0)
 
 
-def cheapest(shape: Shape) -> Method:
+def cheapest(shape: Shape, device: str = "cpu") -> Method:
     """The method that takes the least time by these counts; ties go to the simplest."""
     rival: Method = "positions" if shape.trace or shape.T == 1 else "half"
-    if shape.T == 1:
-        return "rows" if price(shape, "rows") < price(shape, rival) else rival
-    return "rows" if price(shape, "rows") <= price(shape, rival) else rival
+    rows, other = price(shape, "rows", device), price(shape, rival, device)
+    return "rows" if rows < other or (rows == other and shape.T > 1) else rival

@@ -31,7 +31,7 @@ Pair = tuple[Block, Block]
 @overload
 def ntk(
     model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
-    outputs: Outputs = ..., memory: Memory = ..., precision: Precision = ..., frozen: bool = ...,
+    outputs: Outputs = ..., memory: Memory = ..., precision: Precision | Literal["split"] = ..., frozen: bool = ...,
     coupled: Coupled = ...,
 ) -> Tensor: ...  # fmt: skip
 
@@ -39,7 +39,7 @@ def ntk(
 @overload
 def ntk(
     model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., *, by_site: Literal[True],
-    outputs: Outputs = ..., memory: Memory = ..., precision: Precision = ..., frozen: bool = ...,
+    outputs: Outputs = ..., memory: Memory = ..., precision: Precision | Literal["split"] = ..., frozen: bool = ...,
     coupled: Coupled = ...,
 ) -> dict[str, Tensor]: ...  # fmt: skip
 
@@ -52,7 +52,7 @@ def ntk(
     by_site: bool = False,
     outputs: Outputs = None,
     memory: Memory = None,
-    precision: Precision = None,
+    precision: Precision | Literal["split"] = None,
     frozen: bool = False,
     coupled: Coupled = "refuse",
 ) -> Tensor | dict[str, Tensor]:
@@ -69,7 +69,8 @@ def ntk(
         outputs: columns of the flattened output, or a function of (model, x) that returns (n, ...).
         memory: bytes to stay within, as a number or a size such as "2GB"; half of what is free if None. Results do not
             depend on it but for rounding. Coupled examples (``coupled="exact"``) are taken together whatever it says.
-        precision, frozen, coupled: see ``gramscope.capture``.
+        precision, frozen, coupled: see ``gramscope.capture``. "split" takes float32 products of gradients on the fp16
+            tensor cores of a GPU, each number as two halves, at about float32's accuracy.
 
     References: Jacot et al. 2018 (arXiv:1806.07572); the site form is theory 1 of the docs, ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
 
@@ -84,14 +85,15 @@ def ntk(
     """
     if reduce not in ("none", "trace"):
         raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
-    options: dict[str, Any] = {"outputs": outputs, "frozen": frozen, "precision": precision}
+    split, own = precision == "split", None if precision == "split" else precision
+    options: dict[str, Any] = {"outputs": outputs, "frozen": frozen, "precision": own}
     trace = reduce == "trace"
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
         plan = make_plan(model, x, x2, trace=trace, blocked=coupled == "refuse", memory=memory, **options)
         run = partial(outputs_of, model, **options)
         check_blocks(plan, run, x, x2)
         open_ = partial(opened, model, coupled=coupled, room=plan.signals, large=plan.large, **options)
-        job = _Job(open_, plan, memory, trace, by_site)
+        job = _Job(open_, plan, memory, trace, by_site, split)
         if x2 is None:
             kernels = job.symmetric(x)
         else:
@@ -119,6 +121,7 @@ class _Job:
     memory: Memory
     trace: bool
     by_site: bool
+    split: bool
     kernels: dict[str, Tensor] = field(default_factory=dict)
 
     def symmetric(self, x: Any) -> dict[str, Tensor]:
@@ -213,7 +216,7 @@ class _Job:
     def _accumulator(self, mine: Block, theirs: Block, symmetric: bool) -> Accumulator:
         whole = self.plan.whole
         tiles = {name: kernel if whole else _tile(kernel, mine, theirs) for name, kernel in self.kernels.items()}
-        return Accumulator(tiles, self.trace, self.plan.chunk, symmetric, fuse=not self.by_site)
+        return Accumulator(tiles, self.trace, self.plan.chunk, symmetric, fuse=not self.by_site, split=self.split)
 
 
 def _slice(outputs: tuple[int, int]) -> slice:

@@ -6,11 +6,14 @@ The kernel is a matrix of blocks: row block μ, column block ν, each (c, c) wit
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from gramscope.linalg.split_product import Halves, add_split_product, split_halves, split_product_pays
 
 Range = tuple[int, int]
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
@@ -31,14 +34,28 @@ class Piece(Protocol):
 class RowPiece:
     """``K = J Jᵀ`` for gradient rows J."""
 
-    def __init__(self, left: Float[Tensor, "n k p"], right: Float[Tensor, "m j p"], trace: bool) -> None:
+    def __init__(
+        self, left: Float[Tensor, "n k p"], right: Float[Tensor, "m j p"], trace: bool, split: bool = False
+    ) -> None:
         self.blocks = (1, 1) if trace else (left.shape[1], right.shape[1])
         self.left = left.reshape(len(left) * self.blocks[0], -1)
         self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
+        length = self.left.shape[1]
+        self.split = split and split_product_pays(self.left.device, len(self.left), len(self.right), length)
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         c, d = self.blocks
-        add_product(out, self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d])
+        mine, theirs = slice(rows[0] * c, rows[1] * c), slice(cols[0] * d, cols[1] * d)
+        if self.split:
+            left, right = self._halves
+            add_split_product(out, left[mine], right[theirs])
+        else:
+            add_product(out, self.left[mine], self.right[theirs])
+
+    @cached_property
+    def _halves(self) -> tuple[Halves, Halves]:
+        left = split_halves(self.left)
+        return left, left if self.right is self.left else split_halves(self.right)
 
 
 def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q p"]) -> None:
@@ -169,9 +186,14 @@ class HalfPiece:
         for place, row in enumerate(range(*rows)):
             mine = gram[:, place * T : (place + 1) * T].expand(k, -1, -1)
             torch.bmm(mine, self.left[row], out=carried[place])
-        by_column = carried.view(-1, m, S * o).transpose(0, 1)  # (m, rows·k, S·o)
-        right = self.right[cols[0] : cols[1]].flatten(2)  # (m, k, S·o)
-        share = torch.bmm(by_column, right.transpose(1, 2))  # (m, rows·k, k)
+        right = self.right[cols[0] : cols[1]]  # (m, k, S, o)
+        if S * o > LONGEST and carried.is_cuda:  # position by position: sums of bounded length, enough to fill a GPU
+            by_place = carried.view(-1, m * S, o).transpose(0, 1)  # (m·S, rows·k, o)
+            theirs = right.transpose(1, 2).flatten(0, 1)  # (m·S, k, o)
+            share = torch.bmm(by_place, theirs.mT).unflatten(0, (m, S)).sum(1)
+        else:
+            by_column = carried.view(-1, m, S * o).transpose(0, 1)  # (m, rows·k, S·o)
+            share = torch.bmm(by_column, right.flatten(2).mT)  # (m, rows·k, k)
         out.unflatten(1, (m, right.shape[1])).add_(share.transpose(0, 1))
 
 
