@@ -116,3 +116,12 @@ def test_a_layout_carries_over_to_more_examples():
     assert torch.equal(more.labels, torch.arange(7).repeat_interleave(2))
     assert owner.like(7, torch.Size([4, 13])) is None
     assert Owner(3, None, torch.zeros(2, 2, dtype=torch.long)).like(7, torch.Size([2, 2])) is None
+
+
+def test_imaginary_parts_count():
+    plain, scaled, digits = probed(torch.arange(4)[:, None].expand(4, 3), 4)
+    neighbours = [1j * tensor.roll(1, 0) for tensor in (plain, *scaled)]
+    mixed = [tensor + 1e-3 * other for tensor, other in zip((plain, *scaled), neighbours, strict=True)]
+    assert quick_owner(plain * (1 + 2j), scaled[0] * (1 + 2j), digits[0]) is not None
+    assert quick_owner(mixed[0], mixed[1], digits[0]) is None
+    assert find_owner(mixed[0], mixed[1:], digits) is None

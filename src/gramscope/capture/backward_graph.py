@@ -42,10 +42,6 @@ def incoming(edge: Edge) -> tuple[torch.Size, torch.dtype]:
     return torch.Size(metadata.shape), metadata.dtype
 
 
-def incoming_all(node: Node) -> Sequence[Any]:
-    return () if is_leaf(node) else node._input_metadata
-
-
 class BackwardGraph:
     """The nodes between the outputs ``f`` and the measured parameters."""
 
@@ -81,7 +77,7 @@ class BackwardGraph:
             slots, others = node.next_functions, match.next_functions
             if node.name() != match.name() or self.names.get(node) != other.names.get(match):
                 return None
-            if len(slots) != len(others) or len(incoming_all(node)) != len(incoming_all(match)):
+            if len(slots) != len(others):
                 return None
             for (child, number), (theirs, position) in zip(slots, others, strict=True):
                 if number != position or twin.get(child) != (theirs if theirs in other.consumers else None):

@@ -63,12 +63,3 @@ def dense(gradient: Tensor) -> Tensor:
 def is_out_of_memory(error: BaseException) -> bool:
     """torch has a class for this on a GPU, and only words for it on the CPU."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
-
-
-def batched_gradients_or_zeros(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
-) -> list[Tensor]:
-    """The same, with zeros for inputs on which the outputs do not depend."""
-    found = batched_gradients(outputs, inputs, cotangents)
-    count = len(cotangents[0])
-    return [i.new_zeros(count, *i.shape) if g is None else g for g, i in zip(found, inputs, strict=True)]

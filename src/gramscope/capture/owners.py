@@ -151,7 +151,7 @@ def _ratio(plain: Tensor, scaled: Tensor, zero: Tensor) -> Tensor:
 
 def _agree(expected: Tensor, found: Tensor, n: int) -> bool:
     """Equal to rounding for every example by itself, so that a large one hides nothing in the others."""
-    gap, size = ((t.reshape(n, -1)).double().norm(dim=1) for t in (expected - found, found))
+    gap, size = (t.reshape(n, -1).abs().double().norm(dim=1) for t in (expected - found, found))
     return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) * size).all())
 
 
