@@ -9,6 +9,7 @@ from cases import CASES
 from gramscope.capture.backward_graph import BackwardGraph
 from gramscope.capture.capture import FEW, WORTH, opened
 from gramscope.capture.weight_sites import WeightSites
+from references.jacobian import assert_kernel_close, reference_ntk
 
 CUT = ["vit", "lstm", "gru", "gpt_tied", "encoder_layer", "residual_in_place", "pinn_residual", "batch_norm2d_eval",
        "siamese_in_one_doubled_batch", "experts_by_boolean_mask", "mlp_relu"]  # fmt: skip
@@ -107,3 +108,69 @@ def test_a_function_that_keeps_a_leaf_is_not_the_leaf():
 
     f = Keeping.apply(x)[:, None]
     assert list(BackwardGraph(f, {"x": x, "kept": kept}).names.values()) == ["x"]
+
+
+class Hooked(nn.Module):
+    """Every hidden layer doubles its gradient by a hook, as implicit layers change theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            x.register_hook(lambda gradient: 2 * gradient)
+        return x
+
+
+def test_hooks_on_tensors_run_once():
+    model, x = Hooked().double(), torch.randn(4, 3, dtype=torch.float64)
+    with opened(model, x) as network:
+        sites, cotangents = network.weight_sites, network.cotangents()
+        (whole,) = sites.graph.signals(cotangents, sites.edges)
+        (again,) = sites.graph.signals(cotangents, sites.edges, room=1)
+        assert all(torch.equal(again[edge], signal) for edge, signal in whole.items())
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
+
+
+class Routed(nn.Module):
+    """Each token goes to one of two layers by its sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        tokens = x.flatten(0, 1)
+        out = torch.zeros_like(tokens)
+        for layer, chosen in ((self.left, tokens[:, 0] > 0), (self.right, tokens[:, 0] <= 0)):
+            places = chosen.nonzero()[:, 0]
+            out = out.index_put((places,), torch.tanh(layer(tokens[places])))
+        return out.view_as(x).sum(1)
+
+
+def test_routed_examples_are_not_told_by_a_few():
+    """One token of each of the first examples goes each way; of later ones both, as many in all."""
+    model, x = Routed().double(), torch.rand(2 * WORTH * FEW, 2, 2, dtype=torch.float64)
+    x[:, 1] *= -1
+    x[FEW + 2, 1] *= -1
+    x[FEW + 4, 0] *= -1
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
+
+
+def test_silent_examples_tell_nothing_of_the_others():
+    """The first examples have no signals; the layout of the others is another than examples first."""
+
+    class SequenceFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x):
+            hidden = self.layer(x.transpose(0, 1))  # (T, n, 2)
+            return (torch.relu(hidden) ** 2).sum(0) * (x.sum((1, 2)) > 0)[:, None]
+
+    model, x = SequenceFirst().double(), torch.randn(WORTH * FEW, 3, 2, dtype=torch.float64)
+    x[:FEW] = -x[:FEW].abs()
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)

@@ -4,7 +4,7 @@ Nodes stand in order: every node before those that it passes gradients on to. An
 of its incoming gradients; the *signal* of an edge is that gradient.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,9 +43,13 @@ def incoming(edge: Edge) -> tuple[torch.Size, torch.dtype]:
 
 
 class BackwardGraph:
-    """The nodes between the outputs ``f`` and the measured parameters."""
+    """The nodes between the outputs ``f`` and the measured parameters.
 
-    def __init__(self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor]) -> None:
+    ``whole`` graphs are not cut into parts: hooks on tensors would run on both sides of a cut.
+    """
+
+    def __init__(self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor], whole: bool = False) -> None:
+        self.whole = whole
         root = get_gradient_edge(f)
         self.f, self.root = f, (root.node, root.output_nr)
         names = {id(parameter): name for name, parameter in parameters.items()}
@@ -93,6 +97,14 @@ class BackwardGraph:
         """The nodes that a node passes gradients on to, of those that lead to measured parameters."""
         return (child for child, _ in node.next_functions if self._below.get(child, 0))
 
+    def above(self, nodes: Collection[Node]) -> set[Node]:
+        """These nodes, and all whose gradients lead to them."""
+        found: set[Node] = set()
+        for node in reversed(self.nodes):
+            if node in nodes or any(child in found for child in self.children(node)):
+                found.add(node)
+        return found
+
     def signals(
         self, cotangents: Float[Tensor, "k n C"], wanted: Sequence[Edge], room: int = UNLIMITED
     ) -> Iterator[dict[Edge, Tensor]]:
@@ -121,16 +133,13 @@ class BackwardGraph:
         by_node: dict[Node, list[Edge]] = {}
         for edge in wanted:
             by_node.setdefault(edge[0], []).append(edge)
-        leading: set[Node] = set()
-        for node in reversed(self.nodes):
-            if node in by_node or any(child in leading for child in self.children(node)):
-                leading.add(node)
+        leading = self.above(by_node)
         ordered = [node for node in self.nodes if node in leading]
         part: dict[Node, None] = {}
         held = 0
         for node in ordered:
             mine = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, by_node.get(node, ())))
-            if held and held + mine > room and self._may_cut(part, leading):
+            if held and held + mine > room and not self.whole and self._may_cut(part, leading):
                 yield set(part), *_targets_and_crossing(part, by_node, leading)
                 part, held = {}, 0
             part[node] = None

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
@@ -77,7 +78,7 @@ class Opened:
     """A forward pass of a network: its outputs (n, C), from which backward passes may be made.
 
     ``room`` bytes of signals may be held at once in the search for the sites; ``few`` gives the outputs of a few of
-    the examples alone, if these can be taken out, where that saves time.
+    the examples alone, if these can be taken out, where that saves time; ``hooked`` says that tensors carry hooks.
     """
 
     f: Tensor
@@ -86,10 +87,11 @@ class Opened:
     refuse_mixing: Callable[[Sequence[str]], None]
     room: int
     few: Callable[[], Tensor | None]
+    hooked: bool
 
     @cached_property
     def weight_sites(self) -> WeightSites:
-        graph = BackwardGraph(self.f, self.parameters)
+        graph = BackwardGraph(self.f, self.parameters, whole=self.hooked)
         f = self.few()
         if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
             return WeightSites(graph, self.refuse_mixing, self.room)
@@ -150,7 +152,8 @@ def opened(
         for parameter in parameters.values():
             parameter.requires_grad_()
         streams = RandomStreams()
-        with written, watch or nullcontext():
+        hooks = _HooksNoted()
+        with written, watch or nullcontext(), hooks:
             f = evaluate(model, x, n, outputs)
         _check_outputs(f, parameters)
 
@@ -188,7 +191,7 @@ def opened(
 
         every = named_parameters(model)
         left_out = tuple(name for name in every if name not in parameters)
-        yield Opened(f, parameters, left_out, refuse_mixing, room, few)
+        yield Opened(f, parameters, left_out, refuse_mixing, room, few, hooks.seen)
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,16 @@ def outputs_of(
     # With gradients, because the outputs may themselves be derivatives (a PDE residual).
     with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
         return evaluate(model, x, count_examples(x), outputs).detach()
+
+
+class _HooksNoted(TorchFunctionMode):
+    """Notes whether a hook is put on a tensor."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or func is Tensor.register_hook
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -101,6 +101,8 @@ def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> O
     n = len(exponent)
     if plain.dim() == 0 or plain.shape[0] == 0 or plain.shape[0] % n:
         return None
+    if not bool(plain.any()):  # which tells nothing of the layout
+        return Owner(n, 0, torch.full((len(plain),), -1, device=plain.device))
     each = plain.shape[0] // n
     weights = torch.exp2(exponent.to(scaled.real.dtype)).repeat_interleave(each)
     expected = plain * weights.reshape(-1, *[1] * (plain.dim() - 1))

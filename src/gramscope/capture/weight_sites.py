@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, Edge, Node, incoming, is_leaf
@@ -35,6 +36,8 @@ CLOSED = VIEWS | frozenset(
 )
 # Operations that take entries of a table, any number of times: no data are mixed in them.
 TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
+# Words in the names of operations that move entries by the values of data, or that hide what they do.
+ROUTES = ("Index", "Scatter", "Gather", "Masked", "Sort", "Topk", "Take", "Put", "Grouped", "Pack", "Unique", "jit")
 # Entries of gradients that are pulled back to parameters at once.
 PULLED_AT_ONCE = 2**26
 # Layers of so many outputs are looked through for outputs without signals; at most one in SPARSE may have some.
@@ -52,8 +55,8 @@ class Cut:
 class WeightSites:
     """The sites of the outputs ``graph.f``; ``room`` bytes of signals may be held at once while they are sought.
 
-    ``refuse_mixing`` is called with the parameters at which examples may be mixed. ``few``
-    are the sites of some of the examples: where the graph is the same, they tell those of all.
+    ``refuse_mixing`` is called with the parameters at which examples may be mixed. ``few`` are the sites of some of the
+    examples: where the graph is the same, they tell those of all.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class WeightSites:
     def _carried_over(self, few: "WeightSites") -> dict[Node, list[Cut]] | None:
         """The cuts of a graph of fewer examples, with their owners, if this one is built in the same way."""
         twin = few.graph.twins(self.graph)
-        if twin is None:
+        if twin is None or any(map(_may_route, few.graph.above(few.cuts))):
             return None
         for (node, number), owner in few._owners.items():
             if node in few.cuts and owner is not None:
@@ -295,6 +298,11 @@ class WeightSites:
                 whole = leaf.variable.new_zeros(len(some), *leaf.variable.shape) if gradient is None else gradient
                 pieces.append(whole.detach().reshape(len(some), -1))
         return [torch.cat(pieces).unflatten(0, rows.shape[:2]) for pieces in parts]
+
+
+def _may_route(node: Node) -> bool:
+    """May the values of data decide where entries go? Then few examples tell nothing of the others."""
+    return isinstance(node, BackwardCFunction) or any(word in node.name() for word in ROUTES)
 
 
 def _edges(node: Node) -> list[Edge]:
