@@ -32,10 +32,15 @@ VIEWS = frozenset(
 CLOSED = VIEWS | frozenset(
     "Add Sub Mul Div Neg Exp Expm1 Log Log1p Sigmoid Tanh Relu Softplus Softmax LogSoftmax Silu Gelu Elu Abs Sqrt "  # noqa: SIM905
     "Rsqrt Pow Reciprocal Sin Cos Mm Bmm Mv Dot Addmm Sum Mean Prod Cumsum Tril Triu LinalgVectorNorm Norm "
-    "WeightNormInterface ViewAsComplex ViewAsReal LinalgMatrixExp LinalgSolveEx Flip Roll Sgn".split()
+    "NativeLayerNorm WeightNormInterface ViewAsComplex ViewAsReal LinalgMatrixExp LinalgSolveEx Flip Roll Sgn".split()
 )
 # Operations that take entries of a table, any number of times: no data are mixed in them.
 TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
+# Operations that move, choose and add entries: constants beside the weights change nothing in their gradients.
+MOVES = VIEWS | frozenset(
+    "Add Sub Neg Where MaskedFill Sum Mean Cat Stack Expand Repeat Embedding Index IndexSelect Gather "  # noqa: SIM905
+    "UpsampleLinear1D UpsampleNearest2D UpsampleBilinear2D UpsampleBicubic2D UpsampleTrilinear3D".split()
+)
 # Words in the names of operations that move entries by the values of data, or that hide what they do.
 ROUTES = ("Index", "Scatter", "Gather", "Masked", "Sort", "Topk", "Take", "Put", "Grouped", "Pack", "Unique", "jit")
 # Entries of gradients that are pulled back to parameters at once.
@@ -127,7 +132,7 @@ class WeightSites:
         """Parameters that enter here, if examples may be mixed: their weight may hold data, or examples lie oddly."""
         owners = [self._owners.get(edge) for edge in _edges(node)]
         odd = any(owner is not None and (owner.axis != 0 or owner.regular is None) for owner in owners)
-        weights = [cut.weight[0] for cut in cuts if odd or not self._made_by(cut.weight[0], TAKES)]
+        weights = [cut.weight[0] for cut in cuts if odd or not self._is_pure(cut.weight[0])]
         return [self.graph.names[leaf] for weight in weights for leaf in self.graph.leaves_below(weight)]
 
     def _nested(self, climbed: set[Node], cuts: dict[Node, list[Cut]]) -> set[Node]:
@@ -181,17 +186,21 @@ class WeightSites:
                 self._splits[node] = False
         return self._splits.get(node) is False
 
-    def _made_by(self, node: Node, operations: frozenset[str]) -> bool:
-        """Is what a node differentiates made by these operations alone, of parameters alone?"""
+    def _is_pure(self, node: Node) -> bool:
+        """Is the gradient that a node passes on to parameters free of data?"""
+        return self._made_by(node, TAKES) or self._made_by(node, MOVES, constants=True)
+
+    def _made_by(self, node: Node, operations: frozenset[str], constants: bool = False) -> bool:
+        """Is what a node differentiates made by these operations alone, of parameters alone, or of constants too?"""
         stack, seen = [node], {node}
         while stack:
             node = stack.pop()
             if is_leaf(node):
                 continue
             slots = [child for child, _ in node.next_functions]
-            if operation(node) not in operations or None in slots:
+            if operation(node) not in operations or (None in slots and not constants):
                 return False
-            fresh = [child for child in slots if child not in seen]
+            fresh = [child for child in slots if child is not None and child not in seen]
             seen.update(fresh)
             stack.extend(fresh)
         return True
