@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
+from gramscope.base.errors import InputError
 from references.fingerprint import assert_same_fingerprint, fingerprint
 from zoo.case import Call
 
@@ -322,3 +323,11 @@ def test_a_nested_tensor_inside_the_model(measure):
 
     inputs = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(1))
     assert_refused_unchanged(measure, Call(ragged, layer=nn.Linear(4, 2)), inputs, "dense", "nested", "pad")
+
+
+def test_an_error_that_explains_itself_is_not_explained_again():
+    def outputs(model, x):
+        raise InputError("the shape must be another one; choose it.")
+
+    with pytest.raises(InputError, match=r"^the shape must be another one; choose it\.$"):
+        gs.ntk(mlp(), x(), outputs=outputs)

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from gramscope.base.arithmetic import users_autocast
 from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.complex_numbers import with_precision_of
-from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.base.streams import RandomStreams
 from gramscope.base.warned import warn_of_random_outputs
@@ -198,6 +198,8 @@ def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
     try:
         with users_autocast():
             raw = outputs(model, x) if callable(outputs) else call(model, x)
+    except GramscopeError:  # of a function of outputs, which says what is wrong itself
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         explained = _explain(error, model, x)
         if explained is None:
