@@ -174,3 +174,13 @@ def test_silent_examples_tell_nothing_of_the_others():
     model, x = SequenceFirst().double(), torch.randn(WORTH * FEW, 3, 2, dtype=torch.float64)
     x[:FEW] = -x[:FEW].abs()
     assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
+
+
+def test_a_model_that_insists_on_its_batch_is_searched_whole():
+    class Insisting(nn.Linear):
+        def forward(self, x):
+            assert len(x) == WORTH * FEW, "no other batch"
+            return super().forward(x)
+
+    model, x = Insisting(3, 2).double(), torch.randn(WORTH * FEW, 3, dtype=torch.float64)
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)

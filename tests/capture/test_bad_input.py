@@ -8,6 +8,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from references.fingerprint import assert_same_fingerprint, fingerprint
+from references.jacobian import assert_kernel_close, reference_ntk
 from zoo.case import Call
 
 
@@ -115,11 +116,20 @@ def test_inputs(measure, inputs, patterns):
     assert_refused_unchanged(measure, mlp(), inputs(), *patterns)
 
 
-def test_inputs_of_unequal_length(measure):
-    model = Call(lambda m, a, b: m.net(a) * m.net(b).sum(), net=mlp())
-    assert_refused_unchanged(measure, model, (x(3), x(2)), "3", "2", "example|axis 0|first axis")
-    model = Call(lambda m, a, b: m.net(a) * m.net(b).sum(), net=mlp())
-    assert_refused_unchanged(measure, model, {"a": x(3), "b": x(2)}, "3", "2", "example|axis 0|first axis")
+def test_inputs_that_all_examples_share_may_have_any_length():
+    """Prototypes, a mask: an example's output depends on no other example, so there is nothing to refuse."""
+    torch.manual_seed(0)
+    prototypes = Call(lambda m, a, b: m.net(a) * m.net(b).sum(), net=mlp()).double()
+    normed = Call(lambda m, a, b: m.net(a) @ b, net=nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))).double()
+    first, second = x(3).double(), x(2).double()
+    for model, inputs in (
+        (prototypes, (first, second)),
+        (prototypes, {"a": first, "b": second}),
+        (normed.eval(), (first, second)),
+    ):
+        assert_kernel_close(gs.ntk(model, inputs), reference_ntk(model, inputs), 1e-12)
+    coupled = Call(lambda m, a, b: m.net(a) * m.net(a).sum() + b.sum(), net=mlp())
+    assert_refused_unchanged(gs.ntk, coupled, (x(3), x(2)), "3", "2", "example|axis 0|first axis")
 
 
 @pytest.mark.parametrize(

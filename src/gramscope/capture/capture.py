@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import real_view
-from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
+from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph
@@ -163,19 +163,16 @@ def opened(
                 return evaluate(model, x, n, outputs).detach()
 
         def refuse_mixing(names: Sequence[str]) -> None:
-            hint = _unequal_lengths(x)
-            if coupled == "exact":
-                return
-            # Tensors of unequal lengths leave open which of them hold the examples. A model may change at every call.
-            again = at_precision(model, given, precision)[1]
-            if not hint and not (
-                depends_on_others(run, again, f.detach()) and depends_on_others(run, again, run(again))
+            batch = at_precision(model, given, precision)[1]
+            # A model may change at every call (spectral norm): then the outputs of a second call decide.
+            if coupled == "exact" or not (
+                depends_on_others(run, batch, f.detach()) and depends_on_others(run, batch, run(batch))
             ):
                 return
             raise CoupledExamplesError(
                 "each example's output must depend on that example alone, but the signals at "
                 f"{names[0]!r} mix the {n} examples. Put layers that mix a batch into eval mode, or pass "
-                'coupled="exact" for the kernel of the coupled outputs.' + hint + _training_norms(model)
+                'coupled="exact" for the kernel of the coupled outputs.' + _unequal_lengths(x) + _training_norms(model)
             )
 
         def few() -> Tensor | None:
@@ -186,8 +183,8 @@ def opened(
                 some = slice_examples(at_precision(model, given, precision)[1], n, slice(0, FEW))
                 with untouched(model), torch.enable_grad():
                     return evaluate(model, some, FEW, outputs)
-            except (GramscopeError, RuntimeError, ValueError, IndexError):
-                return None  # the model takes no part of its batch
+            except Exception:
+                return None  # the model takes no part of its batch, for whatever reason: then all of it is searched
 
         every = named_parameters(model)
         left_out = tuple(name for name in every if name not in parameters)

@@ -99,10 +99,9 @@ def sites_of(meeting: Meeting) -> list[Site]:
 def matrix_product(meeting: Meeting) -> Site | None:
     """``u = A B``, possibly with an offset: ``∂B = Aᵀ s``, ``∂A = s Bᵀ``."""
     with_offset = operation(meeting.node) == "Addmm"
-    slot = meeting.slot - with_offset
+    slot, scale = (meeting.slot - 1, meeting.saved("alpha")) if with_offset else (meeting.slot, 1)
     if slot < 0:
         return summed(meeting, None, scale=meeting.saved("beta"))
-    scale = meeting.saved("alpha") if with_offset else 1
     if slot == 1:
         left = meeting.saved("mat1" if with_offset else "self")
         return _outer(meeting, meeting.signal[..., None, :], left[:, None], 0, scale, "linear", (1, 0))
@@ -114,10 +113,9 @@ def matrix_product(meeting: Meeting) -> Site | None:
 def batched_matrix_product(meeting: Meeting) -> Site | None:
     """The same for a batch of matrices, which are groups of the weight."""
     with_offset = operation(meeting.node) == "Baddbmm"
-    slot = meeting.slot - with_offset
+    slot, scale = (meeting.slot - 1, meeting.saved("alpha")) if with_offset else (meeting.slot, 1)
     if slot < 0:
         return summed(meeting, None, scale=meeting.saved("beta"))
-    scale = meeting.saved("alpha") if with_offset else 1
     if slot == 1:  # (g, P, i) (g, i, o)
         left = meeting.saved("batch1" if with_offset else "self")
         signal, inputs = meeting.signal.transpose(1, 2), left.transpose(0, 1)
