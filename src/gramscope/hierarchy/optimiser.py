@@ -149,12 +149,14 @@ def dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 
 
 def _step(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
-    """``step()``, with the closure where it is required (LBFGS, sharpness-aware steps)."""
+    """``step()``, with the closure where it is required (LBFGS, sharpness-aware steps). Without one nothing of the
+    user's runs, and the optimiser's own counters lie on the CPU, whatever the default device is."""
     try:
         if any(p.default is p.empty for p in inspect.signature(optimizer.step).parameters.values() if p.kind in _ONE):
             optimizer.step(closure)  # type: ignore[arg-type]
         else:
-            optimizer.step()
+            with torch.device("cpu"):
+                optimizer.step()
     except RuntimeError as error:
         if "sparse" not in str(error) and "dense gradients" not in str(error):
             raise
