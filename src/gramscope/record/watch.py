@@ -25,10 +25,15 @@ from gramscope.record.opening import open_writer
 from gramscope.record.pace import Pace
 from gramscope.record.readings import READERS, Reading
 from gramscope.record.schedule import due_at
+from gramscope.record.sharded import Shards, opened_together
 from gramscope.record.turns import Turns
 from gramscope.store import RunWriter, StoreError
 from gramscope.store.names import FINGERPRINT
 
+_SHARDED_OPTIMIZER = (
+    "the optimiser of a sharded model holds shards: its step is not rehearsed, and its updates are not measured. With "
+    "lr=... in gs.watch a plain gradient step is rehearsed."
+)
 FLUSH = 1.0  # seconds between two writings of what was logged
 
 
@@ -92,10 +97,12 @@ def watch(
         start: optimiser steps taken before, from which a new run is numbered.
         name, config: kept in the run's meta.json.
     """
-    return Scope(
-        model, probe, out, due_at(every), measures=measures, layers=layers, loss=loss, outputs=outputs, lr=lr,
-        overhead=overhead, on_error=on_error, forward=forward, resume=resume, start=start, name=name, config=config,
-    )  # fmt: skip
+    with opened_together(model) as (whole, shards):
+        return Scope(
+            whole, probe, out, due_at(every), measures=measures, layers=layers, loss=loss, outputs=outputs, lr=lr,
+            overhead=overhead, on_error=on_error, forward=forward, resume=resume, start=start, name=name, config=config,
+            shards=shards,
+        )  # fmt: skip
 
 
 class Scope:
@@ -105,12 +112,13 @@ class Scope:
         self, model: nn.Module, probe: Any, out: Any, due: Callable[[int], bool], *,
         measures: Any, layers: Any, loss: Any, outputs: Outputs,
         lr: Any, overhead: Any, on_error: str, forward: Any, resume: Any,
-        start: Any, name: str | None, config: Mapping[str, Any] | None,
+        start: Any, name: str | None, config: Mapping[str, Any] | None, shards: Shards | None = None,
     ) -> None:  # fmt: skip
         check_options(on_error, out, loss, lr, forward)
         resume, start = resume_step(resume), whole_step(start, "start")
         self.budget = Budget(overhead)
         self.model, probe = unwrap_with_input(model, probe)
+        self._shards = shards
         self._due, self._on_error, self._forward = due, on_error, forward
         self._writes = rank() == 0
         probe_module.check_model(self.model)
@@ -131,6 +139,7 @@ class Scope:
         self._writer: RunWriter | None = None
         if out is not None and self._writes:
             meta = probe_module.meta(self.subject, self.readers, name or Path(out).name, config)
+            meta |= {} if shards is None else {"sharded": shards.facts()}
             self._writer = open_writer(out, resume, meta)
         self._memory = self._remembered(resume)
         self.budget.note("open", self.budget.clock() - self.budget.started)
@@ -187,11 +196,20 @@ class Scope:
         due = any(map(self._is_due, range(first, self.count + 1)))
         now = self.budget.clock()
         self._pace.counted(self.count, now - begun, kept - begun)
-        if due and now >= self._pace.wake:
+        if due and self._refreshed(now >= self._pace.wake):
             self._measure()
         elif now >= self._flush_at:
             self._flush()
-        self._quiet = self._pace.quiet_steps(self.count)
+        self._quiet = self._pace.quiet_steps(self.count) if self._shards is None else 0
+
+    def _refreshed(self, measure: bool) -> bool:
+        """Whether to measure now. Of a sharded model rank 0 decides, and all ranks bring its copy up to date."""
+        if self._shards is None:
+            return measure
+        begun = self.budget.clock()
+        measure = self._shards.refresh(measure, self.warn_once)
+        self.budget.note("gather", self.budget.clock() - begun)
+        return measure
 
     def due_next(self) -> bool:
         """Will the next step be measured? For numbers that are worth computing only then."""
@@ -250,7 +268,8 @@ class Scope:
         """Count the steps of ``optimizer`` from now on; call no ``step`` then. Its memory enters the rehearsed step."""
         optimizer = check_optimizer(optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in held for p in self.model.parameters()):
+        model = self.model if self._shards is None else self._shards.model
+        if not any(id(p) in held for p in model.parameters()):
             raise InputError("optimizer must hold parameters of the watched model, but it holds none of them.")
         if self._hooks:
             raise InputError("this watch is attached to an optimiser already. Call close(), or make another watch.")
@@ -267,7 +286,11 @@ class Scope:
 
     def use(self, optimizer: Any) -> "Scope":
         """Rehearse steps with this optimiser, without counting its steps."""
-        self.subject = Subject(**{**vars(self.subject), "optimizer": check_optimizer(optimizer)})
+        optimizer = check_optimizer(optimizer)
+        if self._shards is None:
+            self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer})
+        elif self._writes:
+            self.warn_once("sharded optimizer", _SHARDED_OPTIMIZER)
         return self
 
     def close(self, measure: bool = True) -> None:
@@ -287,6 +310,7 @@ class Scope:
             if self._writer is not None:
                 last.callback(self._writer.close)
             last.callback(self._flush)
+            measure = measure and self._shards is None  # gathering needs all ranks, and another may not close
             if measure and self._writes and self.count > (self.records[-1]["step"] if self.records else self._begun):
                 self.budget.margin = LAST_MARGIN
                 self._measure()
