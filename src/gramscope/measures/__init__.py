@@ -49,11 +49,15 @@ if TYPE_CHECKING:
     from gramscope.measures.measure import Measure as Measure
     from gramscope.measures.measure import UndefinedMeasureWarning as UndefinedMeasureWarning
     from gramscope.measures.measure import gather_state as gather_state
+    from gramscope.measures.noise_scale import gradient_noise_scale as gradient_noise_scale
     from gramscope.measures.richness import Richness as Richness
     from gramscope.measures.richness import initial_similarity as initial_similarity
     from gramscope.measures.richness import network_richness as network_richness
     from gramscope.measures.richness import parameter_norm as parameter_norm
     from gramscope.measures.richness import richness as richness
+    from gramscope.measures.sharpness import HessianOperator as HessianOperator
+    from gramscope.measures.sharpness import Sharpness as Sharpness
+    from gramscope.measures.sharpness import sharpness as sharpness
     from gramscope.measures.stationarity import stationarity as stationarity
     from gramscope.measures.stationarity import stationarity_residual as stationarity_residual
     from gramscope.measures.target_linearity import TargetLinearity as TargetLinearity
@@ -129,6 +133,11 @@ _NAMES = {
     "ansatz_correlation": "ansatz",
     "ansatz_exponent": "ansatz",
     "neural_feature_ansatz": "ansatz",
+    # training
+    "gradient_noise_scale": "noise_scale",
+    "HessianOperator": "sharpness",
+    "Sharpness": "sharpness",
+    "sharpness": "sharpness",
     "stationarity": "stationarity",
     "stationarity_residual": "stationarity",
     "weight_forms": "weight_matrices",

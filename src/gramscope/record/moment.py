@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
-from gramscope.capture import OuterSite, Snapshot, capture
+from gramscope.capture import OuterSite, Site, Snapshot, capture
 from gramscope.capture.network import Outputs
 from gramscope.capture.surroundings import in_modes
 from gramscope.kernels.ntk import contracted
 from gramscope.record.budget import Budget
 from gramscope.record.judge import Judge
+from gramscope.record.loss_gradient import along
+
+if TYPE_CHECKING:
+    from gramscope.record.last_update import LastUpdate
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +38,12 @@ class Subject:
     layers: Callable[[str], bool]
     optimizer: Optimizer | None = None
     lr: float | None = None
+    last_update: "LastUpdate | None" = None
 
 
 @dataclass(eq=False)
 class Memory:
-    """What later moments are compared with: the kernel and the features of the first.
+    """What later moments are compared with: the kernel, the features and the weights of the first.
 
     ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
@@ -49,6 +54,7 @@ class Memory:
     resumed: bool = False
     other: str = ""
     fingerprint: NDArray[np.uint8] | None = None
+    weights: dict[str, Tensor] | None = None
 
 
 @dataclass(eq=False)
@@ -103,6 +109,12 @@ class Moment:
             value = self.subject.judge.loss(f, y.to(f.device))
             (residual,) = torch.autograd.grad(value, f)
         return float(value.detach()), residual
+
+    @cached_property
+    def loss_sites(self) -> dict[str, list[Site]]:
+        """The sites of each parameter, with one direction: the loss."""
+        _, residual = self.loss_and_residual
+        return {name: [along(s, residual) for s in sites] for name, sites in self.snapshot.by_parameter().items()}
 
     @cached_property
     def kernel(self) -> Float[Tensor, "n n"]:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from gramscope import measures, spectra
 from gramscope.base.errors import InputError
-from gramscope.capture import LookupSite, OuterSite, Site
+from gramscope.capture import OuterSite
 from gramscope.capture.network import named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.propagators.prediction import predict_step
+from gramscope.record.loss_gradient import gradient
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
 from gramscope.spectra.layouts import Layout
 from gramscope.spectra.shuffled import shuffled_null_checked
@@ -96,39 +97,15 @@ def read_loss(moment: Moment) -> Reading:
 
 @reader("shares", "Share of each layer in the loss decrease of a small gradient step; they sum to one.")
 def read_shares(moment: Moment) -> Reading:
-    _, residual = moment.loss_and_residual
     by_layer: dict[str, float] = {}
     total = 0.0
-    for name, sites in moment.snapshot.by_parameter().items():
-        size = float(_gradient(sites, residual).square().sum()) if sites else 0.0
+    for name, sites in moment.loss_sites.items():
+        size = float(gradient(sites).square().sum()) if sites else 0.0
         total += size
         by_layer[layer_of(name)] = by_layer.get(layer_of(name), 0.0) + size
     if total == 0:
         return Reading()  # no error left, so that there is nothing to share
     return Reading({f"share/{layer}": v / total for layer, v in by_layer.items() if moment.subject.layers(layer)})
-
-
-def _gradient(sites: tuple[Site, ...], residual: Tensor) -> Tensor:
-    """``Σ_{nk} e_{nk} ∂f_{nk}/∂θ`` over all uses of a parameter, without the gradients of single examples."""
-    total: Tensor | None = None
-    for site in sites:
-        e = residual.to(site.dtype)
-        if isinstance(site, OuterSite):
-            pulled = torch.einsum("nk,nkTgo->nTgo", e, site.signals)
-            flat = torch.einsum("nTgo,nTgi->goi", pulled, site.inputs.to(site.dtype)).reshape(1, 1, -1)
-            own = site.own_axes(flat).reshape(-1)
-        elif isinstance(site, LookupSite):
-            pulled = torch.einsum("nk,nkTo->nTo", e, site.signals).flatten(0, 1)
-            table = pulled.new_zeros(site.table, pulled.shape[1])
-            own = table.index_add_(0, site.ids.flatten(), pulled).reshape(-1)
-        else:
-            own = torch.einsum("nk,nkp->p", e, site.rows())
-        if site.frame is not None:
-            whole = own.new_zeros(math.prod(site.frame.shape))
-            own = whole.index_copy_(0, site.frame.index().to(own.device), own)
-        total = own if total is None else total + own
-    assert total is not None
-    return total
 
 
 @reader(

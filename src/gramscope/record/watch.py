@@ -19,6 +19,7 @@ from gramscope.record.arguments import check_optimizer, check_options, resume_st
 from gramscope.record.budget import LAST_MARGIN, Budget
 from gramscope.record.fingerprint import difference, fingerprint
 from gramscope.record.judge import unseen
+from gramscope.record.last_update import LastUpdate
 from gramscope.record.logged import Logged
 from gramscope.record.moment import Memory, Moment, Subject
 from gramscope.record.opening import open_writer
@@ -287,11 +288,21 @@ class Scope:
     def use(self, optimizer: Any) -> "Scope":
         """Rehearse steps with this optimiser, without counting its steps."""
         optimizer = check_optimizer(optimizer)
+        self._forget_update()
         if self._shards is None:
-            self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer})
+            update = LastUpdate(self.model, optimizer, self._next_measured)
+            self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer, "last_update": update})
         elif self._writes:
             self.warn_once("sharded optimizer", _SHARDED_OPTIMIZER)
         return self
+
+    def _next_measured(self) -> int | None:
+        """The number of the step that comes, if it is due."""
+        return self.count + 1 if self._writes and not self._quiet and self.due_next() else None
+
+    def _forget_update(self) -> None:
+        if self.subject.last_update is not None:
+            self.subject.last_update.remove()
 
     def close(self, measure: bool = True) -> None:
         """Let go of the optimiser and of the run's directory.
@@ -306,6 +317,7 @@ class Scope:
             hook.remove()
         self._hooks.clear()
         with ExitStack() as last:
+            last.callback(self._forget_update)
             last.callback(self.budget.end)
             if self._writer is not None:
                 last.callback(self._writer.close)

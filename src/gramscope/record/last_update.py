@@ -1,0 +1,67 @@
+"""What the optimiser's last step did to each weight: the true update, seen from hooks of the optimiser."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gramscope.capture.network import named_parameters
+from gramscope.measures.rows import frobenius
+from gramscope.record.moment import layer_of
+
+
+class Sizes(NamedTuple):
+    """Norms over the parameters of a layer: of the update, of the weights before it, of the gradient it was given."""
+
+    update: float
+    weight: float
+    gradient: float
+
+
+class LastUpdate:
+    """Keeps a copy of the weights before a step that will be measured; until then one copy of the model's memory."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, next_step: Callable[[], int | None]) -> None:
+        self._model, self._next_step = model, next_step
+        self._step: int | None = None
+        self._before: dict[str, Tensor] = {}
+        self._gradients: dict[str, float] = {}
+        self._hook = optimizer.register_step_pre_hook(self._note)
+
+    def _note(self, optimizer: Optimizer, *_: Any) -> None:
+        """Called before the optimiser's step. ``next_step`` is its number, or None where it will not be measured."""
+        if torch.compiler.is_compiling():
+            return
+        self._step = self._next_step()
+        self._before.clear()
+        if self._step is None:
+            return
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        moved = {name: p for name, p in named_parameters(self._model).items() if id(p) in held}
+        self._before = {name: p.detach().clone() for name, p in moved.items()}
+        self._gradients = {name: 0.0 if p.grad is None else _norm(p.grad) for name, p in moved.items()}
+
+    def sizes(self, step: int) -> dict[str, Sizes]:
+        """By layer, if ``step`` is the one that was noted; the copy is let go."""
+        before, self._before = self._before, {}
+        if step != self._step:
+            return {}
+        parts: dict[str, list[Sizes]] = {}
+        named = named_parameters(self._model)
+        for name, old in before.items():
+            if name in named and named[name].shape == old.shape:
+                change = named[name].detach().double() - old.double()
+                parts.setdefault(layer_of(name), []).append(Sizes(_norm(change), _norm(old), self._gradients[name]))
+        return {layer: Sizes(*(math.hypot(*norms) for norms in zip(*own, strict=True))) for layer, own in parts.items()}
+
+    def remove(self) -> None:
+        self._hook.remove()
+        self._before.clear()
+
+
+def _norm(tensor: Tensor) -> float:
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return frobenius(dense.double())

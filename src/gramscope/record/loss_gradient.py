@@ -1,0 +1,70 @@
+"""The gradient of the loss on the probe, as the weight sites have it: by parameter, and its size by example."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from gramscope.capture import LookupSite, OuterSite, Site
+from gramscope.capture.sites import RowSite
+
+BLOCK_ENTRIES = 2**22  # of gradients of single examples that are held at once
+
+
+def along(site: Site, residual: Float[Tensor, "n C"]) -> Site:
+    """The site with one direction, the loss: signals ``Σ_k e_{nk} ∂f_{nk}/∂u``."""
+    e = residual.to(site.dtype)
+    if isinstance(site, OuterSite):
+        return replace(site, signals=torch.einsum("nk,nkTgo->nTgo", e, site.signals)[:, None])
+    if isinstance(site, LookupSite):
+        return replace(site, signals=torch.einsum("nk,nkTo->nTo", e, site.signals)[:, None])
+    rows = torch.einsum("nk,nkp->np", e, site.rows())[:, None]
+    return RowSite(site.name, site.rule, site.frame, rows)
+
+
+def gradient(sites: Sequence[Site]) -> Float[Tensor, " p"]:
+    """``Σ_n ∂f_n/∂θ`` of one direction over all uses of a parameter, without the gradients of single examples."""
+    total: Tensor | None = None
+    for site in sites:
+        if isinstance(site, OuterSite):
+            flat = torch.einsum("nTgo,nTgi->goi", site.signals[:, 0], site.inputs.to(site.dtype)).reshape(1, 1, -1)
+            own = site.own_axes(flat).reshape(-1)
+        elif isinstance(site, LookupSite):
+            signals = site.signals[:, 0].flatten(0, 1)
+            table = signals.new_zeros(site.table, signals.shape[1])
+            own = table.index_add_(0, site.ids.flatten(), signals).reshape(-1)
+        else:
+            own = site.rows()[:, 0].sum(0)
+        if site.frame is not None:
+            whole = own.new_zeros(math.prod(site.frame.shape))
+            own = whole.index_copy_(0, site.frame.index().to(own.device), own)
+        total = own if total is None else total + own
+    assert total is not None
+    return total
+
+
+def example_squares(sites: Sequence[Site]) -> Float64[Tensor, " n"]:
+    """Squared norm of each example's part of the gradient, over all uses of a parameter.
+
+    Of one linear use ``|Σ_T s_T ⊗ v_T|² = Σ_{TT'} (s_T·s_T')(v_T·v_T')``, the diagonal of the layer's kernel along the
+    loss; so no gradient of an example is formed where that is smaller.
+    """
+    if len(sites) == 1 and isinstance(sites[0], OuterSite) and _few_positions(sites[0]):
+        s, v = sites[0].signals[:, 0], sites[0].inputs.to(sites[0].dtype)
+        products = torch.einsum("nTgo,nUgo->ngTU", s, s) * torch.einsum("nTgi,nUgi->ngTU", v, v)
+        return products.double().sum((1, 2, 3))
+    if len(sites) == 1 and isinstance(sites[0], LookupSite):
+        s, ids = sites[0].signals[:, 0], sites[0].ids
+        return (torch.einsum("nTo,nUo->nTU", s, s) * (ids[:, :, None] == ids[:, None])).double().sum((1, 2))
+    n, entries = sites[0].examples, max(math.prod(s.frame.shape) if s.frame else s.entries for s in sites)
+    size = max(1, BLOCK_ENTRIES // entries)
+    blocks = [slice(start, start + size) for start in range(0, n, size)]
+    parts = ([site.part(block, slice(None)).whole_rows()[:, 0] for site in sites] for block in blocks)
+    return torch.cat([torch.stack(rows).sum(0).double().square().sum(1) for rows in parts])
+
+
+def _few_positions(site: OuterSite) -> bool:
+    return site.positions * (site.fan_in + site.fan_out) <= site.fan_in * site.fan_out or site.positions == 1

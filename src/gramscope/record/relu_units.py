@@ -1,0 +1,72 @@
+"""Which ReLU units are on, for which examples, named by the layer whose weights came last before the ReLU."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from gramscope.capture.network import named_parameters
+from gramscope.record.moment import layer_of
+
+RELUS = {F.relu, F.relu6, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+UNITS_SECOND = ("conv", "batch_norm", "instance_norm", "group_norm")  # operations that have channels on axis 1
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One use of a ReLU: which units are on, at each example and position (rows), or at any of them (one row)."""
+
+    layer: str
+    on: Bool[Tensor, "rows units"]
+
+
+class ReluUnits(TorchFunctionMode):
+    """Notes every ReLU of a forward pass in ``uses``; ``by_example=False`` keeps one row: on anywhere."""
+
+    def __init__(self, model: nn.Module, by_example: bool = False) -> None:
+        super().__init__()
+        self.uses: list[Use] = []
+        self._by_example = by_example
+        self._layers = {id(p): layer_of(name) for name, p in named_parameters(model).items()}
+        self._layer, self._axis = "input", -1
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in RELUS:
+            self._note(result.detach())
+            return result
+        layers = [self._layers[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._layers]
+        if layers and isinstance(result, Tensor):
+            name = getattr(func, "__name__", "")
+            self._layer, self._axis = layers[0], 1 if any(part in name for part in UNITS_SECOND) else -1
+        return result
+
+    def _note(self, activations: Tensor) -> None:
+        axis = self._axis if activations.dim() > 2 else -1
+        on = (activations > 0).movedim(axis, -1).flatten(0, -2)
+        self.uses.append(Use(self._layer, on if self._by_example else on.any(0, keepdim=True)))
+
+    def on_by_layer(self) -> dict[str, list[Tensor]]:
+        """Masks of each layer; uses of the same width together (a weight that is used at several times)."""
+        found: dict[tuple[str, int], list[Tensor]] = {}
+        for use in self.uses:
+            found.setdefault((use.layer, use.on.shape[1]), []).append(use.on)
+        by_layer: dict[str, list[Tensor]] = {}
+        for (layer, _), masks in found.items():
+            by_layer.setdefault(layer, []).append(torch.cat(masks))
+        return by_layer
+
+
+def dead_share(masks: list[Tensor]) -> float:
+    """Share of units that are on at no row."""
+    units = sum(mask.shape[1] for mask in masks)
+    return sum(int((~mask.any(0)).sum()) for mask in masks) / units if units else math.nan
