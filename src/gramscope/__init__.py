@@ -27,6 +27,7 @@ _NAMES = {
     "Kernel": "gramscope.kernels.kernel:Kernel",
     "project": "gramscope.capture.projection:project",
     "watch": "gramscope.record.watch:watch",
+    "Alert": "gramscope.record.alerts:Alert",
     "to_tensorboard": "gramscope.record.adapters:to_tensorboard",
     "to_wandb": "gramscope.record.adapters:to_wandb",
     "to_mlflow": "gramscope.record.adapters:to_mlflow",

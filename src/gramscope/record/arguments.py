@@ -15,7 +15,7 @@ from gramscope.hierarchy.losses import loss_function
 from gramscope.hierarchy.optimiser import inner_optimizer
 
 
-def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any) -> None:
+def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any, on_alert: Any) -> None:
     if on_error not in ("warn", "raise"):
         raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}.')
     check_out(out)
@@ -23,6 +23,8 @@ def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any) -> 
         loss_function(loss)
     if forward is not None and not callable(forward):
         raise InputError(f"forward must be a function (scalars, step) -> None, got {forward!r}. Wrap it.")
+    if on_alert is not None and not callable(on_alert):
+        raise InputError(f"on_alert must be a function of an alert, got {on_alert!r}. Leave it out for warnings.")
     number = isinstance(lr, Real) and not isinstance(lr, bool)
     if lr is not None and not (number and 0 < float(lr) < math.inf):
         raise InputError(f"lr must be a positive number, got {lr!r}. Leave it out where an optimiser is attached.")

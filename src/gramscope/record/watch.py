@@ -15,6 +15,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
 from gramscope.capture.network import Outputs, unwrap_with_input
 from gramscope.record import probe as probe_module
+from gramscope.record.alerts import Alert, AlertLog
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
 from gramscope.record.budget import LAST_MARGIN, Budget
 from gramscope.record.fingerprint import difference, fingerprint
@@ -55,6 +56,7 @@ def watch(
     lr: Any = None,
     overhead: Any = 0.05,
     on_error: str = "warn",
+    on_alert: Any = None,
     forward: Any = None,
     resume: Any = False,
     start: Any = 0,
@@ -92,7 +94,10 @@ def watch(
             loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
             does.
-        forward: called as forward(scalars, step) after every record, for TensorBoard, wandb, MLflow.
+        on_alert: called as on_alert(alert) when a run diverges, has NaN, a dead layer or an exploding gradient, once
+            for each; what it raises stops training. If None, a warning. ``scope.alerts`` holds them all.
+        forward: called as forward(scalars, step) after every record; ``gs.to_tensorboard``, ``gs.to_wandb`` and
+            ``gs.to_mlflow`` make such functions.
         resume: True goes on after the last committed step of ``out``, or starts a new run where there is none; a number
             goes on from that step, which may lie after the last record: not every step has one.
         start: optimiser steps taken before, from which a new run is numbered.
@@ -101,8 +106,8 @@ def watch(
     with opened_together(model) as (whole, shards):
         return Scope(
             whole, probe, out, due_at(every), measures=measures, layers=layers, loss=loss, outputs=outputs, lr=lr,
-            overhead=overhead, on_error=on_error, forward=forward, resume=resume, start=start, name=name, config=config,
-            shards=shards,
+            overhead=overhead, on_error=on_error, on_alert=on_alert, forward=forward, resume=resume, start=start,
+            name=name, config=config, shards=shards,
         )  # fmt: skip
 
 
@@ -112,10 +117,10 @@ class Scope:
     def __init__(
         self, model: nn.Module, probe: Any, out: Any, due: Callable[[int], bool], *,
         measures: Any, layers: Any, loss: Any, outputs: Outputs,
-        lr: Any, overhead: Any, on_error: str, forward: Any, resume: Any,
+        lr: Any, overhead: Any, on_error: str, on_alert: Any, forward: Any, resume: Any,
         start: Any, name: str | None, config: Mapping[str, Any] | None, shards: Shards | None = None,
     ) -> None:  # fmt: skip
-        check_options(on_error, out, loss, lr, forward)
+        check_options(on_error, out, loss, lr, forward, on_alert)
         resume, start = resume_step(resume), whole_step(start, "start")
         self.budget = Budget(overhead)
         self.model, probe = unwrap_with_input(model, probe)
@@ -134,6 +139,7 @@ class Scope:
         self.records: list[dict[str, Any]] = []
         self.count = start
         self._logged, self._said = Logged(), set[str]()
+        self._alerts = AlertLog(on_alert or (lambda alert: self._warn(str(alert))))
         self._turns = Turns(self.readers, self.budget)
         self._hooks: list[Any] = []
         self._closed = False
@@ -340,6 +346,8 @@ class Scope:
             if self._on_error == "raise":
                 raise
             self.warn_once("logged", f"what was logged up to step {self.count} is not written yet: {error}")
+        if self._writes:
+            self._alerts.check(self._logged.series)
         self.budget.note("logging", self.budget.clock() - begun)
 
     def __repr__(self) -> str:
@@ -358,6 +366,11 @@ class Scope:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """What called for a look, in order; see :func:`gramscope.record.alerts.find_alerts`."""
+        return list(self._alerts.alerts)
 
     @property
     def overhead(self) -> float:
@@ -450,7 +463,7 @@ class Scope:
     ) -> None:
         self._flush()
         begun = self.budget.clock()
-        scalars = {**self._logged.at(self.count), **scalars}
+        measured, scalars = scalars, {**self._logged.at(self.count), **scalars}
         if not self._opening:  # before any training it would be a share of nothing
             scalars["overhead"] = self.budget.overhead
         self.records.append({"step": self.count, "scalars": scalars, "failures": failures, "skipped": list(skipped)})
@@ -469,6 +482,7 @@ class Scope:
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
         self.budget.note("commit", self.budget.clock() - begun)
+        self._alerts.measured(self.count, measured)
 
     def _warn(self, message: str) -> None:
         warn(message, WatchWarning)

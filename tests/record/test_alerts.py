@@ -1,0 +1,140 @@
+"""Alerts: which series call for one and which do not, and that each is told once."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from gramscope.record.alerts import find_alerts
+from gramscope.record.watch import WatchWarning
+
+
+def alerts(name, values):
+    return [(alert.what, alert.step) for alert in find_alerts({name: (range(1, len(values) + 1), values)})]
+
+
+def noisy(levels, seed=0):
+    return (np.asarray(levels) * np.exp(0.3 * np.random.default_rng(seed).standard_normal(len(levels)))).tolist()
+
+
+FINE = {
+    "falls": ("loss", noisy(np.geomspace(2.3, 1e-4, 400))),
+    "noise around a plateau": ("loss", noisy(np.full(400, 0.7))),
+    "one odd batch": ("loss", [*noisy(np.full(50, 1.0)), 1e6, *noisy(np.full(5, 1.0))]),
+    "back to the start": ("loss", [2.3, *noisy(np.full(50, 1e-3)), *(20 * [2.3])]),
+    "negative losses": ("loss", np.linspace(-100, -500, 60).tolist()),
+    "too short to tell": ("loss", [1.0, 100.0, 100.0]),
+    "zero": ("loss", 40 * [0.0]),
+    "gradients that shrink and grow": ("gradient_norm", [5.0, 1.0, 0.01, 0.001, 1.0, 30.0]),
+    "a first gradient of zero": ("gradient_norm", [0.0, 1.0, 1.0, 1.0]),
+    "half dead": ("dead_units/0", [0.0, 0.5, 0.9]),
+    "another name": ("lossless", [1.0, math.nan]),
+    "an accuracy": ("accuracy/probe", [0.1, math.nan]),
+}
+BAD = {
+    "diverges from the start": ("loss", [2.3 * 1.5**i for i in range(20)], [("divergence", 20)]),
+    "diverges after a fall": ("train_loss", [*np.linspace(2, 0.1, 50), *(10 * [9.0])], [("divergence", 60)]),
+    "negative losses rise": ("loss", [*np.linspace(-100, -500, 50), *(10 * [1000.0])], [("divergence", 60)]),
+    "the probe needs no ten": ("loss/probe", [2.0, 1.0, 50.0], [("divergence", 3)]),
+    "NaN": ("loss", [1.0, 1.0, math.nan, 1.0, math.nan], [("not finite", 3)]),
+    "infinite": ("eval/loss", [1.0, math.inf], [("not finite", 2)]),
+    "explodes": ("gradient_norm", [1.0, 2.0, 1.0, 201.0, 1.0], [("gradient explosion", 4)]),
+    "the Trainer's name": ("grad_norm", [1.0, 2.0, 1.0, 1e5], [("gradient explosion", 4)]),
+    "a layer's gradient": ("gradient_norm/0", [1.0, math.nan], [("not finite", 2)]),
+    "NaN among the weights": ("weight_norm/0", [1.0, math.nan], [("not finite", 2)]),
+    "dead": ("dead_units/layer.1", [0.2, 0.995, 1.0], [("dead layer", 2)]),
+}
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_no_alert(case):
+    name, values = FINE[case]
+    for end in range(1, len(values) + 1):  # whenever it is looked at
+        assert alerts(name, values[:end]) == []
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_alert(case):
+    name, values, expected = BAD[case]
+    assert alerts(name, values) == expected
+
+
+def test_an_alert_says_what_it_saw():
+    (alert,) = find_alerts({"loss": (range(12), [2.0, 1.0] + 10 * [9.0])})
+    assert (alert.value, alert.threshold) == (9.0, 1.0 + 3 * 2.0)
+    assert str(alert) == (
+        "divergence: loss is 9 at step 11 (threshold 7). Lower the learning rate, warm it up, or clip gradients."
+    )
+
+
+def train(scope, model, lr, steps=30):
+    x, y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        scope.step(loss=loss)
+    scope.close()
+
+
+def watched(measures=("loss", "gradient", "dead_units"), every=5, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    return gs.watch(model, (x, y), every=every, overhead=None, measures=measures, **options), model
+
+
+def test_a_run_that_diverges_warns_once_for_each():
+    scope, model = watched()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train(scope, model, lr=1e4)
+    told = [str(w.message) for w in said if w.category is WatchWarning and "measure" not in str(w.message)]
+    assert told == [str(alert) for alert in scope.alerts]
+    assert len({(alert.what, alert.where) for alert in scope.alerts}) == len(scope.alerts)
+    assert {"divergence", "dead layer"} <= {alert.what for alert in scope.alerts}
+
+
+def test_a_run_that_learns_has_none():
+    scope, model = watched()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WatchWarning)
+        train(scope, model, lr=0.1)
+    assert scope.alerts == []
+
+
+def test_a_function_is_told_in_place_of_a_warning():
+    told = []
+    scope, _ = watched(on_alert=told.append, measures="norm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WatchWarning)
+        scope.step(loss=1.0)
+        scope.step(loss=math.nan)
+        scope.close()
+    assert told == scope.alerts == [gs.Alert("not finite", "loss", 2, told[0].value, math.inf)]
+
+
+def test_what_the_function_raises_stops_training():
+    class Stop(Exception):
+        pass
+
+    def stop(alert):
+        raise Stop(str(alert))
+
+    scope, _ = watched(on_alert=stop, measures="norm", every=1)
+    with pytest.raises(Stop, match="not finite: loss is nan at step 1"), scope:
+        scope.step(loss=math.nan)
+    assert scope.closed
+
+
+def test_on_alert_must_be_a_function():
+    with pytest.raises(InputError, match="on_alert must be a function of an alert, got 'print'"):
+        watched(on_alert="print")
