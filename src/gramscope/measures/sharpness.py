@@ -33,7 +33,10 @@ class HessianOperator(LinearOperator):
         )  # fmt: skip
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return torch.stack([self._product(column) for column in x.T], 1)
+        product = torch.empty_like(x)
+        for k in range(x.shape[1]):
+            product[:, k] = self._product(x[:, k])
+        return product
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self._matmat(x)

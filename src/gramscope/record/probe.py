@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -139,6 +140,8 @@ def surroundings(model: nn.Module) -> Iterator[CopyOnWrite]:
     with ExitStack() as stack:
         written = stack.enter_context(untouched(model, throughout=False))
         stack.enter_context(torch.inference_mode(False))
+        if "torch._dynamo" in sys.modules:  # model.compile() has no wrapper: its code would be compiled for our pass
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for kind in dict.fromkeys(("cpu", next(model.parameters()).device.type)):
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
