@@ -49,10 +49,6 @@ def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
       |first|)``: far above the first loss and the best;
     - "gradient explosion": a gradient norm of more than a hundred times the greatest before it;
     - "dead layer": a layer with 99 % or more of its units dead.
-
-    >>> losses = [2.0, 1.0] + 10 * [9.0]
-    >>> find_alerts({"loss": (range(12), losses)})
-    [Alert(what='divergence', where='loss', step=11, value=9.0, threshold=7.0)]
     """
     found = []
     for name, (steps, given) in series.items():
