@@ -109,5 +109,5 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_is_named():
-    with pytest.raises(ImportError, match=r"writing to Tool needs its package: pip install tool-package"):
-        adapters._imported("gramscope_has_no_such_module", "Tool", "tool-package")
+    with pytest.raises(ImportError, match=r"writing to Tool needs its package: pip install 'gramscope\[tool\]'"):
+        adapters._imported("gramscope_has_no_such_module", "Tool", "tool")

@@ -59,7 +59,7 @@ def to_mlflow(run_id: str | None = None) -> Forward:
     ``run_id`` is an MLflow run's; without it the active run, or a new one (``mlflow.start_run()``). Where the numbers
     go is MLflow's tracking address, as for your own metrics. Characters that MLflow refuses in a name become ``_``.
     """
-    mlflow = _imported("mlflow", "MLflow", "mlflow-skinny")
+    mlflow = _imported("mlflow", "MLflow", "mlflow")
     chosen = run_id or (mlflow.active_run() or mlflow.start_run()).info.run_id
 
     def forward(scalars: Mapping[str, float], step: int) -> None:
@@ -73,4 +73,4 @@ def _imported(module: str, tool: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(f"writing to {tool} needs its package: pip install {package}") from error
+        raise ImportError(f"writing to {tool} needs its package: pip install 'gramscope[{package}]'") from error
