@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
-from gramscope.capture import OuterSite, Site, Snapshot, capture
-from gramscope.capture.network import Outputs
+from gramscope.capture import OuterSite, Site, Snapshot
+from gramscope.capture.capture import opened
+from gramscope.capture.network import Outputs, named_parameters
 from gramscope.capture.surroundings import in_modes
 from gramscope.kernels.ntk import contracted
 from gramscope.record.budget import Budget
 from gramscope.record.judge import Judge
 from gramscope.record.loss_gradient import along
+from gramscope.record.relu_units import ReluUnits
 
 if TYPE_CHECKING:
     from gramscope.record.last_update import LastUpdate
@@ -81,10 +83,24 @@ class Moment:
     def _snapshot(self) -> Snapshot:
         begun = Budget.clock()
         try:
-            with evaluating(self.subject.model):
-                return capture(self.subject.model, self.subject.x, outputs=self.subject.outputs)
+            subject = self.subject
+            with (
+                evaluating(subject.model),
+                opened(subject.model, subject.x, outputs=subject.outputs, watch=self._units) as network,
+            ):
+                return network.snapshot(network.cotangents())
         finally:
             self.capture_seconds = (self.capture_seconds or 0.0) + Budget.clock() - begun
+
+    @property
+    def units(self) -> ReluUnits:
+        """Which ReLU units the forward pass turned on."""
+        _ = self.snapshot
+        return self._units
+
+    @cached_property
+    def _units(self) -> ReluUnits:
+        return ReluUnits(layers_by_id(self.subject.model))
 
     @property
     def f(self) -> Float[Tensor, "n C"]:
@@ -147,6 +163,11 @@ def _mean_input(uses: list[OuterSite]) -> Float[Tensor, "n d"]:
         return first.inputs.mean(1).flatten(1)
     positions = sum(site.positions for site in same)
     return torch.stack([site.inputs.mean(1) * (site.positions / positions) for site in same]).sum(0).flatten(1)
+
+
+def layers_by_id(model: nn.Module) -> dict[int, str]:
+    """The layer of each parameter, by the parameter's id."""
+    return {id(parameter): layer_of(name) for name, parameter in named_parameters(model).items()}
 
 
 def layer_of(parameter: str) -> str:

@@ -8,12 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-
-from gramscope.capture.network import named_parameters
-from gramscope.record.moment import layer_of
 
 RELUS = {F.relu, F.relu6, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 UNITS_SECOND = ("conv", "batch_norm", "instance_norm", "group_norm")  # operations that have channels on axis 1
@@ -28,13 +25,15 @@ class Use:
 
 
 class ReluUnits(TorchFunctionMode):
-    """Notes every ReLU of a forward pass in ``uses``; ``by_example=False`` keeps one row: on anywhere."""
+    """Notes every ReLU of a forward pass in ``uses``; unless ``by_example``, in one row: on anywhere.
 
-    def __init__(self, model: nn.Module, by_example: bool = False) -> None:
+    ``layers``: the layer of each parameter, by its id.
+    """
+
+    def __init__(self, layers: Mapping[int, str], by_example: bool = False) -> None:
         super().__init__()
         self.uses: list[Use] = []
-        self._by_example = by_example
-        self._layers = {id(p): layer_of(name) for name, p in named_parameters(model).items()}
+        self._layers, self._by_example = layers, by_example
         self._layer, self._axis = "input", -1
 
     def __torch_function__(

@@ -8,7 +8,7 @@ from torch import Tensor
 from gramscope import measures
 from gramscope.capture.network import named_parameters
 from gramscope.hierarchy.concentration import coactivation_rank, concentration
-from gramscope.record.moment import Moment, Subject, evaluating, layer_of
+from gramscope.record.moment import Moment, Subject, evaluating, layer_of, layers_by_id
 from gramscope.record.probe_pass import probe_pass
 from gramscope.record.readings import Reading, reader
 from gramscope.record.relu_units import ReluUnits
@@ -51,7 +51,7 @@ def _passes_and_eigenvalues(subject: Subject, capture: float) -> float:
     guess=_passes_and_eigenvalues,
 )
 def read_concentration(moment: Moment) -> Reading:
-    units = ReluUnits(moment.subject.model, by_example=True)
+    units = ReluUnits(layers_by_id(moment.subject.model), by_example=True)
     with probe_pass(moment.subject, units):
         pass
     weights = _matrices(moment)

@@ -13,7 +13,7 @@ from gramscope.record.loss_gradient import example_squares, gradient
 from gramscope.record.moment import Moment, Subject, layer_of
 from gramscope.record.probe_pass import probe_pass
 from gramscope.record.readings import Reading, reader
-from gramscope.record.relu_units import ReluUnits, dead_share
+from gramscope.record.relu_units import dead_share
 
 LANCZOS_STEPS = 10  # products with the Hessian
 
@@ -79,10 +79,7 @@ def read_update(moment: Moment) -> Reading:
 
 @reader("dead_units", "Share of ReLU units that are zero on the whole probe, by layer.", needs_targets=False)
 def read_dead_units(moment: Moment) -> Reading:
-    units = ReluUnits(moment.subject.model)
-    with probe_pass(moment.subject, units):
-        pass
-    found = {f"dead_units/{layer}": dead_share(masks) for layer, masks in units.on_by_layer().items()}
+    found = {f"dead_units/{layer}": dead_share(masks) for layer, masks in moment.units.on_by_layer().items()}
     return Reading({name: share for name, share in found.items() if moment.subject.layers(name.partition("/")[2])})
 
 
