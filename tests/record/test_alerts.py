@@ -92,15 +92,26 @@ def watched(measures=("loss", "gradient", "dead_units"), every=5, **options):
     return gs.watch(model, (x, y), every=every, overhead=None, measures=measures, **options), model
 
 
-def test_a_run_that_diverges_warns_once_for_each():
+@pytest.mark.parametrize(("lr", "expected"), [(30.0, {"divergence"}), (1e4, {"divergence", "not finite"})])
+def test_a_run_that_diverges_warns_once_for_each(lr, expected):
     scope, model = watched()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        train(scope, model, lr=1e4)
+        train(scope, model, lr)
     told = [str(w.message) for w in said if w.category is WatchWarning and "measure" not in str(w.message)]
     assert told == [str(alert) for alert in scope.alerts]
     assert len({(alert.what, alert.where) for alert in scope.alerts}) == len(scope.alerts)
-    assert {"divergence", "dead layer"} <= {alert.what for alert in scope.alerts}
+    assert expected <= {alert.what for alert in scope.alerts}
+
+
+def test_a_layer_that_dies():
+    scope, model = watched(every=1)
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)
+    with pytest.warns(WatchWarning, match=r"dead layer: dead_units/0 is 1 at step 1 \(threshold 0\.99\)"):
+        scope.step()
+    scope.step()
+    assert [(alert.what, alert.where, alert.step) for alert in scope.alerts] == [("dead layer", "dead_units/0", 1)]
 
 
 def test_a_run_that_learns_has_none():
