@@ -17,14 +17,15 @@ from references import training as reference
 class Tied(nn.Module):
     """An embedding that is the head too, used at several positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: bool = True) -> None:
         super().__init__()
         self.table, self.middle = nn.Embedding(7, 4), nn.Linear(4, 4)
-        self.head = nn.Linear(4, 7)
+        self.head, self.pool = nn.Linear(4, 7), pool
         self.head.weight = self.table.weight
 
     def forward(self, ids):
-        return self.head(torch.tanh(self.middle(self.table(ids))).mean(1))
+        hidden = torch.tanh(self.middle(self.table(ids)))
+        return self.head(hidden.mean(1)) if self.pool else self.head(hidden).mean(1)
 
 
 class Scaled(nn.Module):
@@ -47,6 +48,7 @@ CASES = {
     "mlp": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), lambda: torch.randn(9, 4)),
     "convolutions": (convolutional, lambda: torch.randn(9, 2, 5)),
     "tied embedding": (Tied, lambda: torch.randint(7, (9, 3))),
+    "tied embedding at positions": (lambda: Tied(pool=False), lambda: torch.randint(7, (9, 2))),
     "embedding": (
         lambda: nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3)), lambda: torch.randint(5, (9, 3))
     ),

@@ -50,15 +50,14 @@ def example_squares(sites: Sequence[Site]) -> Float64[Tensor, " n"]:
     """Squared norm of each example's part of the gradient, over all uses of a parameter.
 
     Of one linear use ``|Σ_T s_T ⊗ v_T|² = Σ_{TT'} (s_T·s_T')(v_T·v_T')``, the diagonal of the layer's kernel along the
-    loss; so no gradient of an example is formed where that is smaller.
+    loss; so no gradient of an example is formed where that is smaller. An embedding that is the head too has two uses.
     """
-    if len(sites) == 1 and isinstance(sites[0], OuterSite) and _few_positions(sites[0]):
-        s, v = sites[0].signals[:, 0], sites[0].inputs.to(sites[0].dtype)
-        products = torch.einsum("nTgo,nUgo->ngTU", s, s) * torch.einsum("nTgi,nUgi->ngTU", v, v)
-        return products.double().sum((1, 2, 3))
-    if len(sites) == 1 and isinstance(sites[0], LookupSite):
-        s, ids = sites[0].signals[:, 0], sites[0].ids
-        return (torch.einsum("nTo,nUo->nTU", s, s) * (ids[:, :, None] == ids[:, None])).double().sum((1, 2))
+    tables = [site for site in sites if isinstance(site, LookupSite)]
+    products = [site for site in sites if isinstance(site, OuterSite) and _few_positions(site)]
+    if len(sites) == 1 and (products or tables):
+        return _of_product(products[0]) if products else _of_table(tables[0])
+    if len(sites) == 2 and products and tables and _same_layout(products[0], tables[0]):
+        return _of_product(products[0]) + _of_table(tables[0]) + 2 * _both(products[0], tables[0])
     n, entries = sites[0].examples, max(math.prod(s.frame.shape) if s.frame else s.entries for s in sites)
     size = max(1, BLOCK_ENTRIES // entries)
     blocks = [slice(start, start + size) for start in range(0, n, size)]
@@ -68,3 +67,28 @@ def example_squares(sites: Sequence[Site]) -> Float64[Tensor, " n"]:
 
 def _few_positions(site: OuterSite) -> bool:
     return site.positions * (site.fan_in + site.fan_out) <= site.fan_in * site.fan_out or site.positions == 1
+
+
+def _of_product(site: OuterSite) -> Float64[Tensor, " n"]:
+    s, v = site.signals[:, 0], site.inputs.to(site.dtype)
+    products = torch.einsum("nTgo,nUgo->ngTU", s, s) * torch.einsum("nTgi,nUgi->ngTU", v, v)
+    return products.double().sum((1, 2, 3))
+
+
+def _of_table(site: LookupSite) -> Float64[Tensor, " n"]:
+    s, ids = site.signals[:, 0], site.ids
+    return (torch.einsum("nTo,nUo->nTU", s, s) * (ids[:, :, None] == ids[:, None])).double().sum((1, 2))
+
+
+def _same_layout(product: OuterSite, table: LookupSite) -> bool:
+    """Whether row c of the matrix is entry c of the table."""
+    plain = product.frame is None and table.frame is None and product.groups == 1
+    in_order = product.order == tuple(range(len(product.order)))
+    return plain and in_order and product.fan_out == table.table
+
+
+def _both(product: OuterSite, table: LookupSite) -> Float64[Tensor, " n"]:
+    """``Σ_{TU} s_T[id_U] (v_T · σ_U)``: the inner product of the two uses."""
+    s, v = product.signals[:, 0, :, 0], product.inputs.to(product.dtype)[:, :, 0]
+    rows = s.gather(2, table.ids[:, None].expand(-1, s.shape[1], -1))
+    return (rows * torch.einsum("nTi,nUi->nTU", v, table.signals[:, 0])).double().sum((1, 2))
