@@ -4,6 +4,7 @@ Nodes stand in order: every node before those that it passes gradients on to. An
 of its incoming gradients; the *signal* of an edge is that gradient.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -73,6 +74,12 @@ class BackwardGraph:
             self.leaving[node] = [edge for _, edge in used]
             for slot, (child, number) in used:
                 self.consumers[child].append((node, slot, number))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all gradients of one backward pass, those of nodes alone that lead to measured parameters."""
+        arriving = [each for node in self.nodes if not is_leaf(node) for each in node._input_metadata]
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in arriving if not each.is_nested_tensor)
 
     def twins(self, other: "BackwardGraph") -> dict[Node, Node] | None:
         """For each node the one of another graph in its place; None where the two are not built in the same way."""

@@ -28,8 +28,8 @@ from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.capture.weight_sites import WeightSites
 
-# Examples that tell where the sites are, and how many times as many there must be for that to save time.
-FEW, WORTH = 3, 5
+# Examples that tell where the sites are, and the bytes that this must spare each node of the graph to save time.
+FEW, SPARED = 3, 2**17
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
 
@@ -92,7 +92,8 @@ class Opened:
     @cached_property
     def weight_sites(self) -> WeightSites:
         graph = BackwardGraph(self.f, self.parameters, whole=self.hooked)
-        f = self.few()
+        n = len(self.f)
+        f = self.few() if n > FEW and graph.size * (n - FEW) / n > SPARED * len(graph.nodes) else None
         if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
             return WeightSites(graph, self.refuse_mixing, self.room)
         few = WeightSites(BackwardGraph(f, self.parameters), lambda names: None)
@@ -176,8 +177,6 @@ def opened(
             )
 
         def few() -> Tensor | None:
-            if n < WORTH * FEW:
-                return None
             streams.rewind()
             try:
                 some = slice_examples(at_precision(model, given, precision)[1], n, slice(0, FEW))

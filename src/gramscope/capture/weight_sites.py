@@ -45,8 +45,9 @@ MOVES = VIEWS | frozenset(
 ROUTES = ("Index", "Scatter", "Gather", "Masked", "Sort", "Topk", "Take", "Put", "Grouped", "Pack", "Unique", "jit")
 # Entries of gradients that are pulled back to parameters at once.
 PULLED_AT_ONCE = 2**26
-# Layers of so many outputs are looked through for outputs without signals; at most one in SPARSE may have some.
-WIDE, SPARSE = 2**12, 8
+# Layers of so many outputs are looked through for outputs without signals (a GPU must stop to answer); at most one in
+# SPARSE may have some.
+WIDE, SPARSE = {"cpu": 2**8, "cuda": 2**12}, 8
 
 
 @dataclass(frozen=True)
@@ -355,7 +356,9 @@ def _real(site: Site, leaf: Node) -> Site:
 
 def _sparse(site: Site) -> Site:
     """A wide layer of which few outputs have signals (chosen logits) is a table of which few rows were looked up."""
-    if not isinstance(site, OuterSite) or site.order != (0, 1) or site.groups > 1 or site.fan_out < WIDE:
+    if not isinstance(site, OuterSite) or site.order != (0, 1) or site.groups > 1:
+        return site
+    if site.fan_out < WIDE.get(site.signals.device.type, WIDE["cuda"]):
         return site
     used = torch.zeros(site.fan_out, dtype=torch.bool, device=site.signals.device)
     for signals in site.signals.unbind(1):
