@@ -1,6 +1,6 @@
 """Backward passes in parts give the signals of one pass, and sites are the same however they were found."""
 
-import sys
+import importlib
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ MANY = 15
 @pytest.fixture(autouse=True)
 def always_from_a_few(monkeypatch):
     """Small networks too are searched by a few examples, which otherwise pays for large ones only."""
-    monkeypatch.setattr(sys.modules["gramscope.capture.capture"], "SPARED", -1)
+    monkeypatch.setattr(importlib.import_module("gramscope.capture.capture"), "SPARED", -1)
 
 
 @pytest.mark.parametrize("name", CUT)

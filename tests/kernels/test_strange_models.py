@@ -3,7 +3,7 @@
 Forty examples take more than one digit of a number in base 32, and are told by three of them where that is possible.
 """
 
-import sys
+import importlib
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ MANY = 40
 @pytest.fixture(autouse=True)
 def always_from_a_few(monkeypatch):
     """Small networks too are searched by a few examples, which otherwise pays for large ones only."""
-    monkeypatch.setattr(sys.modules["gramscope.capture.capture"], "SPARED", -1)
+    monkeypatch.setattr(importlib.import_module("gramscope.capture.capture"), "SPARED", -1)
 
 
 class Graphs(nn.Module):

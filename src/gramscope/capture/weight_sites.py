@@ -7,6 +7,7 @@ are all that a backward pass computes, gradients of weights never.
 """
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,7 @@ class WeightSites:
     ) -> None:  # fmt: skip
         self.graph, self.room = graph, room
         self.n = len(graph.f)
+        self.slow: dict[str, float] = {}  # seconds that parameters without a rule took, one example at a time
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
         self._frames: dict[Edge, Frame] = {}
@@ -269,7 +271,13 @@ class WeightSites:
         for cut in self.cuts[node]:
             given = tuple(signals.get(edge) for edge in edges)
             meeting = Meeting(node, cut.slot, *incoming(cut.weight), given, owners)
-            for site in sites_of(meeting):
+            begun = time.perf_counter()
+            sites = sites_of(meeting)
+            if any(site.rule == BY_EXAMPLE for site in sites):
+                leaves = self.graph.leaves_below(cut.weight[0])
+                for name in (self.graph.names[leaf] for leaf in leaves):
+                    self.slow[name] = self.slow.get(name, 0.0) + (time.perf_counter() - begun) / len(leaves)
+            for site in sites:
                 placed = self._placed(site, cut.weight)
                 if placed is not None:
                     held[placed.name].append(placed)
