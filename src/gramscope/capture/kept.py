@@ -7,7 +7,7 @@ generators) are noted as they are.
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.nested import tensors_in
-from gramscope.capture.recorder import writes
 
 # These write running statistics without counting it as a change.
 STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
@@ -62,6 +61,18 @@ class CopyOnWrite(TorchFunctionMode):
                     place.copy_(value)
                 if _memory(tensor) != _memory(place):
                     tensor.data = place
+
+
+@cache
+def writes(func: Callable[..., Any]) -> bool:
+    """An operation that overwrites its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place
+        or name == "__setitem__"
+        or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
+    )
 
 
 def _in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

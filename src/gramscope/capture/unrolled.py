@@ -1,18 +1,18 @@
-"""Recurrent networks, unrolled.
+"""Recurrent networks of torch, written out in plain operations.
 
-Fused kernels hide the signals of single time steps. Here the same recursion is written with plain operations under
-the recorder, which then sees each use of each matrix. The input projections of all steps are one contraction.
+Fused kernels hide the single time steps and have no second derivative. Here the same recursion is written with
+operations that can be watched and differentiated any number of times. The input projections of all steps are one
+contraction.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from gramscope.capture.recorder import Recorder, rule
 
 State = tuple[Tensor, ...]  # (h,) or (h, c)
 
@@ -101,82 +101,87 @@ def _cells(kind: str, flat: Sequence[Tensor], has_bias: bool, count: int) -> lis
     return cells
 
 
-def network(
-    kind: str, data: Tensor, sizes: Sequence[int], initial: State, flat: Sequence[Tensor], has_bias: bool, layers: int,
-    dropout: float, training: bool, bidirectional: bool,
-) -> tuple[Tensor, State]:  # fmt: skip
-    ways = 2 if bidirectional else 1
-    cells = _cells(kind, flat, has_bias, layers * ways)
+class Arguments(NamedTuple):
+    """What ``torch.lstm`` and its like are called with; ``sizes`` are the rows of each step of a packed sequence."""
+
+    data: Tensor
+    sizes: Tensor | None
+    initial: State
+    weights: Sequence[Tensor]
+    has_bias: bool
+    layers: int
+    dropout: float
+    training: bool
+    bidirectional: bool
+    batch_first: bool = False
+
+    @classmethod
+    def of(cls, data: Tensor, *args: Any) -> "Arguments":
+        """Packed sequences come as (data, sizes, hx, ...), all others as (data, hx, ..., batch_first)."""
+        packed = isinstance(args[0], Tensor) and args[0].dtype == torch.int64 and args[0].dim() == 1
+        sizes, (hx, *rest) = (args[0], args[1:]) if packed else (None, args)
+        return cls(data, sizes, _states(hx), *rest)
+
+    @property
+    def ways(self) -> int:
+        return 2 if self.bidirectional else 1
+
+
+def _states(hx: Any) -> State:
+    return tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+
+
+def _unrolled(kind: str, *args: Any) -> tuple[Tensor, ...]:
+    call = Arguments.of(*args)
+    if call.sizes is not None:
+        output, final = _layers(kind, call, call.data, call.sizes.tolist())
+        return (output, *final)
+    steps = call.data.transpose(0, 1) if call.batch_first else call.data
+    output, final = _layers(kind, call, steps.flatten(0, 1), [steps.shape[1]] * steps.shape[0])
+    output = output.unflatten(0, steps.shape[:2])
+    return (output.transpose(0, 1) if call.batch_first else output, *final)
+
+
+def _layers(kind: str, call: Arguments, data: Tensor, sizes: Sequence[int]) -> tuple[Tensor, State]:
+    """All layers over rows ``data``; see :func:`_run`."""
+    cells = _cells(kind, call.weights, call.has_bias, call.layers * call.ways)
     finals: list[State] = []
-    for layer in range(layers):
+    for layer in range(call.layers):
         outputs = []
-        for way in range(ways):
-            place = layer * ways + way
-            out, final = _run(cells[place], data, sizes, tuple(s[place] for s in initial), reverse=way == 1)
+        for way in range(call.ways):
+            place = layer * call.ways + way
+            out, final = _run(cells[place], data, sizes, tuple(s[place] for s in call.initial), reverse=way == 1)
             outputs.append(out)
             finals.append(final)
-        data = torch.cat(outputs, dim=-1) if ways == 2 else outputs[0]
-        if dropout and training and layer < layers - 1:
-            data = F.dropout(data, dropout, training)
-    return data, tuple(torch.stack([final[i] for final in finals]) for i in range(len(initial)))
+        data = torch.cat(outputs, dim=-1) if call.ways == 2 else outputs[0]
+        if call.dropout and call.training and layer < call.layers - 1:
+            data = F.dropout(data, call.dropout, call.training)
+    return data, tuple(torch.stack([final[i] for final in finals]) for i in range(len(call.initial)))
 
 
-def _recurrent(recorder: Recorder, kind: str, args: tuple[Any, ...]) -> Any:
-    packed = isinstance(args[1], Tensor) and args[1].dtype == torch.int64 and args[1].dim() == 1
-    if packed:
-        data, batch_sizes, hx, flat, has_bias, layers, dropout, training, bidirectional = args
-    else:
-        data, hx, flat, has_bias, layers, dropout, training, bidirectional, batch_first = args
-    initial = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
-    with recorder:
-        initial = tuple(recorder.enter(state) for state in initial)
-        if packed:
-            sizes, rows = batch_sizes.tolist(), data
-        else:
-            steps = data.transpose(0, 1) if batch_first else data
-            sizes, rows = [steps.shape[1]] * steps.shape[0], steps.flatten(0, 1)
-        output, final = network(kind, rows, sizes, initial, flat, has_bias, layers, dropout, training, bidirectional)
-        if not packed:
-            output = output.unflatten(0, steps.shape[:2])
-            output = output.transpose(0, 1) if batch_first else output
-    return (output, *final)
-
-
-@rule(torch.lstm)
-def lstm(recorder: Recorder, func: Any, *args: Any) -> Any:
-    return _recurrent(recorder, "lstm", args)
-
-
-@rule(torch.gru)
-def gru(recorder: Recorder, func: Any, *args: Any) -> Any:
-    return _recurrent(recorder, "gru", args)
-
-
-@rule(torch.rnn_tanh)
-def rnn_tanh(recorder: Recorder, func: Any, *args: Any) -> Any:
-    return _recurrent(recorder, "rnn_tanh", args)
-
-
-@rule(torch.rnn_relu)
-def rnn_relu(recorder: Recorder, func: Any, *args: Any) -> Any:
-    return _recurrent(recorder, "rnn_relu", args)
-
-
-@rule(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
-def cell(
-    recorder: Recorder,
-    func: Any,
-    input: Tensor,
-    hx: Any,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Any = None,
-    b_hh: Any = None,
-) -> Any:
-    kind = func.__name__.removesuffix("_cell")
-    states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
-    with recorder:
-        states = tuple(recorder.enter(state) for state in states)
-        one = Cell(STEPS[kind], w_ih, w_hh, b_ih, b_hh)
-        final = one.step(one, F.linear(recorder.enter(input), w_ih, b_ih), states)
+def _unrolled_cell(
+    kind: str, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:  # fmt: skip
+    one = Cell(STEPS[kind], w_ih, w_hh, b_ih, b_hh)
+    final = one.step(one, F.linear(input, w_ih, b_ih), _states(hx))
     return final if kind == "lstm" else final[0]
+
+
+# Functions of torch, and by which plain ones they can be replaced, with the same arguments.
+RECURRENT: dict[Any, str] = {
+    torch.lstm: "lstm",
+    torch.gru: "gru",
+    torch.rnn_tanh: "rnn_tanh",
+    torch.rnn_relu: "rnn_relu",
+}
+CELLS: dict[Any, str] = {
+    torch.lstm_cell: "lstm",
+    torch.gru_cell: "gru",
+    torch.rnn_tanh_cell: "rnn_tanh",
+    torch.rnn_relu_cell: "rnn_relu",
+}
+UNROLLED: dict[Any, Callable[..., Any]] = {
+    **{func: partial(_unrolled, kind) for func, kind in RECURRENT.items()},
+    **{func: partial(_unrolled_cell, kind) for func, kind in CELLS.items()},
+}
