@@ -118,13 +118,18 @@ class Arguments(NamedTuple):
     @classmethod
     def of(cls, data: Tensor, *args: Any) -> "Arguments":
         """Packed sequences come as (data, sizes, hx, ...), all others as (data, hx, ..., batch_first)."""
-        packed = isinstance(args[0], Tensor) and args[0].dtype == torch.int64 and args[0].dim() == 1
-        sizes, (hx, *rest) = (args[0], args[1:]) if packed else (None, args)
-        return cls(data, sizes, _states(hx), *rest)
+        place = initial_place((data, *args)) - 1
+        return cls(data, args[0] if place else None, _states(args[place]), *args[place + 1 :])
 
     @property
     def ways(self) -> int:
         return 2 if self.bidirectional else 1
+
+
+def initial_place(args: Sequence[Any]) -> int:
+    """Which argument of a recurrent function the initial states are."""
+    packed = isinstance(args[1], Tensor) and args[1].dtype == torch.int64 and args[1].dim() == 1
+    return 2 if packed else 1
 
 
 def _states(hx: Any) -> State:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.base.nested import tensors_in
+from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.kept import writes
-from gramscope.capture.unrolled import UNROLLED
+from gramscope.capture.unrolled import UNROLLED, initial_place
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
 # Python functions of these modules check for modes before their body; see `_with_open_body`.
@@ -100,9 +100,12 @@ class WeightUses(TorchFunctionMode):
         return self.use(func, args, kwargs)
 
     def recurrent(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A fused recurrent layer or cell: by its single steps, each of which is watched."""
+        """A fused recurrent layer or cell: by its single steps, each watched. Learned first states are data."""
+        place = initial_place(args)
+        initial = map_tensors(lambda state: state.view_as(state), args[place])
+        self.mark_data(initial)
         with self:
-            return UNROLLED[func](*args, **kwargs)
+            return UNROLLED[func](*args[:place], initial, *args[place + 1 :], **kwargs)
 
 
 def _differentiating() -> bool:
