@@ -18,9 +18,9 @@ from gramscope.base.memory import Memory, memory_budget
 from gramscope.base.progress import progress
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
+from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction
-from gramscope.kernels.rows import Rows, dense_velocity
 from gramscope.linalg import LinearOperator
 
 Residual = Tensor | Callable[[Tensor], Tensor]
@@ -100,9 +100,8 @@ def dntk_velocity(
         0.0
     """
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
-    graph = Graph(watched) if graph is None else graph
     second_derivative(watched, graph, direction, direction, check)
-    velocity = -dense_velocity(Rows(watched, direction, graph), rates, memory)
+    velocity = -dense_velocity(graph, graph.tangent(direction), rates, memory)
     return velocity.reshape(*watched.rows.shape, *watched.rows.shape)
 
 
@@ -134,7 +133,6 @@ def dntk_velocity_operator(
         True
     """
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
-    graph = Graph(watched) if graph is None else graph
     second_derivative(watched, graph, direction, direction, check)
     return NTKVelocityOperator(graph, graph.tangent(direction), rates)
 
@@ -170,7 +168,6 @@ def output_curvature(
         36.0
     """
     watched, graph, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
-    graph = Graph(watched) if graph is None else graph
     return 0.5 * second_derivative(watched, graph, direction, direction, check)
 
 
@@ -244,12 +241,13 @@ def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
 
 def read_step(
     model: nn.Module, x: Any, residual: Residual, probe: Any, metric: Rates, reading: Reading
-) -> tuple[Expansion, Graph | None, Float[Tensor, " p"], Float[Tensor, " p"] | None]:
-    """The watched expansion, its graph if it is there already, the direction ``λ Jᵀ ε`` of the step, and λ."""
+) -> tuple[Expansion, Graph, Float[Tensor, " p"], Float[Tensor, " p"] | None]:
+    """The watched expansion, its graph, the direction ``λ Jᵀ ε`` of the step, and λ."""
     at = Expansion(model, x, reading)
     rates = at.flat_rates(metric)
     graph = Graph(at)
     direction = step_direction(graph, residual, rates)
     if probe is None:
         return at, graph, direction, rates
-    return Expansion(model, probe, reading), None, direction, rates
+    watched = Expansion(model, probe, reading)
+    return watched, Graph(watched), direction, rates
