@@ -231,17 +231,6 @@ def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tu
     return slots
 
 
-class Evaluation(nn.Module):
-    """The model and the choice of its outputs as one module, so that parameters can be swapped for both."""
-
-    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
-        super().__init__()
-        self.model, self.outputs = model, outputs
-
-    def forward(self, x: Any) -> Float[Tensor, "n C"]:
-        return evaluate(self.model, x, count_examples(x), self.outputs)
-
-
 def _named(raw: Any, name: str) -> Tensor:
     """One entry of an output that is a mapping or an object with fields."""
     found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)

@@ -257,7 +257,7 @@ def _foreseen(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[
 
     def heights(*parameters: Tensor) -> tuple[Tensor, ...]:
         with WrittenOut(), Sides() as watched:
-            at._call(parameters, None)
+            at.call(parameters)
         return tuple(watched.heights)
 
     tangents = tuple(part[0] for part in at.split(direction[:, None]))
