@@ -24,8 +24,8 @@ from gramscope.capture.linear_map import check_differentiable
 from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, named_parameters, slice_examples
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.precision import Precision, at_precision, check_precision
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.capture.sites import Site, Snapshot
-from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.capture.weight_sites import WeightSites
 
 # Examples that tell where the sites are, and how many times as many there must be for that to save time.

@@ -20,7 +20,7 @@ from gramscope.capture.network import (
     prepare_input,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import in_modes, plain_execution, untouched
+from gramscope.capture.side_effects import in_modes, plain_execution, untouched
 
 R = TypeVar("R")
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.capture.kept import writes
+from gramscope.capture.side_effects import writes
 from gramscope.capture.unrolled import UNROLLED, initial_place
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}

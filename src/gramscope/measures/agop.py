@@ -28,7 +28,7 @@ from gramscope.capture.network import (
 )
 from gramscope.capture.owners import exponents, quick_owner
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.feature_learning import private_copy
 from gramscope.measures.measure import Facts, Measure

@@ -14,7 +14,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.linear_map import LinearMap, leaves_below
 from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.propagators.layout import Layout, StateSite
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import valid_steps
