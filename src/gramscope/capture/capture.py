@@ -21,7 +21,15 @@ from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph
 from gramscope.capture.coupling import depends_on_others, same_outputs
 from gramscope.capture.linear_map import check_differentiable
-from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, named_parameters, slice_examples
+from gramscope.capture.network import (
+    Outputs,
+    check_model,
+    count_examples,
+    evaluate,
+    loss_gradient,
+    named_parameters,
+    slice_examples,
+)
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
@@ -285,11 +293,7 @@ def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
 def _given_cotangents(f: Float[Tensor, "n C"], directions: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
     n, width = f.shape
     if callable(directions):
-        values = f.detach().requires_grad_()
-        loss = directions(values)
-        if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
-            raise InputError("a loss given as directions must return one differentiable number for outputs (n, C).")
-        return torch.autograd.grad(loss, values)[0][None]
+        return loss_gradient(directions, f, "directions")[1][None]
     if directions.shape[1:] != f.shape:
         raise InputError(
             f"directions must have shape (k, {n}, {width}) to match the outputs, got {tuple(directions.shape)}."

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.streams import streams_put_back
 from gramscope.capture.linear_map import LinearMap, check_differentiable
+from gramscope.capture.network import loss_gradient
 from gramscope.kernels.expansion import Expansion
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
@@ -203,14 +203,6 @@ def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tens
             "array with torch.as_tensor."
         )
     else:
-        values = f.detach().clone().requires_grad_()
-        with streams_put_back(), torch.inference_mode(False), torch.enable_grad():
-            loss = residual(values)
-            if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
-                raise InputError(
-                    "a loss given as residual must return one differentiable number for outputs (n, C), got "
-                    f"{type(loss).__name__}" + (f" of shape {tuple(loss.shape)}." if isinstance(loss, Tensor) else ".")
-                )
-            (epsilon,) = torch.autograd.grad(loss, values)
+        epsilon = loss_gradient(residual, f, "residual")[1]
     check_finite(epsilon, "residual", "Check the loss and the targets.")
     return epsilon.to(dtype=expansion.dtype, device=expansion.device)
