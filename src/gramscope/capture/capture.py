@@ -32,7 +32,7 @@ from gramscope.capture.network import (
 )
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
 from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.weight_sites import WeightSites
 
@@ -154,7 +154,7 @@ def opened(
         untouched(model, throughout=False) as written,
         exact_arithmetic(tf32=precision == "tf32"),
         plain_execution(fused_attention=large),
-        _open_recurrences(model),
+        open_recurrences(model),
     ):
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
@@ -246,23 +246,6 @@ class _HooksNoted(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen = self.seen or func is Tensor.register_hook
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _open_recurrences(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers step by step: the fused ones of cuDNN and oneDNN give no signals inside."""
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        yield
-        return
-    # The documented switches set more than these two.
-    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
-    torch._C._set_cudnn_enabled(False)
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_cudnn_enabled(cudnn)
-        torch._C._set_mkldnn_enabled(onednn)
 
 
 def _training_norms(model: nn.Module) -> str:

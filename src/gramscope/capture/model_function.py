@@ -20,7 +20,7 @@ from gramscope.capture.network import (
     prepare_input,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.side_effects import in_modes, plain_execution, untouched
+from gramscope.capture.side_effects import in_modes, open_recurrences, plain_execution, untouched
 
 R = TypeVar("R")
 
@@ -55,6 +55,7 @@ class ModelFunction:
             stack.enter_context(untouched(self.model))
             stack.enter_context(exact_arithmetic(self.tf32, self._autocast))
             stack.enter_context(plain_execution())
+            stack.enter_context(open_recurrences(self.model))
             stack.enter_context(in_modes(self._modes))
             yield
 

@@ -273,6 +273,23 @@ def _without_checkpoints() -> Iterator[None]:
 
 
 @contextmanager
+def open_recurrences(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers step by step: fused ones of cuDNN and oneDNN hide their signals, and have one derivative only."""
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        yield
+        return
+    # The documented switches set more than these two.
+    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+    torch._C._set_cudnn_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(cudnn)
+        torch._C._set_mkldnn_enabled(onednn)
+
+
+@contextmanager
 def in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
     """Train and eval flags as noted in ``modes``, and back."""
     now = [(module, module.training) for module, _ in modes]

@@ -4,8 +4,7 @@ Neither runs the network again (see ``gramscope.capture.linear_map``). Convoluti
 forward mode is faster, and ``J v`` runs the network once more.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -44,7 +43,6 @@ class Linearization:
         self._forward_mode = tensors_in(x)[0].is_cuda and any(isinstance(m, CONVOLUTIONS) for m in modules)
         self._forward_checked = False
         self._written_out = False  # operations without a second derivative run as others, once one is met
-        self._recurrent = any(isinstance(m, nn.RNNBase) for m in modules)
         self.f: Tensor = self._within(self._function.outputs_with_graph)
         self._map = LinearMap([self.f], self._point, quiet=True)
         self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
@@ -58,7 +56,7 @@ class Linearization:
 
     def _within(self, work: Callable[[], R]) -> R:
         """``work()`` with the model at the parameters of this linearisation."""
-        with self._function.context(), _without_cudnn(self._recurrent):
+        with self._function.context():
             return self._function.at(self._point, work)
 
     @property
@@ -133,14 +131,3 @@ class Linearization:
         """A flat vector over the parameters as tensors by name."""
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {name: piece.view(p.shape) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)}
-
-
-@contextmanager
-def _without_cudnn(needed: bool) -> Iterator[None]:
-    """cuDNN's recurrent kernels cannot be differentiated twice; torch's own can."""
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = before and not needed
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
