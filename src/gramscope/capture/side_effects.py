@@ -274,7 +274,7 @@ def _without_checkpoints() -> Iterator[None]:
 
 @contextmanager
 def open_recurrences(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers step by step: fused ones of cuDNN and oneDNN hide their signals, and have one derivative only."""
+    """Recurrent layers step by step: fused ones of cuDNN and oneDNN hide their signals, and have one derivative."""
     if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
         yield
         return
