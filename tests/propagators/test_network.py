@@ -255,8 +255,9 @@ REFUSED = {"lstm_projected", "lstm_projected_two_layers_bidirectional", "energy_
 # Networks of every family of the zoo, and those with weights in unusual places; the whole zoo takes minutes.
 CHOSEN = [
     "linear_bias", "embedding_bag_mean", "weight_norm", "lora_module", "fourier_neural_operator",
-    "lstm_sequence_first", "gru_sequence_first_last_state", "lstm_initial_state", "temperature", "class_token",
-    "relative_position_bias", "experts_by_boolean_mask", "gpt_tied", "decoder_layer", "unet_with_skip",
+    "fourier_neural_operator_of_complex_parameters", "complex_network_with_a_real_output", "lstm_sequence_first",
+    "gru_sequence_first_last_state", "lstm_initial_state", "temperature", "class_token", "relative_position_bias",
+    "experts_by_boolean_mask", "gpt_tied", "decoder_layer", "unet_with_skip",
 ]  # fmt: skip
 
 

@@ -148,7 +148,8 @@ def _sites(nodes: Sequence[Node], trials: Sequence[Seen], parameters: dict[str, 
     sites: list[StateSite] = []
     taken: dict[str, int] = {}
     for node in nodes:
-        used = {id(leaf) for leaf in leaves_below([*node.outputs, *node.weights.values()]).values()}
+        made_of = leaves_below(node.outputs if node.named_after is None else [node.named_after]).values()
+        used = {id(leaf) for leaf in made_of}
         first = next((name for name, parameter in parameters.items() if id(parameter) in used), None)
         base = node.operation if first is None else _module_of(first)
         for _ in node.leaves:

@@ -72,8 +72,8 @@ class Place:
         stack = self.node.stack
         if stack is None:
             return made
-        moved = self.stacked.push(changes, count)
-        parts = stack.push(dict(zip(self.node.weights, moved, strict=True)), count)
+        moved = self.stacked.push(changes, count) if self.stacked.has(changes) else ()
+        parts = stack.push(dict(zip(self.node.weights, moved, strict=False)), count)
         if self.direct.has(changes):
             still = [torch.zeros_like(part) for part in parts]
             driven = stack.local(still, made[0].transpose(0, 1), made[1])

@@ -29,6 +29,7 @@ class Node:
     operation: str
     outputs: list[Tensor]
     leaves: list[Tensor]
+    named_after: Tensor | None = None  # the weight whose use it is
     stack: Stack | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)  # of the stack, by its own names for them
 
@@ -43,9 +44,9 @@ class Watch(WeightUses):
         self.inside = inside
         self._met: list[tuple[Tensor, int]] = []  # data that weights met, with their versions then
 
-    def cut(self, value: Any, operation: str) -> Any:
+    def cut(self, value: Any, operation: str, named_after: Tensor | None = None) -> Any:
         """Every floating tensor of ``value`` replaced by a fresh state with the same numbers."""
-        node = Node(operation, [], [])
+        node = Node(operation, [], [], named_after)
 
         def renew(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
@@ -84,19 +85,20 @@ class Watch(WeightUses):
 
     def use(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         written: Any = args[0] if writes(func) else None
-        met = [t for t in tensors_in((args, kwargs)) if self.is_data(t) and t is not written]
+        operands = tensors_in((args, kwargs))
+        met = [t for t in operands if self.is_data(t) and t is not written]
         self._met += [(t.detach(), t._version) for t in met]
         output = func(*args, **kwargs)
         made = tensors_in(output)
         # States are real: a complex result belongs to the next state that is.
         if self.inside or any(t.is_complex() for t in made) or not self.depends_on_parameters(made):
             return output
-        name = getattr(func, "__name__", "")
+        name, weight = getattr(func, "__name__", ""), next(filter(self.is_weight, operands))
         if written is output:
             # The written tensor lives on under its own name: what it was becomes the output, and the state enters it.
-            state = self.cut(output.clone(), name)
+            state = self.cut(output.clone(), name, weight)
             return (written if written._is_view() else written.detach_()).copy_(state)
-        return self.cut(output, name)
+        return self.cut(output, name, weight)
 
     # Recurrent layers ------------------------------------------------------------------------------
 
@@ -162,7 +164,7 @@ class Watch(WeightUses):
             weights |= {name: tensor for name, tensor in zip(names, group, strict=True) if self.is_weight(tensor)}
         stack = run_stack(kind, own, steps.detach(), start.detach(), ways, valid)
         leaf = stack.values().clone().requires_grad_()
-        self.nodes.append(Node("recurrent", [steps, start], [leaf], stack, weights))
+        self.nodes.append(Node("recurrent", [steps, start], [leaf], next(iter(weights.values()), None), stack, weights))
         state = leaf.clone()
         self.mark_data(state)
         return state
