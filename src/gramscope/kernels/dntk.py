@@ -20,7 +20,7 @@ from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
 from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction
+from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction, weighted
 from gramscope.linalg import LinearOperator
 
 Residual = Tensor | Callable[[Tensor], Tensor]
@@ -50,14 +50,11 @@ class NTKVelocityOperator(LinearOperator):
         super().__init__(expansion.rows, expansion.rows, dtype=expansion.dtype, device=expansion.device, symmetric=True)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        moved = self.tangent.jvp(self._weighted(self.graph.vjp(x)))
-        return -(moved + self.graph.jvp(self._weighted(self.tangent.vjp(x))))
+        moved = self.tangent.jvp(weighted(self.graph.vjp(x), self.rates))
+        return -(moved + self.graph.jvp(weighted(self.tangent.vjp(x), self.rates)))
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self._matmat(x)
-
-    def _weighted(self, v: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        return v if self.rates is None else self.rates[:, None] * v
 
 
 @outside_inference_mode
@@ -205,7 +202,7 @@ def dntk(
     graph2 = graph1 if x2 is None else Graph(Expansion(model, x2, options))
     sizes = [g.expansion.rows.size for g in (graph, graph1, graph2)]
     _check_dense(sizes, at, memory)
-    first, second = _directions(graph1, rates), _directions(graph2, rates) if graph2 is not graph1 else None
+    first, second = graph1.directions(rates), graph2.directions(rates) if graph2 is not graph1 else None
     total = first.sum(dim=1)
     second_derivative(at, graph, total, total, check)
     result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
@@ -219,13 +216,6 @@ def dntk(
             result[j + 1 :, :, j] = result[j, :, j + 1 :].T
     shapes = [g.expansion.rows.shape for g in (graph, graph1, graph2)]
     return result.transpose(0, 1).reshape(*shapes[0], *shapes[1], *shapes[2])
-
-
-def _directions(graph: Graph, rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p u"]:
-    """``λ Jᵀ``."""
-    size = graph.expansion.rows.size
-    rows = graph.vjp(torch.eye(size, dtype=graph.expansion.dtype, device=graph.expansion.device))
-    return rows if rates is None else rates[:, None] * rows
 
 
 def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:

@@ -52,6 +52,11 @@ class Graph:
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         return _jvp(self.expansion, self.linear_map, vectors)
 
+    def directions(self, rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p u"]:
+        """``λ Jᵀ``: the step that each output alone would make."""
+        unit = torch.eye(self.expansion.rows.size, dtype=self.expansion.dtype, device=self.expansion.device)
+        return weighted(self.vjp(unit), rates)
+
     def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
         return Tangent(self, direction)
 
@@ -78,6 +83,11 @@ class Tangent:
         found = _jvp(self.expansion, self.linear_map, vectors)
         check_finite(found, "second derivatives of the outputs", INFINITE)
         return found
+
+
+def weighted(vectors: Float[Tensor, "p k"], rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p k"]:
+    """``λ v`` for each column v."""
+    return vectors if rates is None else rates[:, None] * vectors
 
 
 def _vjp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
