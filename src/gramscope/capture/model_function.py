@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic
@@ -66,6 +67,18 @@ class ModelFunction:
         swapped = {f"model.{name}": own[place] for name, place in self._slots}
         fixed = {name: buffer.clone() for name, buffer in self._buffers.items()}
         return torch.func.functional_call(self._holder, {**fixed, **swapped}, (work,), tie_weights=False)
+
+    def split(self, vectors: Float[Tensor, "p k"]) -> list[Tensor]:
+        """Columns over all parameters as one tensor (k, *shape) for each parameter."""
+        own = list(self.parameters.values())
+        pieces = torch.split(vectors.T, [p.numel() for p in own], dim=1)
+        return [piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, own, strict=True)]
+
+    def join(self, parts: Sequence[Tensor | None], count: int) -> Float[Tensor, "p k"]:
+        """The inverse of :meth:`split` for ``count`` columns; None stands for zeros."""
+        pairs = zip(parts, self.parameters.values(), strict=True)
+        filled = [p.new_zeros(count, *p.shape) if part is None else part for part, p in pairs]
+        return torch.cat([part.reshape(count, -1) for part in filled], dim=1).T
 
     def evaluate(self, x: Any = None) -> Tensor:
         """The outputs (n, C), of other examples if given, with the random numbers of when this was made."""

@@ -260,7 +260,7 @@ def _foreseen(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[
             at.call(parameters)
         return tuple(watched.heights)
 
-    tangents = tuple(part[0] for part in at.split(direction[:, None]))
+    tangents = tuple(part[0] for part in at.function.split(direction[:, None]))
     try:
         with at.surroundings():
             both: Any = torch.func.jvp(heights, at.point, tangents)

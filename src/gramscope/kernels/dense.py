@@ -55,7 +55,7 @@ class _WeightedRows:
         parameters = dict(zip(self.expansion.parameters, graph.leaves, strict=True))
         self.roots: dict[str, Tensor] = {}
         if rates is not None:
-            parts = self.expansion.split(rates.sqrt()[:, None])
+            parts = self.expansion.function.split(rates.sqrt()[:, None])
             self.roots = {name: part.flatten() for name, part in zip(parameters, parts, strict=True)}
         # Coupled examples are as exact, with fewer sites.
         self.sites = self._within(lambda: WeightSites(BackwardGraph(outputs, parameters), lambda names: None))

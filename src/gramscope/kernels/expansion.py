@@ -134,7 +134,7 @@ class Expansion:
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
         other = object.__new__(Expansion)
         other.__dict__.update(self.__dict__)
-        moved = zip(self.parameters.items(), self.split(vector[:, None]), strict=True)
+        moved = zip(self.parameters.items(), self.function.split(vector[:, None]), strict=True)
         other.parameters = {name: p + part[0] for (name, p), part in moved}
         other.sides_at = self.point if keep_sides else None
         with other.surroundings():
@@ -144,14 +144,6 @@ class Expansion:
 
     def fresh_leaves(self) -> Parameters:
         return tuple(p.detach().requires_grad_() for p in self.point)
-
-    def split(self, vectors: Float[Tensor, "p k"]) -> list[Tensor]:
-        """Columns over all parameters as one tensor (k, *shape) for each parameter."""
-        pieces = torch.split(vectors.T, [p.numel() for p in self.point], dim=1)
-        return [piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, self.point, strict=True)]
-
-    def join(self, parts: list[Tensor]) -> Float[Tensor, "p k"]:
-        return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1).T.to(self.dtype)
 
     def flat_rates(self, rates: Rates) -> Float[Tensor, " p"] | None:
         """The diagonal metric λ as one vector, from a number, numbers by name (others zero), a function or a tensor."""

@@ -68,7 +68,7 @@ class Tangent:
         self.expansion = expansion = graph.expansion
         self.leaves, self.f = graph.leaves, graph.f.detach()
         with expansion.surroundings():
-            tangents = [part[0] for part in expansion.split(direction[:, None])]
+            tangents = [part[0] for part in expansion.function.split(direction[:, None])]
             (self.g,) = expansion.function.at(self.leaves, lambda: graph.linear_map.along(tangents))
         self.linear_map = LinearMap([self.g], self.leaves)
 
@@ -97,8 +97,7 @@ def _vjp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "ro
     with expansion.surroundings():
         cotangents = vectors.T.reshape(count, *expansion.rows.shape)
         found = expansion.function.at(linear_map.inputs, lambda: linear_map.vjp([cotangents]))
-    pairs = zip(found, expansion.point, strict=True)
-    return expansion.join([p.new_zeros(count, *p.shape) if g is None else g for g, p in pairs])
+    return expansion.function.join(found, count).to(expansion.dtype)
 
 
 def _jvp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
@@ -106,7 +105,9 @@ def _jvp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "p 
     if count == 0:
         return vectors.new_zeros(expansion.rows.size, 0)
     with expansion.surroundings():
-        (found,) = expansion.function.at(linear_map.inputs, lambda: linear_map.jvp(expansion.split(vectors), count))
+        (found,) = expansion.function.at(
+            linear_map.inputs, lambda: linear_map.jvp(expansion.function.split(vectors), count)
+        )
     return found.reshape(count, -1).T.to(expansion.dtype)
 
 
@@ -134,7 +135,7 @@ def second_derivative(
 def twice_forward(
     expansion: Expansion, first: Float[Tensor, " p"], second: Float[Tensor, " p"]
 ) -> Float[Tensor, "n C"] | None:
-    u, v = (tuple(part[0] for part in expansion.split(w[:, None])) for w in (first, second))
+    u, v = (tuple(part[0] for part in expansion.function.split(w[:, None])) for w in (first, second))
 
     def slope(*parameters: Tensor) -> Tensor:
         return torch.func.jvp(lambda *p: expansion.run(p), parameters, u)[1]

@@ -68,17 +68,14 @@ class Linearization:
         """``J v`` for each column v."""
         if vectors.shape[1] == 0:
             return vectors.new_zeros(self.rows.size, 0)
-        pieces = torch.split(vectors.T, [p.numel() for p in self.parameters.values()], dim=1)
-        tangents = [
-            piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, self.parameters.values(), strict=True)
-        ]
+        tangents = self._function.split(vectors)
         result = self._within(lambda: self._forward(tangents) if self._forward_mode else self._backward(tangents))
         return result.reshape(vectors.shape[1], -1).T.to(self.dtype)
 
     def _forward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
         try:
             if not self._forward_checked:
-                self._forward_mode = self._map.check(lambda v: [self._run_forward(self._filled(v, 1))])
+                self._forward_mode = self._map.check(self._check_forward)
                 self._forward_checked = True
             return self._run_forward(tangents) if self._forward_mode else self._backward(tangents)
         except (RuntimeError, NotImplementedError) as error:  # an operation that has no forward derivative
@@ -86,6 +83,9 @@ class Linearization:
                 raise
             self._forward_mode = False
             return self._backward(tangents)
+
+    def _check_forward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
+        return [self._run_forward(self._function.split(self._function.join(tangents, 1)))]
 
     def _run_forward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
         load_forward_mode()
@@ -115,13 +115,7 @@ class Linearization:
         if count == 0:
             return vectors.new_zeros(self.cols.size, 0)
         cotangents = vectors.T.reshape(-1, *self.f.shape)
-        gradients = self._filled(self._within(lambda: self._map.vjp([cotangents])), count)
-        return torch.cat([g.reshape(count, -1) for g in gradients], dim=1).T.to(self.dtype)
-
-    def _filled(self, vectors: Sequence[Tensor | None], count: int) -> list[Tensor]:
-        """Zeros for None."""
-        pairs = zip(vectors, self._point, strict=True)
-        return [p.new_zeros(count, *p.shape) if v is None else v for v, p in pairs]
+        return self._function.join(self._within(lambda: self._map.vjp([cotangents])), count).to(self.dtype)
 
     def flat(self, values: Mapping[str, Tensor | float]) -> Float[Tensor, " p"]:
         """Numbers or tensors by parameter name as one flat vector; parameters that are not named get zero."""
