@@ -48,17 +48,21 @@ class Site:
     frame: Frame | None
 
     @property
-    def examples(self) -> int:
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        """What is held for each example and direction: signals, or rows of the gradient."""
         raise NotImplementedError
+
+    @property
+    def examples(self) -> int:
+        return self.held.shape[0]
 
     @property
     def directions(self) -> int:
-        raise NotImplementedError
+        return self.held.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the signals."""
-        raise NotImplementedError
+        return self.held.dtype
 
     @property
     def entries(self) -> int:
@@ -115,16 +119,8 @@ class OuterSite(Site):
         return self.make_inputs(examples)
 
     @property
-    def examples(self) -> int:
-        return self.signals.shape[0]
-
-    @property
-    def directions(self) -> int:
-        return self.signals.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.signals.dtype
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        return self.signals
 
     @property
     def positions(self) -> int:
@@ -179,16 +175,8 @@ class LookupSite(Site):
     table: int
 
     @property
-    def examples(self) -> int:
-        return self.signals.shape[0]
-
-    @property
-    def directions(self) -> int:
-        return self.signals.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.signals.dtype
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        return self.signals
 
     @property
     def entries(self) -> int:
@@ -211,20 +199,12 @@ class RowSite(Site):
     gradient: Inexact[Tensor, "n k p"]
 
     @property
-    def examples(self) -> int:
-        return self.gradient.shape[0]
-
-    @property
-    def directions(self) -> int:
-        return self.gradient.shape[1]
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        return self.gradient
 
     @property
     def entries(self) -> int:
         return self.gradient.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.gradient.dtype
 
     def part(self, examples: slice, directions: slice) -> "RowSite":
         return replace(self, gradient=self.gradient[examples, directions])

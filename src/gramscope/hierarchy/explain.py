@@ -27,7 +27,7 @@ from gramscope.capture.network import (
     unwrap_with_input,
 )
 from gramscope.capture.precision import Precision
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.losses import Loss, loss_function
 from gramscope.hierarchy.optimiser import (

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gramscope.base.errors import InputError
 from gramscope.capture import OuterSite, Snapshot, capture
 from gramscope.capture.network import Outputs
-from gramscope.capture.surroundings import in_modes
+from gramscope.capture.side_effects import in_modes
 from gramscope.kernels.ntk import contracted
 from gramscope.record.budget import Budget
 from gramscope.record.judge import Judge

@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import streams_put_back
-from gramscope.capture.kept import CopyOnWrite
 from gramscope.capture.network import (
     Outputs,
     count_examples,
@@ -22,7 +21,7 @@ from gramscope.capture.network import (
     output_tensor,
     prepare_input,
 )
-from gramscope.capture.surroundings import untouched
+from gramscope.capture.side_effects import CopyOnWrite, untouched
 from gramscope.hierarchy.losses import Loss
 from gramscope.hierarchy.optimiser import autocast_uncached
 from gramscope.record.arguments import globs
