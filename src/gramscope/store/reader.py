@@ -44,7 +44,23 @@ def open_run(path: str | os.PathLike[str]) -> "Run":
     ([0, 50], [2.0, 0.5], [[1.0, 0.0], [0.0, 1.0]])
     >>> folder.cleanup()
     """
+    _check_no_parent(Path(path))
     return Run(path)
+
+
+def _check_no_parent(path: Path) -> None:
+    """A folder of runs is not a run; the error names what is inside."""
+    from gramscope.store.folders import find_runs, is_run
+
+    if not path.is_dir() or is_run(path):
+        return
+    inside = find_runs(path)
+    if inside:
+        raise InputError(
+            f"{path} must be a run directory, but it is a folder that holds {len(inside)} of them: "
+            f"{_some([str(run.relative_to(path)) for run in inside])}. Open one of them, or all with "
+            f"gramscope.store.open_runs({str(path)!r}); gramscope.report({str(path)!r}) draws all."
+        )
 
 
 class Run:
@@ -157,7 +173,11 @@ class Run:
         """What the loop logged, by name: every number at its own step, whether or not a record stands there."""
         from gramscope.store import views
 
-        return views.logged(newest_logged(self._logged, self.records))
+        return views.logged(self.logged_numbers())
+
+    def logged_numbers(self) -> dict[str, Logged]:
+        """The same as plain arrays, which need no pandas."""
+        return newest_logged(self._logged, self.records)
 
     def history(self) -> "DataFrame":
         """Scalars of all attempts, superseded ones too; index ``attempt``, ``step``, ``superseded``."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from gramscope.report.figure import Numbers
 from gramscope.report.panels.drawing import number
-from gramscope.report.view import RunView, Series
+from gramscope.report.view import RunView, Series, in_order
 
 BLOWN = 100.0  # times the loss at the start: no learning ends there
 ENOUGH_READINGS, ENOUGH_STEPS = 3, 10
@@ -125,19 +124,20 @@ def sound(view: RunView) -> RunView:
 
 def retrained(view: RunView) -> Retrained | None:
     """The first change of the set of layers whose shares were measured, which are those that train."""
-    prefix = "share/"
-    by_step: dict[int, set[str]] = {}
-    for name, series in view.series.items():
-        if name.startswith(prefix):
-            for step in series.steps.tolist():
-                by_step.setdefault(int(step), set()).add(name[len(prefix) :])
-    steps = sorted(by_step)
-    for before, after in pairwise(steps):
-        if by_step[before] != by_step[after]:
-            joined, left = by_step[after] - by_step[before], by_step[before] - by_step[after]
-            order = [name for name in view.layer_order if name in joined | left] or sorted(joined | left)
-            return Retrained(after, [n for n in order if n in joined], [n for n in order if n in left])
-    return None
+    shares = {name.removeprefix("share/"): s.steps for name, s in view.series.items() if name.startswith("share/")}
+    if all(np.array_equal(own, next(iter(shares.values()))) for own in shares.values()):
+        return None
+    steps = np.unique(np.concatenate(list(shares.values())))
+    measured = np.stack([np.isin(steps, own) for own in shares.values()])  # (layers, steps)
+    changes = np.flatnonzero((measured[:, 1:] != measured[:, :-1]).any(0))
+    if not len(changes):
+        return None
+    before, after = measured[:, changes[0]], measured[:, changes[0] + 1]
+    names = in_order(shares, view.layer_order)
+    place = {name: index for index, name in enumerate(shares)}
+    joined = [name for name in names if after[place[name]] and not before[place[name]]]
+    left = [name for name in names if before[place[name]] and not after[place[name]]]
+    return Retrained(int(steps[changes[0] + 1]), joined, left)
 
 
 def enough(view: RunView, series: Series | None) -> bool:
