@@ -17,10 +17,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
 from gramscope.report.opening import Sources, open_all, views_of
 from gramscope.report.panels import Absent, all_panels
-from gramscope.report.summary import RULE, Words, compared, in_words
+from gramscope.report.regimes import RULE
+from gramscope.report.summary import Words, compared, in_words
 from gramscope.report.svg import write_svgs
 from gramscope.report.view import RunView
 from gramscope.store.errors import disk_trouble
@@ -169,6 +171,7 @@ def _fragment_names(content: Content) -> Mapping[str, Any]:
         "words": content.words,
         "compared": content.compared,
         "rule": RULE,
+        "topics": TOPICS,
     }
 
 

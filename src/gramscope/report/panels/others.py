@@ -23,6 +23,7 @@ from gramscope.store.names import FINGERPRINT
 
 SCALARS = "Other measurements"
 ARRAYS = "Other arrays"
+SKIPPED = "skipped"  # how many measures the time budget left out at a step: the watcher's own bookkeeping
 HOW = "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part."
 
 
@@ -30,6 +31,8 @@ def scalars(views: Sequence[RunView]) -> Panel | None:
     groups: dict[str, list[dict[str, Series]]] = {}
     for place, view in enumerate(views):
         for name in view.untaken:
+            if name == SKIPPED:
+                continue
             prefix, _, part = name.partition("/")
             group = groups.setdefault(prefix, [{} for _ in views])
             series = view.get(name)

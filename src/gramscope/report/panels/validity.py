@@ -162,16 +162,19 @@ def _span(series: Series) -> float:
     return float(steps[-1] - steps[0]) if len(steps) else 0.0
 
 
+def at_step(series: Series, place: int = -1) -> str:
+    """The step of a finite value of a series, the last one if not said otherwise."""
+    return f"step {series.finite.steps[place]:,.0f}"
+
+
 def change(view: RunView, series: Series, say: Callable[[float], str] = number) -> str:
-    """From the first number to the last where that is a change of the run, else the last alone and where it stands."""
+    """From the first number to the last, each with its step, where that is a change of the run; else the last alone."""
     known = series.finite
     if not len(known.values):
         return "never finite" if len(series.values) else "not measured"
-    stopped = known.steps[-1] < series.steps[-1]
-    whole = tells_change(view, series)
-    when = "" if whole and not stopped and known.steps[-1] == view.end else f" at step {known.steps[-1]:,.0f}"
-    numbers = f"{say(known.first)} → {say(known.last)}" if whole else say(known.last)
-    return numbers + when + (", then not finite" if stopped else "")
+    first = f"{say(known.first)} at {at_step(series, 0)} → " if tells_change(view, series) else ""
+    stopped = ", then not finite" if known.steps[-1] < series.steps[-1] else ""
+    return f"{first}{say(known.last)} at {at_step(series)}{stopped}"
 
 
 def begun_again(series: Series) -> int | None:
