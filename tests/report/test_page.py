@@ -332,16 +332,12 @@ def heats(data, key):
     return [mark for plot in panel["plots"] for frame in plot["frames"] for mark in frame if mark["kind"] == "heat"]
 
 
-def test_maps_of_several_runs_have_one_scale(two, tmp_path):
-    _, elements, data = opened(report(two, tmp_path / "r.html"))
-    scales = {(heat["low"], heat["high"]) for heat in heats(data, "linearity")}
-    assert len(heats(data, "linearity")) == 2
-    assert len(scales) == 1
-    assert "All runs are drawn on one scale of colours." in elements.words
+def test_maps_of_several_runs_have_one_scale(tmp_path):
     many = [f"layer{place}" for place in range(30)]
     runs = [write_run(tmp_path / n, lazy=n == "b", steps=(0, 5, 10), layers=many, seed=len(n)) for n in "ab"]
     _, _, data = opened(report(runs, tmp_path / "r.html"))
     for key in ("linearity", "shares", "gram"):
+        assert len(heats(data, key)) == 2
         assert len({(heat["low"], heat["high"]) for heat in heats(data, key)}) == 1, key
 
 
@@ -349,7 +345,7 @@ def test_maps_of_several_runs_have_one_scale(two, tmp_path):
 def test_a_map_of_one_number_has_a_scale_one_can_read(tmp_path, value, scale):
     write_meta(tmp_path / "a", "a")
     for step in (0, 1, 2):
-        linearity = {f"target_linearity/{layer}": value * (1 - step * 2e-16) for layer in (0, 2)}
+        linearity = {f"target_linearity/{layer}": value * (1 - step * 2e-16) for layer in range(25)}
         append(tmp_path / "a", step, linearity, {"kernel": np.full((3, 3), value), "box": np.full((2, 2), value)})
     _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html", svg_dir=tmp_path / "svg"))
     for key in ("linearity", "kernel", "other-arrays"):

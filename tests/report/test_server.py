@@ -215,4 +215,4 @@ def test_numbers_that_are_logged_between_records_are_news(tmp_path):
         writer.log({"loss": ([1, 2, 3], [3.0, 2.0, 1.0])})
         news = json.loads(live.news(known))
     assert news["status"] == "Following: a at step 3."
-    assert "Loss 3 → 1" in news["html"]
+    assert "Loss 3 at step 1 → 1 at step 3" in news["html"]
