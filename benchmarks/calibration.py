@@ -220,7 +220,9 @@ def thresholds(found: Sequence[Row]) -> dict[str, tuple[float, float]]:
 
 def turned(row: Row) -> Row:
     """With D_LR so that it rises from lazy to rich, as the others do."""
-    return replace(row, relative_richness=None if row.relative_richness is None else max(0.0, 1 - row.relative_richness))
+    return replace(
+        row, relative_richness=None if row.relative_richness is None else max(0.0, 1 - row.relative_richness)
+    )
 
 
 def confusion(found: Sequence[Row], say: Callable[[Row], str]) -> dict[str, dict[str, int]]:

@@ -242,7 +242,9 @@ def test_layers_that_join_the_training_are_no_movement_of_the_kernel(tmp_path):
     unfrozen = views_of(open_all(path))[0]
     assert regime(run) == "rich"
     words = in_words(unfrozen)
-    assert words.verdict.text.startswith("Lazy or rich cannot be told: the layers that train changed at step 30 (0 joined)")
+    assert words.verdict.text.startswith(
+        "Lazy or rich cannot be told: the layers that train changed at step 30 (0 joined)"
+    )
     assert not any("kernel's movement" in found.text for found in words.findings)
     assert "different parameters" in " ".join(kernels.moves([unfrozen]).notes)
 
@@ -308,7 +310,12 @@ def test_what_begins_after_the_start_tells_no_change(tmp_path):
 
 def test_three_points_from_the_start_tell_a_change(tmp_path):
     text = everything(view(tmp_path, **falling(3)))
-    for words in ("Loss on the probe 3 at step 0 → 1 at step 20", "Nine tenths of the fall", "D_LR 0.9 at step 0 → 0.1 at step 20", "layer 0 changed"):
+    for words in (
+        "Loss on the probe 3 at step 0 → 1 at step 20",
+        "Nine tenths of the fall",
+        "D_LR 0.9 at step 0 → 0.1 at step 20",
+        "layer 0 changed",
+    ):
         assert words in text, text
 
 
@@ -365,7 +372,10 @@ def test_the_pages_that_are_named_exist():
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"loss_of_test": [2.0, 1.0, 1.5]}, "The test loss was lowest at step 10 (1) and ends higher (1.5 at step 20)."),
+        (
+            {"loss_of_test": [2.0, 1.0, 1.5]},
+            "The test loss was lowest at step 10 (1) and ends higher (1.5 at step 20).",
+        ),
         ({"loss_of_test": [2.0, 1.0, 1.05]}, None),
         ({"loss_of_test": [2.0, 1.5]}, None),
         ({"accuracy": [0.1, 0.9, 1.0], "accuracy_of_test": [0.1, 0.7, 0.8]}, "test accuracy at 80 % (step 20)."),
@@ -400,7 +410,7 @@ def test_the_change_of_the_features_begins_where_they_were_taken(tmp_path):
 
 
 def test_references_from_the_sizes_of_the_run(tmp_path):
-    """D_LR of white features and an arbitrary readout, target linearity of random targets: both drawn, both measured."""
+    """D_LR of white features, target linearity of random targets: both measured here, both drawn."""
     rng = np.random.default_rng(0)
     features, examples, outputs = 64, 4000, 10
     phi = rng.standard_normal((examples, features))

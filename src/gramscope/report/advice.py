@@ -1,4 +1,4 @@
-"""What a finding means and what one could do about it; each topic names the page of the documentation that argues it."""
+"""What a finding means and what one could do about it; each topic names the page of the docs that argues it."""
 
 from dataclasses import dataclass
 
@@ -57,8 +57,7 @@ TOPICS = {
     ),
     "head": Topic(
         "The last layer does the learning",
-        "The last layer has nearly the whole share in the decrease of the loss: the run resembles a linear fit on fixed "
-        "features.",
+        "The last layer has nearly the whole share in the decrease of the loss, as in a linear fit on fixed features.",
         "Of a pretrained network this is often what one wants; freeze the rest to save time. Else the remedies of a "
         "lazy run apply: a larger learning rate for the lower layers, a smaller start of the last layer, µP.",
         "docs/kernels.md",

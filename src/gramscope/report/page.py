@@ -103,14 +103,15 @@ class Content:
 def gather(runs: Sequence[Run]) -> Content:
     """Read the runs and build panels and words."""
     views = views_of(runs)
-    if len(views) > FEW_RUNS:
-        drawn = all_runs.panel(views, {view.index: regime(view) for view in views})
-        panels, absent = [drawn] if drawn else [], []
-    else:
-        panels, absent = all_panels(views)
+    panels, absent = all_panels(views) if len(views) <= FEW_RUNS else (_of_many(views), [])
     # The words come last: drawing has found out which arrays cannot be read.
     words = [in_words(view) for view in views]
     return Content(views, panels, absent, words, compared(views), runs_table(views) if len(views) > 1 else None)
+
+
+def _of_many(views: Sequence[RunView]) -> list[Panel]:
+    drawn = all_runs.panel(views, {view.index: regime(view) for view in views})
+    return [drawn] if drawn else []
 
 
 def rendered(content: Content, title: str, *, live_ms: int = 0, version: str = "", status: str = "") -> str:

@@ -28,10 +28,10 @@ LAZY_ALIGNED, RICH_ALIGNED = 0.1, 0.3  # of 1 - alignment(K₀, K), which other 
 STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
 
 RULE = (
-    "a run is lazy where its feature change (one minus the CKA of the last hidden features with those at the start) is "
-    f"below {LAZY_FEATURES} or its kernel drift |K − K₀| / |K₀| is below {LAZY_KERNEL}, and rich where its kernel drift "
-    f"is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above {RICH_FEATURES} rich). These "
-    "thresholds were fitted on runs of known regime: docs/calibration.md. A verdict takes "
+    "a run is lazy where its feature change (one minus the CKA of the last hidden features with those at the start) "
+    f"is below {LAZY_FEATURES} or its kernel drift |K − K₀| / |K₀| is below {LAZY_KERNEL}. It is rich where its kernel "
+    f"drift is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above {RICH_FEATURES} rich). "
+    "These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict takes "
     f"{ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run whose loss ends not finite or "
     f"over {BLOWN:.0f} times its start has diverged"
 )
@@ -122,8 +122,8 @@ def _unknown(view: RunView) -> str:
     richness = view.series.get("richness")
     if richness is not None and readings(richness):
         return (
-            "Lazy or rich cannot be told: of the measures that tell them apart only D_LR was recorded, which alone does "
-            "not (docs/calibration.md)."
+            "Lazy or rich cannot be told: neither the change of the features nor a kernel was recorded, and D_LR alone "
+            "does not tell (docs/calibration.md)."
         )
     return "Lazy or rich cannot be told: neither the change of the features nor a kernel was recorded."
 
@@ -135,9 +135,9 @@ def _too_short(view: RunView) -> str:
     found = [series for series in (moved(view), feature_change(view)) if series is not None]
     most = max(readings(series) for series in found)
     return (
-        f"There is not enough to tell lazy from rich: it takes {ENOUGH_READINGS} measurements of the features or of the "
-        f"kernel from the start on, over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up to "
-        f"step {view.end:,}."
+        f"There is not enough to tell lazy from rich: it takes {ENOUGH_READINGS} measurements of the features or of "
+        f"the kernel from the start on, over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up "
+        f"to step {view.end:,}."
     )
 
 

@@ -1,14 +1,16 @@
 """Several runs as a table: settings, results, verdict and the last value of every measure, one row a run."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gramscope.report.figure import rounded
+from gramscope.report.panels.others import SKIPPED
 from gramscope.report.panels.richness import feature_change
 from gramscope.report.panels.validity import LOSSES
 from gramscope.report.regimes import regime
-from gramscope.report.view import RunView
+from gramscope.report.view import RunView, Series
 
 Cell = str | int | float | None
 # Shown at once; the other measures wait behind a switch.
@@ -47,12 +49,21 @@ def runs_table(views: Sequence[RunView]) -> RunsTable:
     same = {key: settings[0].get(key) for key in keys if len({_plain(row.get(key)) for row in settings}) == 1}
     columns = [Column("run", "run", True, [view.name for view in views])]
     columns.append(Column("verdict", "run", True, [regime(view) for view in views]))
-    columns += [
-        Column(key, "setting", True, [row.get(key) for row in settings]) for key in keys if key not in same
-    ]
+    columns += [Column(key, "setting", True, [row.get(key) for row in settings]) for key in keys if key not in same]
     columns.append(Column("last step", "result", len({view.end for view in views}) > 1, [view.end for view in views]))
     columns += _results(views) + _measures(views)
-    return RunsTable(columns, same)
+    return RunsTable(_told_apart(columns), same)
+
+
+def _told_apart(columns: Sequence[Column]) -> list[Column]:
+    """A learning rate may be both a setting and a measure: the second of one name says which it is."""
+    seen: set[str] = set()
+    found = []
+    for column in columns:
+        key = f"{column.key} ({column.group})" if column.key in seen else column.key
+        seen.add(key)
+        found.append(replace(column, key=key))
+    return found
 
 
 def _results(views: Sequence[RunView]) -> list[Column]:
@@ -70,19 +81,21 @@ def _measures(views: Sequence[RunView]) -> list[Column]:
     found = []
     changes = [feature_change(view) for view in views]
     if any(series is not None for series in changes):
-        cells = [None if series is None else _number(series.last) for series in changes]
+        cells = [None if series is None else _end(series) for series in changes]
         found.append(Column("feature change", "measure", True, cells))
-    names = _in_order_of_appearance([view.series for view in views])
+    names = [name for name in _in_order_of_appearance([view.series for view in views]) if name != SKIPPED]
     order = [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]
     return found + [Column(name, "measure", name in FIRST, [_last(view, name) for view in views]) for name in order]
 
 
 def _last(view: RunView, name: str) -> Cell:
-    return _number(view.series[name].last) if name in view.series else None
+    return _end(view.series[name]) if name in view.series else None
 
 
-def _number(value: float) -> Cell:
-    return rounded(value) if value == value else None
+def _end(series: Series) -> Cell:
+    """The last value; None where it is not finite, because an earlier one is not where the run ended."""
+    value = float(series.values[-1]) if len(series.values) else math.nan
+    return rounded(value) if math.isfinite(value) else None
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Cell]:

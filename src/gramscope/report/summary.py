@@ -51,7 +51,14 @@ def in_words(view: RunView) -> Words:
     kind = regime(view)
     found = [Finding(_outcome(view))]
     if len(part.steps):
-        before = [*_layers(part), *_moments(part), *overfitting(part), *_dead(part), *_features(part), *_prediction(part)]
+        before = [
+            *_layers(part),
+            *_moments(part),
+            *overfitting(part),
+            *_dead(part),
+            *_features(part),
+            *_prediction(part),
+        ]
         found += before if end is None else [replace(f, text=f"Before it diverged: {f.text}") for f in before]
     head = Finding(verdict(view, end), kind if kind in TOPICS else "")
     return Words(view.name, view.index, head, tuple(found), tuple(_troubles(view, end)))
@@ -64,7 +71,9 @@ def compared(views: Sequence[RunView]) -> list[str]:
     ends = {view.name: end for view in views if (end := divergence(view)) is not None}
     ranked = [view for view in views if view.name not in ends]
     said = [f"{name} diverged at step {end.step:,} and is not ranked." for name, end in ends.items()]
-    drifts = {view.name: drift.last for view in ranked if (drift := kernel_drift(view)) is not None and enough(view, drift)}
+    drifts = {
+        view.name: drift.last for view in ranked if (drift := kernel_drift(view)) is not None and enough(view, drift)
+    }
     if len(drifts) > 1:
         most, least = max(drifts, key=lambda name: drifts[name]), min(drifts, key=lambda name: drifts[name])
         said.append(
@@ -122,7 +131,9 @@ def _layers(view: RunView) -> list[Finding]:
     if not all(tells_change(view, s) for s in family.values()):
         return [Finding(f"At {end} layer {last} learns most ({share_last} of the loss decrease).")]
     if first == last:
-        text = f"Layer {first} learns most, at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
+        text = (
+            f"Layer {first} learns most, at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
+        )
     else:
         text = (
             f"At {begin} layer {first} learns most ({share_first} of the loss decrease), at {end} layer {last} "

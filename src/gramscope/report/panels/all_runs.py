@@ -10,7 +10,7 @@ from gramscope.report.panels.others import SKIPPED
 from gramscope.report.view import RunView, in_order
 
 TITLE = "All runs"
-HOW = "One measure of all runs. The drawing above has them together, those below one by one on the same axes."
+HOW = "One measure of all runs: first together, then each run in a small drawing, on the same axes."
 MOST_POINTS = 400_000  # of all lines of all measures
 # Verdicts by colour, here and in the table.
 COLOURS = {"rich": 1, "in between": 4, "lazy": 0, "diverged": 5, "too short": 7, "unknown": 7}
@@ -51,7 +51,8 @@ def _frame(views: Sequence[RunView], name: str, regimes: Mapping[int, str], most
             colour = Colour(COLOURS[regimes[view.index]])
             whole = Line(view.name, series.steps, series.values, view.index, colour)
             x, y = whole.points(most)
-            marks.append(Line(view.name, x, y, view.index, colour, mode="markers" if mode(x) == "markers" else "lines"))
+            drawn = "markers" if mode(x) == "markers" else "lines"
+            marks.append(Line(view.name, x, y, view.index, colour, mode=drawn, legend=False))  # type: ignore[arg-type]
     return marks
 
 

@@ -91,8 +91,8 @@ def _richness(views: Sequence[RunView], values: Sequence[dict[str, Series]], not
     marks += [reference(f"white features {number(value)}", value, steps) for value in sorted(set(lazy.values()))]
     if lazy:
         notes.append(
-            "Dotted: D_LR of p white features with an arbitrary readout to C outputs, 1 − √(C/p). Features of real data "
-            "are not white, so a lazy network lies below this line; the verdict does not rest on D_LR."
+            "Dotted: D_LR of p white features with an arbitrary readout to C outputs, 1 − √(C/p). Features of real "
+            "data are not white, so a lazy network lies below this line; the verdict does not rest on D_LR."
         )
     missing = [view.name for view in measured if view.name not in lazy]
     if missing:

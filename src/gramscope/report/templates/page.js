@@ -332,6 +332,7 @@
     const control = event.target;
     if (!control.matches(".control input, .control select")) return;
     const panel = panelOf(control);
+    if (!panel) return; // the table's filter is no panel's
     state.at[panel.key] = Number(control.value);
     tell(panel);
     draw(panel);

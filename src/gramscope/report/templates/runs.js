@@ -66,11 +66,12 @@ const gramscopeRuns = (page) => {
       button.type = "button";
       button.setAttribute("aria-expanded", String(state.opened.has(run)));
       button.addEventListener("click", () => open(run));
+      if (!many()) cell.append(page.element("span", "", `swatch swatch-${run % 16}`), " ");
       cell.append(button);
       return cell;
     }
     const cell = page.element("td", page.said(each.cells[run]), each.numeric ? "number" : "");
-    if (each.key === "verdict") {
+    if (each.key === "verdict" && many()) {
       const dot = page.element("span", "", "swatch");
       dot.style.background = page.colour(["c", page.data().colours[each.cells[run]]]);
       cell.prepend(dot, " ");
