@@ -380,6 +380,7 @@
   const shape = (payload) => JSON.stringify(payload.panels.map((panel) => [panel.key, panel.plots.map((plot) => plot.caption), panel.control?.kind]));
 
   function take(payload) {
+    if (JSON.stringify(payload.runs) !== JSON.stringify(data.runs)) { location.reload(); return; } // a run has begun
     const same = shape(payload) === shape(data), old = Object.fromEntries(data.panels.map((panel) => [panel.key, panel]));
     const fresh = new DOMParser().parseFromString(payload.html, "text/html");
     data = payload;

@@ -140,6 +140,8 @@ const gramscopeRuns = (page) => {
         text: own.map((run) => page.text(column("run").cells[run])), hovertemplate: "%{text}<br>%{x}: %{y:.4g}<extra></extra>",
         marker: { size: 9, opacity: 0.8, color: page.colour(["c", page.data().colours[word]]), symbol: page.symbol(page.data().colours[word]) } };
     });
+    const lacking = runs.length - there.length;
+    byId("against-lacks").textContent = lacking ? `${lacking} run${lacking > 1 ? "s lack" : " lacks"} one of the two.` : "";
     const box = byId("against-plot");
     box.style.height = "380px";
     Plotly.react(box, traces, { height: 380, margin: { l: 60, r: 12, t: 12, b: 48 }, xaxis: axis(x, there), yaxis: axis(y, there), showlegend: true, hovermode: "closest",
