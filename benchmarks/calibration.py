@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.report import regimes
+from gramscope.report import regimes, thresholds
 from gramscope.report.opening import views_of
 from gramscope.report.view import RunView
 from gramscope.tasks import Task, digits, mlp
@@ -207,7 +207,7 @@ def fitted(found: Sequence[Row], measure: str) -> tuple[float, float]:
     return float(f"{lazy:.2g}"), float(f"{rich:.2g}")
 
 
-def thresholds(found: Sequence[Row]) -> dict[str, tuple[float, float]]:
+def fitted_thresholds(found: Sequence[Row]) -> dict[str, tuple[float, float]]:
     """Of the feature change on all runs; of the kernel drift on those whose layers all train, as its rule says."""
     sound = [row for row in found if row.truth != "diverged"]
     whole = [row for row in sound if row.kind != "last layer only"]
@@ -294,12 +294,14 @@ def written(fit: dict[str, tuple[float, float]], fit_rows: Sequence[Row], found:
 def check(fit: dict[str, tuple[float, float]]) -> None:
     """The report must use what was fitted."""
     used = {
-        "feature_change": (regimes.LAZY_FEATURES, regimes.RICH_FEATURES),
-        "kernel_drift": (regimes.LAZY_KERNEL, regimes.RICH_KERNEL),
+        "feature_change": (thresholds.LAZY_FEATURES, thresholds.RICH_FEATURES),
+        "kernel_drift": (thresholds.LAZY_KERNEL, thresholds.RICH_KERNEL),
     }
     differ = {name: pair for name, pair in used.items() if pair != fit[name]}
     if differ:
-        raise SystemExit(f"gramscope/report/regimes.py has {differ}, the fit gives {fit}: write it there, run again.")
+        raise SystemExit(
+            f"gramscope/report/thresholds.py has {differ}, the fit gives {fit}: write it there, run again."
+        )
 
 
 def main() -> None:
@@ -307,7 +309,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed to fit and one to try; nothing is written")
     quick = parser.parse_args().quick
     fit_rows = rows(FIT_SEEDS[:1] if quick else FIT_SEEDS)
-    fit = thresholds(fit_rows)
+    fit = fitted_thresholds(fit_rows)
     print(fit)
     if not quick:
         check(fit)

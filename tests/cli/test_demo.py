@@ -15,7 +15,15 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
     arguments = ["demo", "--out", str(tmp_path / "page"), "--steps", "12", "--width", "16"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    for words in ("rich", "lazy", "kernel drift", "share of layer 6", "In words", "5% of the time by default", "report.html"):
+    for words in (
+        "rich",
+        "lazy",
+        "kernel drift",
+        "share of layer 6",
+        "In words",
+        "5% of the time by default",
+        "report.html",
+    ):
         assert words in result.output
     page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
     assert "<html" in page

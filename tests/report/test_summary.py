@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gramscope.report import references, regimes
+from gramscope.report import references, thresholds
 from gramscope.report.advice import TOPICS
 from gramscope.report.opening import open_all, views_of
 from gramscope.report.panels import all_panels, kernels, layers, richness, spectra
@@ -390,8 +390,8 @@ def test_overfitting_is_told_with_its_step(tmp_path, columns, expected):
 def test_the_thresholds_are_those_of_the_calibration():
     """And its table is that of its rows."""
     results = json.loads((Path(__file__).parents[2] / "benchmarks/results/calibration.json").read_text("utf-8"))
-    assert results["thresholds"]["feature_change"] == [regimes.LAZY_FEATURES, regimes.RICH_FEATURES]
-    assert results["thresholds"]["kernel_drift"] == [regimes.LAZY_KERNEL, regimes.RICH_KERNEL]
+    assert results["thresholds"]["feature_change"] == [thresholds.LAZY_FEATURES, thresholds.RICH_FEATURES]
+    assert results["thresholds"]["kernel_drift"] == [thresholds.LAZY_KERNEL, thresholds.RICH_KERNEL]
     assert len(results["held_out"]) == 60
     assert not {row["seed"] for row in results["held_out"]} & {row["seed"] for row in results["fitted_on"]}
     counts = Counter((row["truth"], row["verdict"]) for row in results["held_out"])

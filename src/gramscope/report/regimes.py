@@ -1,4 +1,4 @@
-"""Lazy or rich: what the verdict on a run rests on, and its thresholds."""
+"""Lazy or rich: the verdict on a run, and what it rests on."""
 
 import math
 from dataclasses import dataclass
@@ -19,12 +19,16 @@ from gramscope.report.panels.validity import (
     tells_change,
 )
 from gramscope.report.references import lazy_richness
+from gramscope.report.thresholds import (
+    LAZY_ALIGNED,
+    LAZY_FEATURES,
+    LAZY_KERNEL,
+    RICH_ALIGNED,
+    RICH_FEATURES,
+    RICH_KERNEL,
+)
 from gramscope.report.view import RunView, Series
 
-# Fitted by benchmarks/calibration.py on runs of known regime; docs/calibration.md has the verdict on others.
-LAZY_FEATURES, RICH_FEATURES = 0.14, 0.33  # of 1 - CKA(features at the start, features now)
-LAZY_KERNEL, RICH_KERNEL = 0.33, 2.1  # of |K - K₀| / |K₀|, where every layer trains
-LAZY_ALIGNED, RICH_ALIGNED = 0.1, 0.3  # of 1 - alignment(K₀, K), which other recorders write; not calibrated
 STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
 
 RULE = (

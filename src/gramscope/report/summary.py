@@ -328,18 +328,22 @@ def _troubles(view: RunView, end: Divergence | None) -> list[str]:
 
 
 def _not_finite(view: RunView) -> list[str]:
-    """One line for all names that went wrong at the same records."""
+    """One line for all names that went wrong at the same records; what a failure explains is told there."""
+    explained = {(step, measure) for step, measure, message in view.failures if NOT_DEFINED in message}
     grouped: dict[tuple[float, ...], list[str]] = {}
     for name, series in view.series.items():
-        bad = series.steps[~np.isfinite(series.values)]
-        if len(bad):
-            grouped.setdefault(tuple(bad.tolist()), []).append(name)
+        bad = [step for step in series.steps[~np.isfinite(series.values)].tolist() if (step, name) not in explained]
+        if bad:
+            grouped.setdefault(tuple(bad), []).append(name)
     said = []
     for steps, names in grouped.items():
         at = f"step {steps[0]:,.0f}" if len(steps) == 1 else f"{len(steps):,} records, first at step {steps[0]:,.0f}"
         verb = "is not a finite number" if len(names) == 1 else "are not finite numbers"
         said.append(f"{_joined(names)} {verb} at {at}.")
     return said
+
+
+NOT_DEFINED = "is not defined: "  # how a measure says that there is nothing to measure, rather than that it failed
 
 
 def _failures(view: RunView) -> list[str]:
@@ -351,13 +355,15 @@ def _failures(view: RunView) -> list[str]:
     for (measure, message), steps in causes.items():
         reason = "" if speaks_of_finite(message) else message
         grouped.setdefault((reason, tuple(steps)), []).append((measure, message))
-    said = []
-    for (_, failed), found in grouped.items():
-        names = list(dict.fromkeys(measure for measure, _ in found))
-        times = "" if len(failed) == 1 else f" and {len(failed) - 1:,} more"
-        what = "Measure" if len(names) == 1 else "Measures"
-        said.append(f"{what} {_joined(names, 8)} failed at step {failed[0]:,}{times}: {found[0][1]}")
-    return said
+    return [_failure([name for name, _ in found], failed, found[0][1]) for (_, failed), found in grouped.items()]
+
+
+def _failure(measures: Sequence[str], steps: Sequence[int], message: str) -> str:
+    at = f"at step {steps[0]:,}" + ("" if len(steps) == 1 else f" and {len(steps) - 1:,} more")
+    if NOT_DEFINED in message:
+        return f"Not defined {at}: {message.replace(' NaN is returned.', '').rstrip('.')}."
+    names = list(dict.fromkeys(measures))
+    return f"{'Measure' if len(names) == 1 else 'Measures'} {_joined(names, 8)} failed {at}: {message}"
 
 
 def _joined(names: Sequence[str], most: int = 4) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 import numpy.typing as npt
 
 from gramscope.base.errors import InputError
+from gramscope.base.html import html_table
 from gramscope.base.warned import warn
 from gramscope.store.arrays import read_arrays
 from gramscope.store.errors import StoreError
@@ -322,6 +323,33 @@ class Run:
         stacks = [self.stacked(name) for name in self.array_names()]
         attributes = {"gramscope_run": self.name, "meta": json.dumps(self.meta)}
         return views.dataset(self.scalars(), self.times(), stacks, attributes)
+
+    def plot(self, names: str | Sequence[str] = "*") -> Any:
+        """A matplotlib figure: one drawing for each measure, its layers as lines; ``names`` chooses, e.g. "share/*".
+
+        :func:`gramscope.report` draws more, with words and references.
+        """
+        from gramscope.store.pictures import picture_of_run
+
+        return picture_of_run(self.name, self._series(), names)
+
+    def _series(self) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Steps and values by name: of the records, and of what was logged where it has the name too."""
+        recorded = {str(name): column.dropna() for name, column in self.scalars().items()}
+        return {
+            name: (each.index.to_numpy(), each.to_numpy())
+            for name, each in {**recorded, **self.logged()}.items()
+            if len(each)
+        }
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the first and the last value of everything the run holds."""
+        rows = [
+            [name, f"{values[0]:.4g}", f"{steps[0]:,}", f"{values[-1]:.4g}", f"{steps[-1]:,}"]
+            for name, (steps, values) in self._series().items()
+        ]
+        notes = [f"{self.path}: {len(self._view):,} records. run.plot() draws them, gramscope.report(run) tells more."]
+        return html_table(f"Run {self.name}", ["name", "first", "at step", "last", "at step"], rows, notes)
 
     def __repr__(self) -> str:
         span = f"{len(self.steps)} steps up to {self.steps[-1]}" if self._view else "no steps yet"

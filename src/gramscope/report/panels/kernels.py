@@ -13,9 +13,11 @@ from gramscope.report.panels.drawing import (
     number,
     shown_steps,
     step_control,
+    thresholds,
     unit_range,
 )
 from gramscope.report.panels.validity import ENOUGH_READINGS, change, retrained
+from gramscope.report.thresholds import LAZY_KERNEL, RICH_KERNEL
 from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"
@@ -56,6 +58,10 @@ def moves(views: Sequence[RunView]) -> Panel | None:
     ):
         if any(found):
             marks = by_run(views, found)
+            if found is drifts and not turned:
+                known = [series.finite for each in drifts for series in each.values()]
+                highest = max(float(series.values.max()) for series in known)
+                marks += thresholds(LAZY_KERNEL, RICH_KERNEL, [series.steps for series in known], highest)
             bounds = unit_range(marks) if found is targets else None
             plots.append(Plot(title, STEP, Axis(axis, range=bounds), [marks], height=280))
     if turned:
@@ -71,7 +77,7 @@ def moves(views: Sequence[RunView]) -> Panel | None:
     return Panel(
         "kernel-moves",
         MOVES,
-        "Drift near 0: the features stand still (lazy); 1: the kernel moved by its own size (rich); "
+        f"A drift below {LAZY_KERNEL} is lazy, above {RICH_KERNEL} rich, unless the features stand still; "
         "an alignment with the targets that rises means that the kernel turned towards the task.",
         words,
         plots,

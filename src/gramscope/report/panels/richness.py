@@ -14,10 +14,12 @@ from gramscope.report.panels.drawing import (
     reference,
     shown_steps,
     step_control,
+    thresholds,
     unit_range,
 )
 from gramscope.report.panels.validity import at_step, change
 from gramscope.report.references import lazy_richness
+from gramscope.report.thresholds import LAZY_FEATURES, RICH_FEATURES
 from gramscope.report.view import RunView, Series
 
 TITLE = "Richness"
@@ -52,6 +54,8 @@ def panel(views: Sequence[RunView]) -> Panel | None:
     plots: list[Plot] = []
     if any(changes):
         marks = by_run(views, changes)
+        steps = [series.steps for found in changes for series in found.values()]
+        marks += thresholds(LAZY_FEATURES, RICH_FEATURES, steps)
         axis = Axis("1 − CKA with the start", range=unit_range(marks))
         plots.append(Plot("Feature change since the start", STEP, axis, [marks], height=280))
     notes: list[str] = []
