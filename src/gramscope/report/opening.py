@@ -1,7 +1,9 @@
 """From run directories to views: opened, named apart, and damage noted."""
 
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +57,18 @@ def apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     ]
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collection: decoding makes a million objects and no garbage, and each search costs a second."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def _view(run: Run, name: str, index: int) -> RunView:
     records = run.view
 
@@ -63,12 +77,13 @@ def _view(run: Run, name: str, index: int) -> RunView:
         # The first read compares the checksum of the whole file; the others come from the same bytes.
         return {array: run.array(array, step, check=place == 0) for place, array in enumerate(held)}
 
-    array_steps: dict[str, list[int]] = {}
-    for record in records:
-        for array in record.arrays.names if record.arrays else ():
-            array_steps.setdefault(array, []).append(record.step)
     steps = [record.step for record in records]
-    series = series_by_name(steps, [record.scalars for record in records])
+    with _no_collection():
+        array_steps: dict[str, list[int]] = {}
+        for record in records:
+            for array in record.arrays.names if record.arrays else ():
+                array_steps.setdefault(array, []).append(record.step)
+        series = series_by_name(steps, [record.scalars for record in records])
     for logged, found in run.logged_numbers().items():
         finite = np.where(np.isfinite(found.values), found.values, np.nan)
         own = Series(logged, found.steps.astype(np.float64), finite)

@@ -289,8 +289,9 @@ def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
     values = np.stack([np.nan_to_num(s.values, nan=-np.inf) for s in family.values()])
     leaders, steps = values.argmax(0), next(iter(family.values())).steps
     changes, current, held = [], int(leaders[0]), max(2, len(steps) // 5)
-    for place in range(1, len(steps) - held + 1):
-        if leaders[place] != current and (leaders[place : place + held] == leaders[place]).all():
+    begins = np.flatnonzero(np.diff(leaders, prepend=-1))  # of each time that one layer leads without a break
+    for place, length in zip(begins.tolist(), np.diff(np.append(begins, len(leaders))).tolist(), strict=True):
+        if leaders[place] != current and length >= held:
             current = int(leaders[place])
             changes.append((float(steps[place]), names[current]))
     return changes

@@ -19,6 +19,7 @@ META_FILE, SCALARS_FILE, ARRAYS_FOLDER = "meta.json", "scalars.jsonl", "arrays"
 # No slash can hide in these characters, so a record cannot name a file outside arrays/.
 _ARRAYS_FILE = re.compile(r"arrays/step_[A-Za-z0-9_.-]+\.safetensors")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_decode = json.JSONDecoder().decode
 _CHECK = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')
 # How encode_line begins a line, and how it ends the line of a step (an event stands between failures and crc32).
 _HEAD = re.compile(rb'\{"step":(\d{1,18}),"time":([0-9.e+-]+),"attempt":(\d{1,9}),"scalars":\{')
@@ -64,13 +65,13 @@ class _Decoded:
     def __get__(self, record: "SealedRecord", owner: type) -> Any:
         held = record.__dict__
         try:
-            whole = _record(json.loads(held["line"]))
+            scalars, arrays, failures = _held(_decode(held["line"].decode()))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise StoreError(
                 f"the record of step {record.step} must be one that gramscope wrote, but it is not ({error}), although "
                 "its CRC-32 agrees. It was altered; restore the run from a copy."
             ) from error
-        held.update(scalars=whole.scalars, arrays=whole.arrays, failures=whole.failures, line=b"")
+        held.update(scalars=scalars, arrays=arrays, failures=failures, line=b"")
         return held[self.name]
 
 
@@ -144,17 +145,24 @@ def decode_line(line: bytes) -> Record:
 def _record(content: Any) -> Record:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    arrays = content.get("arrays")
-    scalars = _object(content.get("scalars"), "scalars")
-    failures = _object(content.get("failures"), "failures")
+    scalars, arrays, failures = _held(content)
     return Record(
         step=_count(content["step"], "step"),
         time=number(content.get("time", "NaN")),
         attempt=_count(content.get("attempt", 0), "attempt"),
-        scalars=_numbers(scalars),
-        arrays=None if arrays is None else _arrays(arrays),
-        failures={check_name(name, "a measure"): clean_text(message) for name, message in failures.items()},
+        scalars=scalars,
+        arrays=arrays,
+        failures=failures,
         event=str(content.get("event", "step")),
+    )
+
+
+def _held(content: dict[str, Any]) -> tuple[dict[str, float], Arrays | None, dict[str, str]]:
+    arrays, failures = content.get("arrays"), _object(content.get("failures"), "failures")
+    return (
+        _numbers(_object(content.get("scalars"), "scalars")),
+        None if arrays is None else _arrays(arrays),
+        {check_name(name, "a measure"): clean_text(message) for name, message in failures.items()},
     )
 
 
