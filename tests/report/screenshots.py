@@ -20,7 +20,7 @@ def small(png: bytes, path: Path, width: int) -> None:
     """At most ``width`` wide and in 96 colours: a page of text and lines needs no more, and stays under 150 kB."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
-    image.quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path, path.stat().st_size)
 
 

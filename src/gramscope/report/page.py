@@ -48,7 +48,8 @@ def report(
     was recorded; panels without data are listed as left out. It is written whole or not at all, after the figures.
 
     Args:
-        runs: a run directory, an opened run (:func:`gramscope.store.open_run`), or several of them, to be overlaid.
+        runs: a run directory, a folder of runs, a pattern ("runs/*"), an opened run (:func:`gramscope.store.open_run`),
+            or several of them. Up to eight are drawn in full; of more there is a table with small drawings.
         out: the file; its folder is made if need be.
         svg_dir: a folder for the figures as SVG files as well, one for each drawing (at the last position of a slider).
         title: of the page.

@@ -11,6 +11,7 @@ from gramscope.report.panels.validity import (
     ENOUGH_READINGS,
     ENOUGH_STEPS,
     Divergence,
+    at_step,
     begun_again,
     divergence,
     enough,
@@ -33,20 +34,20 @@ STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
 
 RULE = (
     "a run is lazy where its feature change (one minus the CKA of the last hidden features with those at the start) "
-    f"is below {LAZY_FEATURES} or its kernel drift |K − K₀| / |K₀| is below {LAZY_KERNEL}. It is rich where its kernel "
-    f"drift is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above {RICH_FEATURES} rich). "
-    "These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict takes "
-    f"{ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run whose loss ends not finite or "
-    f"over {BLOWN:.0f} times its start has diverged"
+    f"is below {LAZY_FEATURES} or its largest kernel drift |K − K₀| / |K₀| below {LAZY_KERNEL}. It is rich where "
+    f"the largest drift is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above "
+    f"{RICH_FEATURES} rich). These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict "
+    f"takes {ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run whose loss ends "
+    f"not finite or over {BLOWN:.0f} times its start has diverged"
 )
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The last values of what can tell the regimes apart; NaN where one was not recorded."""
+    """What can tell the regimes apart; NaN where it was not recorded."""
 
     feature_change: float
-    kernel_drift: float
+    kernel_drift: float  # the largest of the run
     relative_richness: float  # D_LR divided by its value for white features
 
 
@@ -55,7 +56,7 @@ def evidence(view: RunView) -> Evidence:
     lazy = lazy_richness(view)
     return Evidence(
         math.nan if features is None else features.last,
-        math.nan if drift is None else drift.last,
+        math.nan if drift is None else largest(drift)[1],
         math.nan if richness is None or lazy is None else richness.last / lazy,
     )
 
@@ -64,6 +65,13 @@ def kernel_drift(view: RunView) -> Series | None:
     """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters."""
     drift = moved(view)
     return None if drift is None or readings(drift) < 2 or undone(view) is not None else drift
+
+
+def largest(drift: Series) -> tuple[float, float]:
+    """Step and value of the largest drift: with large steps a kernel grows first and then shrinks again."""
+    known = drift.finite
+    place = int(known.values.argmax())
+    return float(known.steps[place]), float(known.values[place])
 
 
 def undone(view: RunView) -> str | None:
@@ -84,7 +92,9 @@ def regime(view: RunView) -> str:
     if drift is not None and enough(view, drift):
         # The kernel also moves where a readout alone trains: features that stand still make a run lazy all the same.
         aligned = written_as_alignment(view.series["kernel/drift"])
-        by_kernel = judged(drift.last, *((LAZY_ALIGNED, RICH_ALIGNED) if aligned else (LAZY_KERNEL, RICH_KERNEL)))
+        by_kernel = judged(
+            largest(drift)[1], *((LAZY_ALIGNED, RICH_ALIGNED) if aligned else (LAZY_KERNEL, RICH_KERNEL))
+        )
         return "lazy" if still else by_kernel
     if features is not None and enough(view, features):
         return judged(features.last, LAZY_FEATURES, RICH_FEATURES)
@@ -108,11 +118,11 @@ def verdict(view: RunView, end: Divergence | None) -> str:
         return _too_short(view)
     if kind == "unknown":
         return _unknown(view)
-    grounds = [
-        f"{word} {number(series.last)} at step {series.finite.steps[-1]:,.0f}"
-        for word, series in (("feature change", feature_change(view)), ("kernel drift", kernel_drift(view)))
-        if series is not None and readings(series)
-    ]
+    features, drift = feature_change(view), kernel_drift(view)
+    grounds = [] if features is None else [f"feature change {number(features.last)} at {at_step(features)}"]
+    if drift is not None:
+        step, value = largest(drift)
+        grounds.append(f"largest kernel drift {number(value)} at step {step:,.0f}")
     lazy = "neither its features nor its loss moved much" if unlearnt(view) else "its features hardly moved"
     told = {
         "lazy": f"The run is lazy: {lazy}",

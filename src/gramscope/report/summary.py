@@ -362,7 +362,7 @@ def _failures(view: RunView) -> list[str]:
 def _failure(measures: Sequence[str], steps: Sequence[int], message: str) -> str:
     at = f"at step {steps[0]:,}" + ("" if len(steps) == 1 else f" and {len(steps) - 1:,} more")
     if NOT_DEFINED in message:
-        return f"Not defined {at}: {message.replace(' NaN is returned.', '').rstrip('.')}."
+        return f"{at[0].upper()}{at[1:]}: {message.replace('. NaN is returned.', '').rstrip('.')}."
     names = list(dict.fromkeys(measures))
     return f"{'Measure' if len(names) == 1 else 'Measures'} {_joined(names, 8)} failed {at}: {message}"
 
