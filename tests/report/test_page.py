@@ -591,3 +591,17 @@ def test_the_watchers_own_count_is_not_drawn(tmp_path):
     append(tmp_path / "a", 0, {"skipped": 3.0, "mine": 1.0}, {"start/kernel": np.eye(2)})
     _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
     assert [plot["caption"] for panel in data["panels"] for plot in panel["plots"]] == ["mine"]
+
+
+def test_gradients_and_units_have_a_panel(tmp_path):
+    write_meta(tmp_path / "a", "a", facts={"dead_units": {"how_to_read": "Share of units that are off."}})
+    for step in (0, 10, 20):
+        layers = {f"{name}/{layer}": 0.1 * layer for name in ("gradient_norm", "dead_units") for layer in (1, 2)}
+        append(tmp_path / "a", step, {**layers, "gradient_norm": 0.3, "sharpness": 5.0, "mine": 1.0})
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    panels = {panel["key"]: panel for panel in data["panels"]}
+    drawn = {plot["caption"]: [mark["name"] for mark in plot["frames"][0]] for plot in panels["health"]["plots"]}
+    assert drawn == {"gradient_norm": ["1", "2", "a"], "dead_units": ["1", "2"], "sharpness": ["a"]}
+    assert "a: layer 2 has most dead units, 20 % at step 20." in elements.words
+    assert "dead_units: Share of units that are off." in elements.words
+    assert [plot["caption"] for plot in panels["others"]["plots"]] == ["mine"]

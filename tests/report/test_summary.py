@@ -232,13 +232,13 @@ def test_a_still_loss_is_said_beside_still_features(tmp_path):
 
 
 def test_layers_that_join_the_training_are_no_movement_of_the_kernel(tmp_path):
-    run = view(tmp_path, kernel_of_drift=[0.0, 0.0, 0.0, 2.5, 2.5], share_of_2=[1.0, 1.0, 1.0, 0.5, 0.5])
+    run = view(tmp_path, kernel_of_drift=[0.0, 0.0, 0.0, 3.5, 3.5], share_of_2=[1.0, 1.0, 1.0, 0.5, 0.5])
     path = tmp_path / "b"
     write_meta(path, "b", layers=["0", "2"])
     (path / "scalars.jsonl").touch()
     for step in range(5):
         shares = {"share/2": 1.0} if step < 3 else {"share/0": 0.5, "share/2": 0.5}
-        append(path, 10 * step, {"kernel/drift": 0.0 if step < 3 else 2.5, **shares})
+        append(path, 10 * step, {"kernel/drift": 0.0 if step < 3 else 3.5, **shares})
     unfrozen = views_of(open_all(path))[0]
     assert regime(run) == "rich"
     words = in_words(unfrozen)
