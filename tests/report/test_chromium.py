@@ -118,7 +118,7 @@ def assert_all_drawn(tab):
 
 def test_everything_is_drawn_and_nothing_asked_for(shared, page):
     found = assert_all_drawn(shared.tab)
-    assert len({plot["panel"] for plot in found}) == 13
+    assert len({plot["panel"] for plot in found}) == 14
     assert shared.wrong == []
     assert shared.asked == [f"file://{page}"]
 

@@ -75,8 +75,8 @@ def two(tmp_path_factory):
 def test_all_panels_of_two_runs(two, tmp_path):
     _, elements, data = opened(report(two, tmp_path / "r.html"))
     assert keys(data) == [
-        "training", "shares", "kernel-moves", "richness", "linearity", "gram", "spectra", "flips", "steps", "kernel",
-        "upkeep",
+        "training", "shares", "kernel-moves", "richness", "linearity", "gram", "spectra", "flips", "steps", "health",
+        "kernel", "upkeep",
     ]  # fmt: skip
     assert "Left out" not in elements.words
     text = " ".join(elements.words)
@@ -161,7 +161,7 @@ def test_absent_panels_are_listed(tmp_path):
     text = " ".join(elements.words)
     assert "Left out" in text
     assert "share/<layer>" in text
-    assert page.count("</strong> needs ") == 9
+    assert page.count("</strong> needs ") == 10
 
 
 def test_unknown_names_are_shown(tmp_path):
