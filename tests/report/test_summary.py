@@ -37,6 +37,7 @@ SIMILAR = "richness_of_initial_similarity"
         ({"kernel_of_drift": [0.0, 0.1, 0.3]}, "lazy"),
         ({"kernel_of_drift": [0.0, 0.1, 0.7]}, "in between"),
         ({"kernel_of_drift": [0.0, 0.1, 9.0]}, "rich"),
+        ({"kernel_of_drift": [0.0, 9.0, 0.2]}, "rich"),  # large steps: it grew and shrank again
         ({"kernel_of_drift": [1.0, 0.99, 0.97]}, "lazy"),  # written as the alignment with the start
         ({"kernel_of_drift": [1.0, 0.9, 0.8]}, "in between"),
         ({"kernel_of_drift": [1.0, 0.9, 0.3]}, "rich"),
@@ -104,6 +105,12 @@ def test_grokking_is_named(tmp_path):
 def test_when_the_kernel_moved(tmp_path):
     text = said(view(tmp_path, kernel_of_drift=[0.0, 0.1, 0.5, 0.75, 0.8]))
     assert "Half of the kernel's movement was done by step 20, nine tenths by step 30." in text
+
+
+def test_the_largest_drift_is_told_with_its_step(tmp_path):
+    run = view(tmp_path, kernel_of_drift=[0.0, 9.0, 0.5, 0.4])
+    assert "The run is rich: it changed its features (largest kernel drift 9 at step 10)." in said(run)
+    assert kernels.moves([run]).words == ["a: kernel drift 0.4 at step 30 (largest 9 at step 10)."]
 
 
 def test_rising_loss_is_a_warning(tmp_path):

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from gramscope.report.panels.drawing import number
-from gramscope.report.panels.kernels import moved, written_as_alignment
+from gramscope.report.panels.kernels import largest, moved, written_as_alignment
 from gramscope.report.panels.richness import feature_change
 from gramscope.report.panels.validity import (
     BLOWN,
@@ -65,13 +65,6 @@ def kernel_drift(view: RunView) -> Series | None:
     """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters."""
     drift = moved(view)
     return None if drift is None or readings(drift) < 2 or undone(view) is not None else drift
-
-
-def largest(drift: Series) -> tuple[float, float]:
-    """Step and value of the largest drift: with large steps a kernel grows first and then shrinks again."""
-    known = drift.finite
-    place = int(known.values.argmax())
-    return float(known.steps[place]), float(known.values[place])
 
 
 def undone(view: RunView) -> str | None:

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gramscope.report.figure import rounded
+from gramscope.report.panels.kernels import largest
 from gramscope.report.panels.others import SKIPPED
 from gramscope.report.panels.richness import feature_change
 from gramscope.report.panels.validity import LOSSES
-from gramscope.report.regimes import regime
+from gramscope.report.regimes import kernel_drift, regime
 from gramscope.report.view import RunView, Series
 
 Cell = str | int | float | None
-# Shown at once; the other measures wait behind a switch.
-FIRST = ("feature change", "kernel/drift", "kernel/alignment", "richness")
+# Shown at once, after what the verdict rests on; the other measures wait behind a switch.
+FIRST = ("kernel/alignment", "richness")
 TEST = ("accuracy/test", "accuracy/val", "accuracy", "accuracy/probe")
 
 
@@ -83,6 +84,10 @@ def _measures(views: Sequence[RunView]) -> list[Column]:
     if any(series is not None for series in changes):
         cells = [None if series is None else _end(series) for series in changes]
         found.append(Column("feature change", "measure", True, cells))
+    drifts = [kernel_drift(view) for view in views]
+    if any(series is not None for series in drifts):
+        cells = [None if series is None else rounded(largest(series)[1]) for series in drifts]
+        found.append(Column("largest kernel drift", "measure", True, cells))
     names = [name for name in _in_order_of_appearance([view.series for view in views]) if name != SKIPPED]
     order = [*(name for name in FIRST if name in names), *(name for name in names if name not in FIRST)]
     return found + [Column(name, "measure", name in FIRST, [_last(view, name) for view in views]) for name in order]

@@ -8,6 +8,7 @@ import numpy as np
 
 from gramscope.report.advice import TOPICS, Finding
 from gramscope.report.panels.drawing import number, percent
+from gramscope.report.panels.kernels import largest
 from gramscope.report.panels.steps import missed
 from gramscope.report.panels.validity import (
     LOSSES,
@@ -72,7 +73,9 @@ def compared(views: Sequence[RunView]) -> list[str]:
     ranked = [view for view in views if view.name not in ends]
     said = [f"{name} diverged at step {end.step:,} and is not ranked." for name, end in ends.items()]
     drifts = {
-        view.name: drift.last for view in ranked if (drift := kernel_drift(view)) is not None and enough(view, drift)
+        view.name: largest(drift)[1]
+        for view in ranked
+        if (drift := kernel_drift(view)) is not None and enough(view, drift)
     }
     if len(drifts) > 1:
         most, least = max(drifts, key=lambda name: drifts[name]), min(drifts, key=lambda name: drifts[name])

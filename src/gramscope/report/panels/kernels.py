@@ -41,6 +41,13 @@ def written_as_alignment(series: Series) -> bool:
     return abs(series.first - 1) < 1e-3 and float(series.finite.values.max()) < 1 + 1e-3
 
 
+def largest(drift: Series) -> tuple[float, float]:
+    """Step and value of the largest drift: with large steps a kernel grows first and then shrinks again."""
+    known = drift.finite
+    place = int(known.values.argmax())
+    return float(known.steps[place]), float(known.values[place])
+
+
 def moves(views: Sequence[RunView]) -> Panel | None:
     drifts = [{"": series} if (series := moved(view)) is not None else {} for view in views]
     targets = [{"": series} if (series := view.get("kernel/alignment")) is not None else {} for view in views]
@@ -77,8 +84,8 @@ def moves(views: Sequence[RunView]) -> Panel | None:
     return Panel(
         "kernel-moves",
         MOVES,
-        f"A drift below {LAZY_KERNEL} is lazy, above {RICH_KERNEL} rich, unless the features stand still; "
-        "an alignment with the targets that rises means that the kernel turned towards the task.",
+        f"A run whose largest drift is below {LAZY_KERNEL} is lazy, above {RICH_KERNEL} rich, unless its features "
+        "stand still; an alignment with the targets that rises means that the kernel turned towards the task.",
         words,
         plots,
         notes=notes,
@@ -88,7 +95,9 @@ def moves(views: Sequence[RunView]) -> Panel | None:
 def _words(view: RunView, drift: Series | None, target: Series | None) -> str:
     said = []
     if drift is not None:
-        said.append(f"kernel drift {number(drift.last)} at step {drift.finite.steps[-1]:,.0f}")
+        step, most = largest(drift)
+        beside = f" (largest {number(most)} at step {step:,.0f})" if number(most) != number(drift.last) else ""
+        said.append(f"kernel drift {number(drift.last)} at step {drift.finite.steps[-1]:,.0f}{beside}")
     if target is not None:
         said.append(f"alignment with the targets {change(view, target)}")
     return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: no kernel recorded."
