@@ -274,7 +274,8 @@ def table(counts: dict[str, dict[str, int]]) -> list[str]:
 
 def span(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{min(known):.2g} to {max(known):.2g}" if known else "not defined"
+    low, high = (f"{float(f'{value:.2g}'):g}" for value in (min(known), max(known))) if known else ("", "")
+    return f"{low} to {high}" if known else "not defined"
 
 
 def page_part(fit: dict[str, tuple[float, float]], found: Sequence[Row], elsewhere: Sequence[Row]) -> str:
