@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import gramscope as gs
 from gramscope.cli.main import app
 from gramscope.cli.verify import default_target
+from gramscope.store import RunWriter
 from gramscope.tasks import mlp
 
 
@@ -439,9 +440,22 @@ def test_report_of_a_run(config, tmp_path):
     assert not (tmp_path / "other.html").exists()
 
 
-def test_serve_tells_its_address(config, tmp_path):
+def test_report_of_a_folder_and_of_a_pattern(tmp_path):
+    for name in ("lr-10", "lr-2", "other"):
+        with RunWriter.create(tmp_path / "runs" / name) as writer:
+            writer.append(0, {"loss": 1.0})
+    for source, names in ((tmp_path / "runs", ["lr-2", "lr-10", "other"]), (tmp_path / "runs/lr-*", ["lr-2", "lr-10"])):
+        done = call("report", source, "-o", tmp_path / "page.html")
+        assert done.exit_code == 0, done.output
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert [name for name in ("lr-2", "lr-10", "other") if f'"name":"{name}"' in page] == names
+
+
+@pytest.mark.parametrize("served", ["run", ""])
+def test_serve_tells_its_address(config, tmp_path, served):
+    """Of a run, or of the folder that it lies in."""
     assert call("run", config, "--json").exit_code == 0
-    command = [sys.executable, "-m", "gramscope.cli.main", "serve", str(tmp_path / "run"), "--json"]
+    command = [sys.executable, "-m", "gramscope.cli.main", "serve", str(tmp_path / served), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = json.loads(process.stdout.readline())["url"]
         page = urllib.request.urlopen(url).read()

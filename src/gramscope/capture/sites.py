@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
+from gramscope.base.html import html_table
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -247,6 +249,16 @@ class Snapshot:
             lines.append(f"  {name} ({shape}): {_describe(sites)}")
         lines += [f"  left out (frozen): {name}" for name in self.frozen]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the parameters, and by which rule each was captured."""
+        title = f"Snapshot of {self.examples} examples, {self.directions} directions"
+        rows = [
+            [name, " x ".join(map(str, self.parameters[name])), _describe(sites)]
+            for name, sites in self.by_parameter().items()
+        ]
+        notes = [f"left out (frozen): {', '.join(self.frozen)}"] if self.frozen else []
+        return html_table(title, ["parameter", "shape", "captured by"], rows, notes)
 
 
 def _describe(sites: Sequence[Site]) -> str:
