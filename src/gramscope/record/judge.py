@@ -37,7 +37,7 @@ class Judge:
             return F.mse_loss(own_shape, y.reshape(own_shape.shape).to(f.dtype))
         if self.kind == "yes or no":
             return F.binary_cross_entropy_with_logits(own_shape, y.reshape(own_shape.shape).to(f.dtype))
-        return F.cross_entropy(self._by_class(own_shape), y.reshape(-1), ignore_index=IGNORED)
+        return F.cross_entropy(self.by_class(own_shape), y.reshape(-1), ignore_index=IGNORED)
 
     def accuracy(self, f: Tensor, y: Tensor) -> float | None:
         """Share of labels that are met; None for numbers."""
@@ -47,7 +47,7 @@ class Judge:
             return None
         labels = y.reshape(-1)
         counted = labels != IGNORED
-        right = self._by_class(f.reshape(len(f), *self.shape)).argmax(1) == labels
+        right = self.by_class(f).argmax(1) == labels
         return float(right[counted].double().mean())
 
     def rows(self, y: Tensor) -> Tensor:
@@ -65,7 +65,24 @@ class Judge:
         """Number of classes."""
         return self.shape[-1] if self.classes == -1 else self.shape[0]
 
-    def _by_class(self, f: Tensor) -> Tensor:
+    @property
+    def size(self) -> int:
+        """Outputs of one example; -1 where they were not seen."""
+        return math.prod(self.shape)
+
+    @property
+    def by_position(self) -> bool:
+        """Does each example have several labels, one for each of its positions?"""
+        return self.kind == "classes" and len(self.shape) > 1
+
+    @property
+    def positions(self) -> int:
+        """Labels of one example."""
+        return self.size // self.count if self.by_position else 1
+
+    def by_class(self, f: Tensor) -> Tensor:
+        """The outputs as a row of classes for each label."""
+        f = f.reshape(len(f), *self.shape)
         return f.movedim(self.classes, -1).reshape(-1, f.shape[self.classes])
 
 
