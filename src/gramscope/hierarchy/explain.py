@@ -182,6 +182,7 @@ class _Rehearsal:
                 raise InputError("the model's output must depend on its parameters, but it carries no gradient.")
             value = self._checked_loss(f)
             residual, *found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
+        sides.heights.clear()  # they hold the graph
         if residual is None:
             raise _independent_loss()
         check_finite(residual, "the loss's gradient at the outputs", "The loss is: look for a root or a norm at zero.")

@@ -39,6 +39,11 @@ class Judge:
             return F.binary_cross_entropy_with_logits(own_shape, y.reshape(own_shape.shape).to(f.dtype))
         return F.cross_entropy(self.by_class(own_shape), y.reshape(-1), ignore_index=IGNORED)
 
+    def losses(self, f: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example with labels for its positions; they sum to ``loss``."""
+        each = F.cross_entropy(self.by_class(f), y.reshape(-1), ignore_index=IGNORED, reduction="none")
+        return each.reshape(len(f), -1).sum(1) / (y != IGNORED).sum()
+
     def accuracy(self, f: Tensor, y: Tensor) -> float | None:
         """Share of labels that are met; None for numbers."""
         if self.kind == "yes or no":
@@ -59,6 +64,15 @@ class Judge:
         count = max(known, self.count) if self.kind == "classes" else known
         hot = F.one_hot(labels.clamp(min=0), count).double() * (labels >= 0).unsqueeze(1)
         return hot.reshape(len(y), -1)
+
+    def few_rows(self, y: Tensor) -> Tensor:
+        """Rows with the inner products of ``rows``; n numbers each where labels belong to positions."""
+        if not self.by_position:
+            return self.rows(y)
+        labels = y.reshape(len(y), -1)
+        gram = torch.stack([((labels == own) & (own != IGNORED)).sum(1) for own in labels]).double()
+        values, vectors = torch.linalg.eigh(gram)
+        return vectors * values.clamp(min=0).sqrt()
 
     @property
     def count(self) -> int:

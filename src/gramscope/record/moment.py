@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int8, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 from gramscope.base.errors import InputError
 from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
-from gramscope.capture.capture import Opened, opened
+from gramscope.capture.capture import Opened, opened, outputs_of
 from gramscope.capture.network import Outputs
 from gramscope.capture.surroundings import in_modes
 from gramscope.kernels.ntk import traced_kernel
 from gramscope.kernels.projected import ProjectedTrace, mean_and_error
 from gramscope.record.along_loss import AlongLoss, pull_back, sample_positions
-from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual
+from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing
 from gramscope.record.judge import Judge
 
 SIGNALS = 2**28  # bytes of signals that are held at once, where outputs are very many
@@ -49,6 +49,7 @@ class Memory:
 
     ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
+    ``signs`` are those of the random mixtures, where outputs are very many.
     """
 
     kernel: Tensor | None = None
@@ -56,6 +57,7 @@ class Memory:
     resumed: bool = False
     other: str = ""
     fingerprint: NDArray[np.uint8] | None = None
+    signs: Int8[Tensor, "C k"] | None = None
 
 
 @dataclass(eq=False)
@@ -91,8 +93,13 @@ class Moment:
     @cached_property
     def condensed(self) -> Condensed | None:
         """What stands for the outputs, where they are very many."""
-        subject = self.subject
-        return Condensed(subject.judge, subject.y, subject.outputs) if has_many_outputs(subject.judge) else None
+        subject, memory = self.subject, self.memory
+        if not has_many_outputs(subject.judge):
+            return None
+        if memory.signs is None:
+            memory.signs = make_signs(subject.judge, next(subject.model.parameters()).device)
+        places = None if self.sampled_positions is None else self.sampled_positions[:OUTPUT_ROWS]
+        return Condensed(subject.judge, subject.y, subject.outputs, memory.signs, places)
 
     @cached_property
     def network(self) -> Opened:
@@ -100,8 +107,9 @@ class Moment:
         subject, few = self.subject, self.condensed
         with ExitStack() as stack:
             stack.enter_context(evaluating(subject.model))
-            many = {} if few is None else {"room": SIGNALS, "large": True}
-            made = stack.enter_context(opened(subject.model, subject.x, outputs=few or subject.outputs, **many))
+            made = stack.enter_context(
+                opened(subject.model, subject.x, outputs=few or subject.outputs, room=self._room, large=few is not None)
+            )
             self._inside = stack.pop_all()
         return made
 
@@ -113,9 +121,11 @@ class Moment:
 
     @property
     def f(self) -> Float[Tensor, "n C"]:
-        f = self.network.f if self.condensed is None else self.condensed.f
-        assert f is not None
-        return f.detach()
+        """The outputs. Very many are not kept: each time that they are asked for costs a forward pass."""
+        if self.condensed is None:
+            return self.network.f.detach()
+        with evaluating(self.subject.model):
+            return outputs_of(self.subject.model, self.subject.x, outputs=self.subject.outputs)
 
     @property
     def labels_or_values(self) -> Tensor:
@@ -131,7 +141,16 @@ class Moment:
         _ = self.network
         if few.failure is not None:
             raise few.failure
+        assert few.residual is not None
         return few.value, few.residual
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of labels that are met; None where there are none."""
+        _, few = self.loss_and_residual, self.condensed
+        if few is not None:
+            return few.accuracy
+        return self.subject.judge.accuracy(self.f, self.labels_or_values.to(self.f.device))
 
     @cached_property
     def along_loss(self) -> AlongLoss:
@@ -144,7 +163,11 @@ class Moment:
         else:
             direction = self.loss_and_residual[1][None]
         places = self.sampled_positions
-        return pull_back(network, direction, self.subject.judge, places, SIGNALS if self.condensed else UNLIMITED)
+        return pull_back(network, direction, self.subject.judge, places, self._room)
+
+    @property
+    def _room(self) -> int:
+        return UNLIMITED if self.condensed is None else SIGNALS
 
     @cached_property
     def sampled_positions(self) -> Int64[Tensor, " rows"] | None:
@@ -162,11 +185,10 @@ class Moment:
     @cached_property
     def estimate(self) -> ProjectedTrace:
         """The kernel of random mixtures of very many outputs, with its standard error."""
-        network, few = self.network, self.condensed
-        assert few is not None
-        k = few.projection.k
+        network, mixtures = self.network, mixing()
+        k = mixtures.k
         each = (k * traced_kernel(network, network.cotangents(some=slice(j, j + 1)), SIGNALS) for j in range(1, 1 + k))
-        return mean_and_error(each, few.projection)
+        return mean_and_error(each, mixtures)
 
     @property
     def features(self) -> dict[str, Float[Tensor, "rows d"]]:
@@ -181,18 +203,20 @@ class Moment:
     @cached_property
     def targets(self) -> Float[Tensor, "rows C"]:
         """Targets as rows: one-hot for classes; at the sampled positions, of the classes that are there."""
-        judge, y = self.subject.judge, self.labels_or_values
+        judge, y, device = self.subject.judge, self.labels_or_values, self.network.f.device
         if self.sampled_positions is None:
-            return judge.rows(y).to(self.f.device)
+            return judge.rows(y).to(device)
         _, labels = y.reshape(-1)[self.sampled_positions.to(y.device)].unique(return_inverse=True)
-        return torch.nn.functional.one_hot(labels).double().to(self.f.device)
+        return torch.nn.functional.one_hot(labels).double().to(device)
 
-    @cached_property
+    @property
     def output_rows(self) -> Float[Tensor, "rows C"]:
-        """The outputs that belong to the rows of ``targets`` and ``features``; of positions a few hundred at most."""
-        if self.sampled_positions is None:
-            return self.f
-        return self.subject.judge.by_class(self.f)[self.sampled_positions[:OUTPUT_ROWS].to(self.f.device)]
+        """The outputs that belong to the first rows of ``targets`` and ``features``; of a few hundred positions."""
+        _, few, places = self.network, self.condensed, self.sampled_positions
+        if few is not None:
+            assert few.rows is not None
+            return few.rows
+        return self.f if places is None else self.subject.judge.by_class(self.f)[places[:OUTPUT_ROWS].to(self.f.device)]
 
 
 def layer_of(parameter: str) -> str:

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramscope import measures, spectra
 from gramscope.base.errors import InputError
-from gramscope.capture.network import named_parameters
+from gramscope.capture.network import count_examples, evaluate, named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.propagators.prediction import predict_step
+from gramscope.record.condensed import rehearses_losses
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
 from gramscope.spectra.layouts import Layout
 from gramscope.spectra.shuffled import shuffled_null_checked
@@ -87,9 +88,8 @@ def reader(
 def read_loss(moment: Moment) -> Reading:
     value, _ = moment.loss_and_residual
     scalars = {"loss/probe": value}
-    accuracy = moment.subject.judge.accuracy(moment.f, moment.labels_or_values.to(moment.f.device))
-    if accuracy is not None:
-        scalars["accuracy/probe"] = accuracy
+    if moment.accuracy is not None:
+        scalars["accuracy/probe"] = moment.accuracy
     return Reading(scalars)
 
 
@@ -123,7 +123,8 @@ def read_kernel(moment: Moment) -> Reading:
         reading.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
     order, y = torch.arange(len(kernel), device="cpu"), moment.subject.y
     if y is not None:
-        reading.scalars["kernel/alignment"] = measures.kernel_target_alignment(kernel, moment.subject.judge.rows(y).to(kernel.device))
+        targets = moment.subject.judge.few_rows(y).to(kernel.device)
+        reading.scalars["kernel/alignment"] = measures.kernel_target_alignment(kernel, targets)
         if not y.is_floating_point() and y.numel() == len(y):
             order = torch.argsort(y.reshape(-1).cpu(), stable=True)
             reading.arrays["kernel/labels"] = y.reshape(-1).cpu()[order].numpy()
@@ -247,12 +248,7 @@ def read_spectra(moment: Moment) -> Reading:
     ready=lambda subject: subject.optimizer is not None or subject.lr is not None,
 )
 def read_step(moment: Moment) -> Reading:
-    subject = moment.subject
-    y = moment.labels_or_values
-    step = explain_step(
-        subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None,
-        loss=subject.judge.loss, optimizer=subject.optimizer, outputs=subject.outputs, by_example=False,
-    )  # fmt: skip
+    step = _rehearsed(moment)
     parts = {
         "all": "step/error", "second order": "step/second_order", "mask flips": "step/mask_flips",
         "rounding": "step/rounding",
@@ -269,6 +265,25 @@ def read_step(moment: Moment) -> Reading:
     reading.arrays["step/true"] = _numpy(step.true.flatten().cpu()[chosen])
     reading.missing |= _without_matrix(moment, step, forms)
     return reading
+
+
+def _rehearsed(moment: Moment) -> ExplainedStep:
+    """The step, explained by its outputs; with a vocabulary of them at every token, by the loss of each example."""
+    subject, y = moment.subject, moment.labels_or_values
+    outputs, loss = subject.outputs, subject.judge.loss
+    if rehearses_losses(subject.judge):
+        judge, given = subject.judge, subject.outputs
+
+        def outputs(model: nn.Module, x: Any) -> Tensor:
+            return judge.losses(evaluate(model, x, count_examples(x), given), y)
+
+        def loss(f: Tensor, y: Tensor) -> Tensor:
+            return f.sum()
+
+    return explain_step(
+        subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None, loss=loss,
+        optimizer=subject.optimizer, outputs=outputs, by_example=False,
+    )  # fmt: skip
 
 
 def _relative(errors: Mapping[str, float], change: Tensor) -> Reading:

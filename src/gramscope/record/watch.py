@@ -15,11 +15,12 @@ from torch import nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
-from gramscope.capture.network import Outputs, unwrap_with_input
+from gramscope.capture.network import Outputs, unwrap, unwrap_with_input
 from gramscope.record import probe as probe_module
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
 from gramscope.record.budget import GUARANTEED, Budget
 from gramscope.record.closing import closing_line
+from gramscope.record.examples import taken
 from gramscope.record.fingerprint import difference, fingerprint
 from gramscope.record.groups import PASS, TOGETHER, Groups
 from gramscope.record.judge import unseen
@@ -73,8 +74,10 @@ def watch(
 
     Args:
         model: any module; compiled and data-parallel wrappers are opened.
-        probe: fixed examples (x, y) to measure on, a few hundred. y are numbers, a label for each example or for each
-            of its positions, or 0 and 1 for each output. x may be a tuple or a dict; floats take the model's precision.
+        probe: fixed examples (x, y) to measure on, a few hundred (of token sequences a few). y are numbers, a label for
+            each example or for each of its positions, or 0 and 1 for each output. x may be a tuple or a dict; floats
+            take the model's precision. Also a Dataset or a DataLoader, whose first examples are taken, numpy arrays,
+            or a dict with ``labels``, as Hugging Face models are trained on.
         out: directory of the run; None keeps all of it in ``scope.records`` and ``scope.logged`` only.
         every: steps between measurements, "log:10" (that many in each decade of steps, all of the first ones), "log", a
             collection of steps, or a function of the step. The last step is measured too, when the watch is closed.
@@ -113,6 +116,7 @@ class Scope:
         check_options(on_error, out, loss, lr, forward)
         resume, start = resume_step(resume), whole_step(start, "start")
         self.budget = Budget(overhead)
+        probe, taken_from = taken(probe, unwrap(model))
         self.model, probe = unwrap_with_input(model, probe)
         self._due, self._on_error, self._forward = due, on_error, forward
         self._writes = rank() == 0
@@ -134,7 +138,7 @@ class Scope:
         self._closed = False
         self._writer: RunWriter | None = None
         if out is not None and self._writes:
-            meta = probe_module.meta(self.subject, self.readers, name or Path(out).name, config)
+            meta = probe_module.meta(self.subject, self.readers, name or Path(out).name, config, taken_from)
             self._writer = open_writer(out, resume, meta)
         self._memory = self._remembered(resume)
         self.budget.spent += self.budget.clock() - self.budget.started
