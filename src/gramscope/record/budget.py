@@ -65,9 +65,6 @@ class Budget:
         del recent[:-LAST]
         self.costs[name] = median(recent) if len(recent) == LAST else min(recent)
 
-    def charge(self, group: str, seconds: float) -> None:
-        self.used[group] = self.used.get(group, 0.0) + seconds
-
     @contextmanager
     def all_counted(self) -> Iterator[None]:
         """All the time inside counts as spent, also what is not noted by name."""

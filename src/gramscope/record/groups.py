@@ -34,11 +34,18 @@ class Groups:
 
     def affordable(self, group: str, names: Sequence[str], subject: Subject, guaranteed: bool) -> bool:
         """May this group be measured now? The cheap one always, where a measurement is guaranteed."""
-        seconds = self._estimate(group, names, subject)
-        if guaranteed and (group == TOGETHER or seconds <= CHEAP):
+        seconds, room = self._estimate(group, names, subject), self.budget.room(group)
+        if guaranteed and group == TOGETHER:
             return True
-        first = not any(self.budget.taken.get(name) for name in names)
-        return seconds <= (FREE if guaranteed and first else self.budget.room(group))
+        if guaranteed:
+            first = not any(self.budget.taken.get(name) for name in names)
+            room = max(room, FREE if first else CHEAP)
+        return seconds <= room
+
+    def charge(self, group: str, seconds: float, guaranteed: bool) -> None:
+        """A group took so long; what is guaranteed anyway uses up nothing."""
+        if not guaranteed or (group != TOGETHER and seconds > CHEAP):
+            self.budget.used[group] = self.budget.used.get(group, 0.0) + seconds
 
     def _estimate(self, group: str, names: Sequence[str], subject: Subject) -> float:
         """Seconds that these measures will take; 0 for cheap ones that were not timed yet."""

@@ -133,7 +133,7 @@ class Scope:
         self.count = start
         self._logged, self._said = Logged(), set[str]()
         self._groups = Groups(self.readers, self.budget)
-        self._left_out = 0  # due steps without a measurement
+        self._left_out, self._left_out_last = 0, -1  # due steps without a measurement: how many, and the last
         self._hooks: list[Any] = []
         self._closed = False
         self._writer: RunWriter | None = None
@@ -186,7 +186,7 @@ class Scope:
         self._keep(scalars)
         if any(map(self._is_due, range(first, self.count + 1))):
             self._measure()
-        elif self.budget.clock() >= self._flush_at:
+        if self.budget.clock() >= self._flush_at:
             self._flush()
 
     def due_next(self) -> bool:
@@ -282,6 +282,7 @@ class Scope:
             last.callback(self._flush)
             if measure and self._writes and self.count > (self.records[-1]["step"] if self.records else self._begun):
                 self._guaranteed = max(self._guaranteed, 1)
+                self._left_out -= self._left_out_last == self.count
                 self._measure()
 
     def _say_what_was_measured(self) -> None:
@@ -335,7 +336,7 @@ class Scope:
             groups = self._groups.split(self.subject)
             guaranteed = self._guaranteed > 0
             if TOGETHER in groups and not self._affordable(TOGETHER, groups, guaranteed):
-                self._left_out += 1
+                self._left_out, self._left_out_last = self._left_out + 1, self.count
             elif groups or self._opening:
                 self._guaranteed -= guaranteed
                 self._measure_groups(groups, guaranteed)
@@ -360,8 +361,8 @@ class Scope:
                     reading = self._time(name, partial(self._read, name, moment, failures))
                     found.scalars |= reading.scalars
                     found.arrays |= reading.arrays
-                if warm and not guaranteed:
-                    self.budget.charge(group, self.budget.spent - before)
+                if warm:
+                    self._groups.charge(group, self.budget.spent - before, guaranteed)
         if skipped:
             found.scalars["skipped"] = float(len(skipped))
         self._commit(found.scalars, found.arrays, failures, skipped)
