@@ -145,6 +145,23 @@ def test_a_cold_start_of_an_expensive_measure_does_not_hide_its_cost(clock, regi
     assert dear == LOG
 
 
+def test_a_disturbed_start_of_an_expensive_measure_is_forgotten(clock, register):
+    """Its first warm time tells too much, its own estimate does not."""
+    register("plain", 1e-3)
+    times = iter([3.0, 0.4] + [0.02] * 100)
+    dear = []
+
+    def take(moment):
+        clock.now += next(times)
+        dear.append(moment.step)
+        return Reading({"dear/value": 1.0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(READERS, "dear", Reader("dear", take, False, "", True, lambda subject, one: 0.05))
+        train(watch(["plain", "dear"]), clock, 40)
+    assert dear == LOG[:15]
+
+
 def test_one_disturbed_measurement_is_forgotten(clock, register):
     taken = register("plain", 2e-3)
     scope = watch(["plain"], every=1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gramscope.record.budget import FREE, Budget
+from gramscope.record.budget import FREE, LAST, Budget
 from gramscope.record.moment import Subject
 from gramscope.record.readings import READERS
 
@@ -54,8 +54,8 @@ class Groups:
         total = costs.get(PASS, 0.0) if group == TOGETHER else 0.0
         for name in names:
             guess = READERS[name].guess
-            if name in costs:
-                total += costs[name]
-            elif guess is not None:
-                total += guess(subject, shared)
+            known = [costs[name]] if name in costs else []
+            if guess is not None and self.budget.taken.get(name, 0) <= LAST:  # a disturbed time or two tell little
+                known.append(guess(subject, shared))
+            total += min(known, default=0.0)
         return total
