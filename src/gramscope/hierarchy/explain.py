@@ -134,7 +134,7 @@ class _Rehearsal:
         gradients = {name: dense(found[name], p) for name, p in self.parameters.items()}
         end = self._run(self.after, crossed)
         check_finite(end, "the output after the step", "The step blew the network up: lower the learning rate.")
-        held, unsplit = self._held(sides)
+        held, unsplit = self._held(sides) if sides.sides else (end - start, "")  # without kinks there is one part
         influence, coupled = self._influence(residual, parts) if by_example else (None, _NOT_BY_EXAMPLE)
         predicted, slow = self._predict(parts)
         rounding = self._rounding(start)
