@@ -96,7 +96,7 @@ def test_an_expensive_measure_is_taken_beside_the_others_or_not_at_all(clock, re
     scope = watch(["cheap", "dear"], every=20)
     train(scope, clock, 4000, 0.1)
     assert cheap == list(range(0, 4001, 20))
-    # The first is not charged; the others have half of 0.6 · 0.05 · 400 s.
+    # The first is not charged; the others have half of the time there is.
     assert len(dear) == pytest.approx(1 + 0.5 * MARGIN * SHARE * 400, abs=1)
     assert set(dear) <= set(cheap)
     skipping = [record for record in scope.records if record["skipped"]]
@@ -245,8 +245,8 @@ def test_one_line_at_the_end(clock, register, capsys):
         assert capsys.readouterr().err == ""
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.strip() == closing_line(scope.records, scope.budget, scope._left_out)
-    assert f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times)" in said
+    assert said.strip() == closing_line(scope.records, scope.readers, scope.budget, scope._left_out)
+    assert f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times, dear 0)" in said
     assert f"{scope._left_out} due steps were left out to keep overhead=0.05." in said
     assert scope._left_out == 601 - len(scope.records) > 500
     scope.close()

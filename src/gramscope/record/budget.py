@@ -12,7 +12,7 @@ from gramscope.base.errors import InputError
 
 GUARANTEED = 12  # measurements that every run has, whatever they cost
 FREE = 1.0  # seconds that measuring may take in any case, so that a short run has a full page
-MARGIN = 0.6  # the rest is for what cannot be timed from here: cold caches and queues, and calls around the clocks
+MARGIN = 0.4  # the rest is for the guaranteed measurements and for what cannot be timed from here, such as cold caches
 LAST = 3  # measurements that an estimate looks back on
 
 

@@ -4,20 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gramscope.record.budget import GUARANTEED, Budget
-from gramscope.record.groups import PASS
 
 
-def closing_line(records: Sequence[Mapping[str, Any]], budget: Budget, left_out: int) -> str:
+def closing_line(records: Sequence[Mapping[str, Any]], measures: Sequence[str], budget: Budget, left_out: int) -> str:
     """
     >>> budget = Budget(0.05, started=0.0, spent=1.0, ended=41.0, taken={"loss": 15, "norm": 15, "spectra": 2})
-    >>> print(closing_line([{"step": 0}, {"step": 40}], budget, left_out=3))
-    gramscope: 2 measurements at steps 0 to 40 (loss, norm 15 times, spectra 2) took 1.0 s, 2.5 % of training; 3 due \
+    >>> records = [{"step": 0}, {"step": 40}]
+    >>> print(closing_line(records, ["loss", "norm", "spectra", "step"], budget, left_out=3))
+    gramscope: 2 measurements at steps 0 to 40 (loss, norm 15 times, spectra 2, step 0) took 1.0 s, 2.5 % of training; 3 due \
 steps were left out to keep overhead=0.05.
     """
     times: dict[int, list[str]] = {}
-    for name, count in budget.taken.items():
-        if name != PASS:
-            times.setdefault(count, []).append(name)
+    for name in measures:
+        times.setdefault(budget.taken.get(name, 0), []).append(name)
     counts = [f"{', '.join(names)} {count}" for count, names in sorted(times.items(), reverse=True)]
     counts[:1] = [f"{first} times" for first in counts[:1]]
     share = 100 * budget.overhead

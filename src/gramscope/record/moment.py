@@ -1,5 +1,6 @@
 """One moment of training: what the measures see, computed once and shared."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -81,7 +82,8 @@ class Moment:
 
     def open(self) -> None:
         """Make the shared pass. An error is left to the measures, which meet it again and say so."""
-        with suppress(Exception):
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             _ = self.along_loss
 
     def close(self) -> None:

@@ -287,7 +287,7 @@ class Scope:
 
     def _say_what_was_measured(self) -> None:
         if self.records and self.count > self._begun:
-            print(closing_line(self.records, self.budget, self._left_out), file=sys.stderr)
+            print(closing_line(self.records, self.readers, self.budget, self._left_out), file=sys.stderr)
 
     def _flush(self) -> None:
         """Hand what was logged to the disk: a crash loses the numbers of a second at most."""
