@@ -109,19 +109,20 @@ def test_the_budget_is_kept_after_the_guaranteed_ones(clock, register):
     scope = watch(["plain"], every=1)
     train(scope, clock, GUARANTEED - 1, 0.1)
     assert len(taken) == GUARANTEED
-    train(scope, clock, 1000, 0.1)
+    train(scope, clock, 2000, 0.1)
     charged = (len(taken) - GUARANTEED) * 0.1
-    allowed = max(FREE, MARGIN * SHARE * 1011 * 0.1)
+    allowed = max(FREE, MARGIN * SHARE * 2011 * 0.1)
     assert allowed - 0.15 <= charged <= allowed
     gaps = [b - a for a, b in itertools.pairwise(taken)]
     assert max(gaps[-5:]) <= 1.1 / (MARGIN * SHARE), "what is left is spread evenly"
 
 
 def test_a_measure_that_turns_out_expensive_does_not_hold_up_the_others(clock, register):
-    cheap, dear = register("cheap", 1e-3), register("dear", 0.5)
+    cheap, dear = register("cheap", 1e-3), register("dear", 0.4)
     train(watch(["cheap", "dear"], every=10), clock, 1000)
     assert cheap == list(range(0, 1001, 10))
-    assert len(dear) == 3, "one with warm-up, one that tells what it costs, one that half of the free second allows"
+    assert len(dear) == 5, "one with warm-up, one that tells what it costs, three that half of the free time allows"
+    assert dear == [0, 10, 60, 120, 190], "which are spread"
 
 
 def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):
@@ -241,14 +242,14 @@ def test_one_line_at_the_end(clock, register, capsys):
     register("cheap", 0.01)
     register("dear", 20.0, guess=20.0)
     with watch(["cheap", "dear"], every=1) as scope:
-        train(scope, clock, 600)
+        train(scope, clock, 600, 1e-3)
         assert capsys.readouterr().err == ""
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.strip() == closing_line(scope.records, scope.readers, scope.budget, scope._left_out)
     assert f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times, dear 0)" in said
     assert f"{scope._left_out} due steps were left out to keep overhead=0.05." in said
-    assert scope._left_out == 601 - len(scope.records) > 500
+    assert scope._left_out == 601 - len(scope.records) > 400
     scope.close()
     assert capsys.readouterr().err == ""
 

@@ -11,7 +11,8 @@ from typing import Any
 from gramscope.base.errors import InputError
 
 GUARANTEED = 12  # measurements that every run has, whatever they cost
-FREE = 1.0  # seconds that measuring may take in any case, so that a short run has a full page
+FREE = 3.0  # seconds that measuring may take in any case, so that a short run has a full page,
+SPREAD = 24  # over so many due steps
 MARGIN = 0.4  # the rest is for the guaranteed measurements and for what cannot be timed from here, such as cold caches
 LAST = 3  # measurements that an estimate looks back on
 
@@ -22,7 +23,7 @@ class Budget:
 
     ``costs`` estimates each measure by the median of its last times. The first time of each (``cold``) includes imports
     and warm-up: it estimates nothing, and is not charged. ``used`` is what each group of measures was charged of its
-    part of the time (``parts``, which sum to one).
+    part of the time (``parts``, which sum to one). ``due`` counts the due steps so far.
     """
 
     share: Any
@@ -34,6 +35,7 @@ class Budget:
     used: dict[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
+    due: int = 0
     _recent: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class Budget:
         """Seconds that a group may use now."""
         if self.share is None:
             return float("inf")
-        whole = max(FREE, MARGIN * self.share * self.training_time)
+        whole = max(FREE * min(self.due / SPREAD, 1.0), MARGIN * self.share * self.training_time)
         return self.parts.get(group, 1.0) * whole - self.used.get(group, 0.0)
 
     def note(self, name: str, seconds: float) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from gramscope.record.budget import FREE, LAST, Budget
+from gramscope.record.budget import LAST, Budget
 from gramscope.record.moment import Subject
 from gramscope.record.readings import READERS
 
 TOGETHER = "together"
 PASS = "pass"  # the budget's name for the forward and backward pass that the cheap measures share
 CHEAP = 0.1  # seconds: what takes less is taken at the guaranteed measurements too
+AT_FIRST = 1.0  # seconds: what should take less is tried once
 
 
 class Groups:
@@ -39,7 +40,7 @@ class Groups:
             return True
         if guaranteed:
             first = not any(self.budget.taken.get(name) for name in names)
-            room = max(room, FREE if first else CHEAP)
+            room = max(room, AT_FIRST if first else CHEAP)
         return seconds <= room
 
     def charge(self, group: str, seconds: float, guaranteed: bool) -> None:

@@ -87,7 +87,7 @@ def watch(
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
         overhead: fraction of the training time that measuring may take. Where it is used up, due steps are left out;
-            but the first 12 due steps and the last step are always measured, and one second in all is always allowed.
+            but the first 12 due steps and the last step are always measured, and 3 seconds in all are always allowed.
             Expensive measures (spectra, step) are taken less often than the others. None measures everything at every
             due step. What the loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
@@ -335,6 +335,7 @@ class Scope:
         with self.budget.all_counted():
             groups = self._groups.split(self.subject)
             guaranteed = self._guaranteed > 0
+            self.budget.due += 1
             if TOGETHER in groups and not self._affordable(TOGETHER, groups, guaranteed):
                 self._left_out, self._left_out_last = self._left_out + 1, self.count
             elif groups or self._opening:
