@@ -19,7 +19,7 @@ SEED = 0
 def sample_positions(y: Int64[Tensor, "n ..."]) -> Int64[Tensor, " rows"]:
     """Some of all labels that count, in random order, always the same for the same number of them."""
     counted = (y.reshape(-1).cpu() != IGNORED).nonzero()[:, 0]
-    order = torch.randperm(len(counted), generator=torch.Generator().manual_seed(SEED))
+    order = torch.randperm(len(counted), generator=torch.Generator("cpu").manual_seed(SEED), device="cpu")
     return counted[order[:SAMPLED_POSITIONS]]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gramscope.record.budget import GUARANTEED, Budget
+from gramscope.record.budget import FREE, GUARANTEED, Budget
 
 
 def closing_line(records: Sequence[Mapping[str, Any]], measures: Sequence[str], budget: Budget, left_out: int) -> str:
@@ -28,5 +28,5 @@ def closing_line(records: Sequence[Mapping[str, Any]], measures: Sequence[str], 
     if left_out:
         return f"{line}; {left_out} due steps were left out to keep overhead={budget.share}."
     if budget.share is not None and share > 100 * budget.share:
-        return f"{line}: short runs pay for the first {GUARANTEED}, which are always made."
+        return f"{line}: {GUARANTEED} measurements and {FREE:.0f} s are allowed above overhead={budget.share}."
     return f"{line}."
