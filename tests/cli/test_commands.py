@@ -55,7 +55,8 @@ def config(tmp_path):
 def test_run(config, tmp_path):
     done = call("run", config, "--json", "--set", "train.steps=4", "--set", "optimiser.name=sgd")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    assert done.stderr.startswith("gramscope: 3 measurements at steps 0 to 4 ")
+    found = json.loads(done.stdout)
     assert found["steps"] == 4
     run = gs.open_run(tmp_path / "run")
     assert list(run.scalars().index) == [0, 3, 4]
@@ -140,8 +141,10 @@ def test_a_divergence_is_told_in_a_few_lines(config):
     done = call("run", config, *(part for change in changes for part in ("--set", change)))
     assert done.exit_code == 0, done.output
     lines = done.stderr.splitlines()
-    assert 1 <= len(lines) < 7, done.stderr
-    assert all(line.startswith("Warning: ") for line in lines)
+    assert 2 <= len(lines) < 8, done.stderr
+    others = [line for line in lines if not line.startswith("Warning: ")]
+    assert len(others) == 1
+    assert others[0].startswith("gramscope: ")  # what was measured
 
 
 def test_a_warning_of_each_kind_is_told_and_the_others_are_counted(capsys):

@@ -31,7 +31,7 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
         assert len(gs.open_run(tmp_path / "page" / "runs" / name).scalars()) == 13
     (tmp_path / "page" / "runs" / "rich" / "notes.txt").write_text("mine")
     again = CliRunner().invoke(app, [*arguments, "--json"])
-    assert json.loads(again.output)["report"].endswith("report.html")
+    assert json.loads(again.stdout)["report"].endswith("report.html")
     assert (tmp_path / "page" / "runs" / "rich.previous").exists(), "an earlier demo is put aside, not overwritten"
 
 

@@ -61,6 +61,7 @@ class BackwardGraph:
         bits = {node: 1 << place for place, node in enumerate(self.names)}
         self._leaf_of_bit = list(self.names)
         self._below: dict[Node, int] = {}
+        self._leaves: dict[Node, list[Node]] = {}
         for node in reversed(ordered):
             found = bits.get(node, 0)
             for child, _ in node.next_functions:
@@ -99,8 +100,10 @@ class BackwardGraph:
 
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""
-        found = self._below.get(node, 0)
-        return [leaf for place, leaf in enumerate(self._leaf_of_bit) if found >> place & 1]
+        if node not in self._leaves:
+            found = self._below.get(node, 0)
+            self._leaves[node] = [leaf for place, leaf in enumerate(self._leaf_of_bit) if found >> place & 1]
+        return self._leaves[node]
 
     def children(self, node: Node) -> list[Node]:
         """The nodes that a node passes gradients on to, of those that lead to measured parameters."""

@@ -17,6 +17,7 @@ from gramscope.base.memory import Memory
 from gramscope.base.progress import progress
 from gramscope.base.warned import SlowPathWarning, warn
 from gramscope.capture import Snapshot
+from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capture import Coupled, Opened, opened, outputs_of
 from gramscope.capture.coupling import same_outputs
 from gramscope.capture.network import Outputs, join_examples, slice_examples
@@ -255,6 +256,20 @@ def _part(group: Sites, examples: slice, directions: slice) -> Sites:
 def _tile(kernel: Tensor, mine: Block, theirs: Block) -> Tensor:
     rows, cols = slice(*mine.examples), slice(*theirs.examples)
     return kernel[rows, cols] if kernel.dim() == 2 else kernel[rows, slice(*mine.outputs), cols, slice(*theirs.outputs)]
+
+
+def traced_kernel(network: Opened, cotangents: Tensor, room: int = UNLIMITED) -> Tensor:
+    """``Σ_j K_{μj,νj}`` over the directions given, of an open forward pass; ``room`` bytes of signals at once."""
+    n, device = len(network.f), network.f.device
+    dtype = reduce_with(torch.promote_types, (p.dtype for p in network.parameters.values()), torch.float32)
+    kernel = torch.zeros(n, n, dtype=torch.promote_types(dtype, network.f.dtype).to_real(), device=device)
+    accumulator = Accumulator({"": kernel}, True, CHUNK.get(device.type, CHUNK["cuda"]), symmetric=True, fuse=True)
+    with torch.no_grad():
+        for group in network.sites(cotangents, room):
+            accumulator.add(group, group)
+        accumulator.finish()
+        mirror(kernel)
+    return kernel
 
 
 def contracted(snapshot: Snapshot, *, trace: bool, by_site: bool) -> dict[str, Tensor]:
