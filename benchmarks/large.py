@@ -115,7 +115,8 @@ def gpt2_loss(n: int, tiny: bool) -> Problem:
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         logits = model(x).logits[:, :-1]
-        return F.cross_entropy(logits.transpose(1, 2), x[:, 1:], reduction="none").mean(1, keepdim=True)
+        each = F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten(), reduction="none")
+        return each.unflatten(0, (len(x), -1)).mean(1, keepdim=True)
 
     return gpt2(n, tiny, loss, None)
 

@@ -1,5 +1,7 @@
 """Backward passes in parts give the signals of one pass, and sites are the same however they were found."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -7,12 +9,19 @@ from torch import nn
 import gramscope as gs
 from cases import CASES
 from gramscope.capture.backward_graph import BackwardGraph
-from gramscope.capture.capture import FEW, WORTH, opened
+from gramscope.capture.capture import FEW, opened
 from gramscope.capture.weight_sites import WeightSites
 from references.jacobian import assert_kernel_close, reference_ntk
 
 CUT = ["vit", "lstm", "gru", "gpt_tied", "encoder_layer", "residual_in_place", "pinn_residual", "batch_norm2d_eval",
        "siamese_in_one_doubled_batch", "experts_by_boolean_mask", "mlp_relu"]  # fmt: skip
+MANY = 15
+
+
+@pytest.fixture(autouse=True)
+def always_from_a_few(monkeypatch):
+    """Small networks too are searched by a few examples, which otherwise pays for large ones only."""
+    monkeypatch.setattr(importlib.import_module("gramscope.capture.capture"), "SPARED", -1)
 
 
 @pytest.mark.parametrize("name", CUT)
@@ -63,7 +72,7 @@ def test_skips_are_not_counted_twice():
 def test_sites_found_from_a_few_examples(name):
     case = CASES[name]
     model, x, _ = case.build(dtype=torch.float64)
-    x = x.repeat((WORTH * FEW + 2) // len(x) + 1, *[1] * (x.dim() - 1))
+    x = x.repeat((MANY + 2) // len(x) + 1, *[1] * (x.dim() - 1))
     with opened(model, x, outputs=case.outputs) as network:
         assert network.few() is not None
         sought = WeightSites(BackwardGraph(network.f, network.parameters), lambda names: None)
@@ -86,7 +95,7 @@ class Changing(nn.Module):
 
 
 def test_a_network_that_changes_with_its_batch_is_searched_whole():
-    model, x = Changing().double(), torch.randn(WORTH * FEW + 3, 3, dtype=torch.float64)
+    model, x = Changing().double(), torch.randn(MANY + 3, 3, dtype=torch.float64)
     assert set(gs.ntk(model, x, by_site=True)) == {"first.weight", "first.bias", "second.weight", "second.bias"}
     kernel = gs.ntk(model, x, by_site=True)["second.bias"]
     torch.testing.assert_close(kernel, torch.eye(2).double().expand(len(x), len(x), 2, 2).permute(0, 2, 1, 3))
@@ -152,7 +161,7 @@ class Routed(nn.Module):
 
 def test_routed_examples_are_not_told_by_a_few():
     """One token of each of the first examples goes each way; of later ones both, as many in all."""
-    model, x = Routed().double(), torch.rand(2 * WORTH * FEW, 2, 2, dtype=torch.float64)
+    model, x = Routed().double(), torch.rand(2 * MANY, 2, 2, dtype=torch.float64)
     x[:, 1] *= -1
     x[FEW + 2, 1] *= -1
     x[FEW + 4, 0] *= -1
@@ -171,7 +180,7 @@ def test_silent_examples_tell_nothing_of_the_others():
             hidden = self.layer(x.transpose(0, 1))  # (T, n, 2)
             return (torch.relu(hidden) ** 2).sum(0) * (x.sum((1, 2)) > 0)[:, None]
 
-    model, x = SequenceFirst().double(), torch.randn(WORTH * FEW, 3, 2, dtype=torch.float64)
+    model, x = SequenceFirst().double(), torch.randn(MANY, 3, 2, dtype=torch.float64)
     x[:FEW] = -x[:FEW].abs()
     assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
 
@@ -179,8 +188,8 @@ def test_silent_examples_tell_nothing_of_the_others():
 def test_a_model_that_insists_on_its_batch_is_searched_whole():
     class Insisting(nn.Linear):
         def forward(self, x):
-            assert len(x) == WORTH * FEW, "no other batch"
+            assert len(x) == MANY, "no other batch"
             return super().forward(x)
 
-    model, x = Insisting(3, 2).double(), torch.randn(WORTH * FEW, 3, dtype=torch.float64)
+    model, x = Insisting(3, 2).double(), torch.randn(MANY, 3, dtype=torch.float64)
     assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)

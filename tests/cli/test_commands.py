@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import gramscope as gs
 from gramscope.cli.main import app
 from gramscope.cli.verify import default_target
+from gramscope.store import RunWriter
 from gramscope.tasks import mlp
 
 
@@ -54,7 +55,8 @@ def config(tmp_path):
 def test_run(config, tmp_path):
     done = call("run", config, "--json", "--set", "train.steps=4", "--set", "optimiser.name=sgd")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    assert done.stderr.startswith("gramscope: 3 measurements at steps 0 to 4 ")
+    found = json.loads(done.stdout)
     assert found["steps"] == 4
     run = gs.open_run(tmp_path / "run")
     assert list(run.scalars().index) == [0, 3, 4]
@@ -139,8 +141,10 @@ def test_a_divergence_is_told_in_a_few_lines(config):
     done = call("run", config, *(part for change in changes for part in ("--set", change)))
     assert done.exit_code == 0, done.output
     lines = done.stderr.splitlines()
-    assert 1 <= len(lines) < 7, done.stderr
-    assert all(line.startswith("Warning: ") for line in lines)
+    assert 2 <= len(lines) < 8, done.stderr
+    others = [line for line in lines if not line.startswith("Warning: ")]
+    assert len(others) == 1
+    assert others[0].startswith("gramscope: ")  # what was measured
 
 
 def test_a_warning_of_each_kind_is_told_and_the_others_are_counted(capsys):
@@ -439,9 +443,22 @@ def test_report_of_a_run(config, tmp_path):
     assert not (tmp_path / "other.html").exists()
 
 
-def test_serve_tells_its_address(config, tmp_path):
+def test_report_of_a_folder_and_of_a_pattern(tmp_path):
+    for name in ("lr-10", "lr-2", "other"):
+        with RunWriter.create(tmp_path / "runs" / name) as writer:
+            writer.append(0, {"loss": 1.0})
+    for source, names in ((tmp_path / "runs", ["lr-2", "lr-10", "other"]), (tmp_path / "runs/lr-*", ["lr-2", "lr-10"])):
+        done = call("report", source, "-o", tmp_path / "page.html")
+        assert done.exit_code == 0, done.output
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert [name for name in ("lr-2", "lr-10", "other") if f'"name":"{name}"' in page] == names
+
+
+@pytest.mark.parametrize("served", ["run", ""])
+def test_serve_tells_its_address(config, tmp_path, served):
+    """Of a run, or of the folder that it lies in."""
     assert call("run", config, "--json").exit_code == 0
-    command = [sys.executable, "-m", "gramscope.cli.main", "serve", str(tmp_path / "run"), "--json"]
+    command = [sys.executable, "-m", "gramscope.cli.main", "serve", str(tmp_path / served), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         url = json.loads(process.stdout.readline())["url"]
         page = urllib.request.urlopen(url).read()

@@ -15,7 +15,15 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
     arguments = ["demo", "--out", str(tmp_path / "page"), "--steps", "12", "--width", "16"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    for words in ("rich", "lazy", "kernel drift", "share of layer 4", "In words", "report.html"):
+    for words in (
+        "rich",
+        "lazy",
+        "kernel drift",
+        "share of layer 6",
+        "In words",
+        "5% of the time by default",
+        "report.html",
+    ):
         assert words in result.output
     page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
     assert "<html" in page
@@ -23,8 +31,21 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
         assert len(gs.open_run(tmp_path / "page" / "runs" / name).scalars()) == 13
     (tmp_path / "page" / "runs" / "rich" / "notes.txt").write_text("mine")
     again = CliRunner().invoke(app, [*arguments, "--json"])
-    assert json.loads(again.output)["report"].endswith("report.html")
+    assert json.loads(again.stdout)["report"].endswith("report.html")
     assert (tmp_path / "page" / "runs" / "rich.previous").exists(), "an earlier demo is put aside, not overwritten"
+
+
+def test_the_demo_separates_the_regimes_in_every_measure_it_shows(tmp_path):
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    rich, lazy = (json.loads(done.output)["runs"][name] for name in ("rich", "lazy"))
+    for key in ("kernel/drift", "kernel/alignment", "target_linearity/6", "step/error", "share/0", "share/2"):
+        assert rich[key] > 1.2 * lazy[key], key
+    for key in ("richness", "richness/initial_similarity", "share/6"):
+        assert lazy[key] > 1.2 * rich[key], key
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "The run is rich: it changed its features" in text
+    assert "The run is lazy: its features hardly moved" in text
 
 
 def test_the_demo_deletes_nothing(tmp_path):

@@ -242,6 +242,25 @@ def test_recurrent_tied_and_derived_weights(make_net, shape, layer):
     assert float(values.max()) > 1e-3
 
 
+def test_a_learned_initial_state_is_data_of_the_recurrence():
+    """It depends on no layer, so that it adds nothing: A is that of the same state held fixed."""
+
+    class Started(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.cell, self.head = nn.Linear(2, 3), nn.GRU(3, 3, batch_first=True), nn.Linear(3, 1)
+            self.start = nn.Parameter(torch.randn(1, 1, 3))
+
+        def forward(self, x):
+            return self.head(self.cell(self.embed(x), self.start.expand(-1, len(x), -1).contiguous())[0][:, -1])
+
+    torch.manual_seed(0)
+    net, x = Started().double(), torch.randn(2, 3, 2).double()
+    learned = NetworkPullback(net, x, "embed").dense()
+    net.start.requires_grad_(False)
+    assert close(learned, NetworkPullback(net, x, "embed").dense(), TOL)
+
+
 def test_tied_weights_in_a_linear_network_are_the_mixed_derivative():
     """With no activation there is no curvature term, and A = Bᵀ B with B = ∂²f/∂θ∂x^ℓ by autograd."""
 
@@ -335,6 +354,23 @@ def test_the_model_is_untouched_and_may_train_on():
         for parameter in net.parameters():
             parameter.add_(1.0)
     assert torch.equal(operator.dense(), dense)
+
+
+def test_a_weight_that_is_overwritten_after_its_use_is_refused():
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            weight = self.head.weight.clone()
+            out = self.stem(x) @ weight.T
+            weight.zero_()
+            return out
+
+    operator = NetworkPullback(Overwriting(), torch.randn(3, 3), "stem")
+    with pytest.raises((UnsupportedError, RuntimeError), match=r"in ?place"):
+        operator.dense()
 
 
 def test_bad_input():

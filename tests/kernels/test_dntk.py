@@ -1,6 +1,7 @@
 """The dNTK of real networks: definition, forward equation, step expansions, every kind of layer."""
 
 import copy
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -20,10 +21,10 @@ from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels import graph
 from gramscope.kernels.crossings import ntk_step
+from gramscope.kernels.dense import dense_kernel
 from gramscope.kernels.dntk import dntk, dntk_velocity, dntk_velocity_operator, output_curvature
 from gramscope.kernels.expansion import Expansion, Reading
 from gramscope.kernels.rates import layer_rates
-from gramscope.kernels.rows import Rows, dense_kernel
 from gramscope.kernels.tangent_kernels import TangentKernels
 from references.dntk import dntk_by_definition, dntk_by_forward_equation, velocity_by_differences
 from references.fingerprint import assert_same_fingerprint, fingerprint
@@ -195,7 +196,7 @@ def test_unusual_networks_on_fixed_sides_by_differences(name):
     assert_same_fingerprint(before, state(model, x))
     direction = graph.step_direction(graph.Graph(at), residual, None)
     h = 1e-4 / max(1.0, float(direction.norm()))
-    kernels = [dense_kernel(Rows(at.at(-s * h * direction, keep_sides=True), None), None, None) for s in (1, -1)]
+    kernels = [dense_kernel(graph.Graph(at.at(-s * h * direction, keep_sides=True)), None, None) for s in (1, -1)]
     want = (kernels[0] - kernels[1]) / (2 * h)
     assert (got - want).norm() <= 1e-5 * max(got.norm(), 1e-3 * kernels[0].norm())
     torch.testing.assert_close(operator.dense(), got, rtol=1e-9, atol=1e-9)
@@ -296,20 +297,32 @@ def test_rates_in_every_form():
     assert per_layer["2.weight"] == 1.0
 
 
-def test_rows_of_single_examples_only_where_examples_are_alone():
-    model, x = ZOO["batch norm in training"]
-    assert not Rows(Expansion(model, x, Reading()), None).alone
-    model, x = ZOO["conv"]
-    assert Rows(Expansion(model, x, Reading()), None).alone
+@pytest.mark.parametrize("name", ["conv", "encoder", "batch norm in training"])
+@pytest.mark.parametrize("metric", ["none", "numbers", "tensors"])
+def test_dense_kernels_are_those_of_products(name, metric):
+    """Of examples by themselves and of coupled ones, with a rate for each parameter and for each entry."""
+    model, x = ZOO[name]
+    at = graph.Graph(Expansion(model, x, Reading()))
+    rates = {
+        "none": None,
+        "numbers": at.expansion.flat_rates({n: 0.5 + i for i, (n, _) in enumerate(model.named_parameters())}),
+        "tensors": at.expansion.flat_rates(lambda n, p: p.detach().abs()),
+    }[metric]
+    jacobian = at.vjp(torch.eye(at.expansion.rows.size, dtype=torch.float64)).T
+    want = (jacobian if rates is None else jacobian * rates) @ jacobian.T
+    assert relative(dense_kernel(at, rates, None), want) < EXACT
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch norm in training"])
-def test_blocks_give_the_same_velocity(name):
+@pytest.mark.parametrize("metric", [None, lambda name, p: p.detach().abs()])
+def test_the_least_memory_gives_the_same_velocity(name, metric):
     model, x = ZOO[name]
     residual = torch.ones(len(x), 2, dtype=torch.float64)
-    size = sum(p.numel() for p in model.parameters())
-    small = (2 * len(x)) ** 2 * 8 + 2 * 8 * 2 * size * 8
-    assert relative(dntk_velocity(model, x, residual, memory=small), dntk_velocity(model, x, residual)) < 1e-13
+    want = dntk_velocity(model, x, residual, metric=metric)
+    with pytest.raises(InputError, match="memory must be at least") as refused:
+        dntk_velocity(model, x, residual, metric=metric, memory=1)
+    least = int(re.search(r"at least ([\d,]+) bytes", str(refused.value))[1].replace(",", ""))
+    assert relative(dntk_velocity(model, x, residual, metric=metric, memory=least), want) < 1e-13
 
 
 def test_dropout_keeps_one_mask_throughout():

@@ -47,7 +47,7 @@ def test_standard_errors_and_intervals_are_calibrated():
     net, x, seeds, k = network(), inputs(), 200, 16
     full = reference_ntk(net, x)
     exact = torch.einsum("ncmc->nm", full)
-    found = [projected._mean_and_error(iter(by_hand(full, k, seed)), gs.project(k, seed)) for seed in range(seeds)]
+    found = [projected.mean_and_error(iter(by_hand(full, k, seed)), gs.project(k, seed)) for seed in range(seeds)]
     one = projected_trace(net, x, k=k, seed=11)
     assert torch.allclose(one.kernel, found[11].kernel)
     assert torch.allclose(one.standard_error, found[11].standard_error)
@@ -67,7 +67,7 @@ def test_standard_errors_and_intervals_are_calibrated():
 def test_the_check_above_would_see_wrong_errors():
     """Of kernels, not of their means: √k too large; or halved."""
     samples = by_hand(reference_ntk(network(), inputs()), 16, 0)
-    right = projected._mean_and_error(iter(samples), gs.project(16)).standard_error
+    right = projected.mean_and_error(iter(samples), gs.project(16)).standard_error
     for wrong in (samples.std(0), samples.std(0) / 16):
         ratio = (wrong / right).square()
         assert not ((ratio > 0.7) & (ratio < 1.4)).any()

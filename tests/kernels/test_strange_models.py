@@ -3,6 +3,8 @@
 Forty examples take more than one digit of a number in base 32, and are told by three of them where that is possible.
 """
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,12 @@ from gramscope.capture.network import count_examples
 from references.jacobian import assert_kernel_close, reference_ntk
 
 MANY = 40
+
+
+@pytest.fixture(autouse=True)
+def always_from_a_few(monkeypatch):
+    """Small networks too are searched by a few examples, which otherwise pays for large ones only."""
+    monkeypatch.setattr(importlib.import_module("gramscope.capture.capture"), "SPARED", -1)
 
 
 class Graphs(nn.Module):

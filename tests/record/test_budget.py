@@ -1,7 +1,6 @@
-"""Turns by a clock that only goes when it is told to: who is read how often, and what it costs in all."""
+"""What is measured when, by a clock that only goes when it is told to."""
 
 import itertools
-import time
 
 import pytest
 import torch
@@ -9,12 +8,13 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.record import READERS, Reader, Reading, moment
-from gramscope.record.budget import Budget
-from gramscope.record.moment import Moment
+from gramscope.record import READERS, Reader, Reading
+from gramscope.record.budget import FREE, GUARANTEED, MARGIN, Budget
+from gramscope.record.closing import closing_line
 
 X, Y = torch.randn(6, 4), torch.randint(0, 2, (6,))
 SHARE, STEP = 0.05, 0.02
+LOG = [0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 79, 100, 126, 158, 200, 251, 316, 398, 501, 631, 794]
 
 
 class Clock:
@@ -34,135 +34,178 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def register(monkeypatch, clock):
-    """Adds a measure that takes so many seconds, the first time more; the steps at which it was read."""
+    """Adds a measure that takes so many seconds, the first time more; the steps at which it was taken."""
 
     def add(name, warm, cold=None, guess=None):
-        read = []
+        steps = []
 
         def take(moment):
-            clock.now += warm if read or cold is None else cold
-            read.append(moment.step)
+            clock.now += warm if steps or cold is None else cold
+            steps.append(moment.step)
             return Reading({f"{name}/value": 1.0})
 
-        foretold = None if guess is None else (lambda subject, capture: guess)
-        monkeypatch.setitem(READERS, name, Reader(name, take, False, "", True, foretold))
-        return read
+        estimate = None if guess is None else (lambda subject, one: guess)
+        monkeypatch.setitem(READERS, name, Reader(name, take, False, "", True, estimate))
+        return steps
 
     return add
 
 
-def train(scope, clock, seconds):
-    """Steps of a fiftieth second; the most that was charged for each second of training so far."""
-    worst, budget = 0.0, scope.budget
-    while clock.now < seconds:
-        clock.now += STEP
+def train(scope, clock, steps, seconds=STEP):
+    for _ in range(steps):
+        clock.now += seconds
         scope.step()
-        worst = max(worst, (budget.spent - budget.uncharged) / budget.training_time)
-    return worst
 
 
-def test_all_come_round_again_after_a_cold_start(clock, register):
-    """A first reading a hundred times as dear as the others, and a rehearsal that nobody has timed."""
-    reads = {
-        "loss": register("loss", 2e-3, cold=0.234),
-        "norm": register("norm", 1e-4, cold=0.01),
-        "spectra": register("spectra", 3e-3, cold=0.05, guess=0.06),
-        "step": register("step", 0.012, cold=0.1, guess=0.1),
-    }
-    scope = gs.watch(nn.Linear(4, 2), (X, Y), every=1, measures=list(reads), overhead=SHARE)
-    worst = train(scope, clock, 40)
-    assert worst <= SHARE
-    assert scope.overhead > 0.5 * SHARE, "there was time that nobody was given"
-    assert all(len(steps) > 12 for steps in reads.values()), {name: len(steps) for name, steps in reads.items()}
-    for steps in reads.values():
-        late = [step for step in steps if step > 700]
-        assert max(b - a for a, b in itertools.pairwise(late)) < 300, "each comes round every few seconds"
+def watch(measures, every="log:10", overhead=SHARE, out=None):
+    return gs.watch(nn.Linear(4, 2), X, out, every=every, measures=measures, overhead=overhead)
 
 
-def test_a_dear_measure_takes_its_part_and_no_more(clock, register):
+@pytest.mark.parametrize("steps", [40, 40_000])
+@pytest.mark.parametrize("seconds", [1e-4, 10.0])
+def test_every_run_has_a_page(clock, register, steps, seconds):
+    """A measurement of 5 s, in a loop of tenths of milliseconds and in one of tens of seconds a step."""
+    taken = register("plain", 5.0)
+    with gs.watch(nn.Linear(4, 2), X, measures="plain") as scope:
+        train(scope, clock, steps, seconds)
+    assert len(taken) >= 12
+    assert taken[:GUARANTEED] == LOG[:GUARANTEED]
+    assert taken[-1] == steps
+
+
+def test_two_runs_are_measured_at_the_same_steps(clock, register):
+    """Small networks are cheap to measure in seconds, however fast they train: nothing is left out."""
+    runs = []
+    for seconds in (1e-3, 2e-3):
+        taken = register("plain", 0.01)
+        train(watch(["plain"]), clock, 800, seconds)
+        runs.append(list(taken))
+    assert runs == [LOG, LOG]
+
+
+def test_all_measures_are_of_the_same_steps_where_time_allows(clock, register):
+    cheap, dear = register("cheap", 1e-3), register("dear", 0.01, guess=0.01)
+    scope = watch(["cheap", "dear"])
+    train(scope, clock, 800)
+    assert cheap == dear == LOG
+    assert all(not record["skipped"] for record in scope.records)
+
+
+def test_an_expensive_measure_is_taken_beside_the_others_or_not_at_all(clock, register):
     cheap, dear = register("cheap", 1e-3), register("dear", 1.0, guess=1.0)
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures=["cheap", "dear"], overhead=SHARE)
-    assert train(scope, clock, 80) <= SHARE
-    assert 1 <= len(dear) <= 2
-    assert len(cheap) > 500
-    gaps = [b - a for a, b in itertools.pairwise(cheap)]
-    assert max(gaps) < 50, "what is saved up for the dear one is not taken from the cheap one's part"
+    scope = watch(["cheap", "dear"], every=20)
+    train(scope, clock, 4000, 0.1)
+    assert cheap == list(range(0, 4001, 20))
+    # The first is not charged; the others have half of the time there is.
+    assert len(dear) == pytest.approx(1 + 0.5 * MARGIN * SHARE * 400, abs=1)
+    assert set(dear) <= set(cheap)
+    skipping = [record for record in scope.records if record["skipped"]]
+    assert len(skipping) == len(cheap) - len(dear)
+    assert all(record["skipped"] == ["dear"] and record["scalars"]["skipped"] == 1.0 for record in skipping)
 
 
-def test_a_dear_measure_without_a_guess_does_not_hold_up_the_others(clock, register):
-    cheap, dear = register("cheap", 1e-3), register("dear", 0.5)
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures=["cheap", "dear"], overhead=SHARE)
-    assert train(scope, clock, 60) <= SHARE
-    assert len(dear) >= 2
-    assert len(cheap) > 20 * len(dear)
+def test_the_budget_is_kept_after_the_guaranteed_ones(clock, register):
+    taken = register("plain", 0.1)
+    scope = watch(["plain"], every=1)
+    train(scope, clock, GUARANTEED - 1, 0.1)
+    assert len(taken) == GUARANTEED
+    train(scope, clock, 2000, 0.1)
+    charged = (len(taken) - GUARANTEED) * 0.1
+    allowed = max(FREE, MARGIN * SHARE * 2011 * 0.1)
+    assert allowed - 0.15 <= charged <= allowed
+    gaps = [b - a for a, b in itertools.pairwise(taken)]
+    assert max(gaps[-5:]) <= 1.1 / (MARGIN * SHARE), "what is left is spread evenly"
 
 
-def test_one_disturbed_reading_is_forgotten(clock, register):
-    reads = register("plain", 2e-3)
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
-    train(scope, clock, 5)
+def test_a_measure_that_turns_out_expensive_does_not_hold_up_the_others(clock, register):
+    cheap, dear = register("cheap", 1e-3), register("dear", 0.4)
+    train(watch(["cheap", "dear"], every=10), clock, 1000)
+    assert cheap == list(range(0, 1001, 10))
+    assert len(dear) == 5, "one with warm-up, one that tells what it costs, three that half of the free time allows"
+    assert dear == [0, 10, 60, 120, 190], "which are spread"
+
+
+def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):
+    taken = register("plain", 0.01, cold=5.0)
+    scope = watch(["plain"])
+    assert scope.budget.cold["plain"] == pytest.approx(5.0)
+    assert "plain" not in scope.budget.costs
+    train(scope, clock, 1)
+    assert scope.budget.costs["plain"] == pytest.approx(0.01)
+    train(scope, clock, 799)
+    assert taken == LOG
+    assert scope.budget.used["together"] == pytest.approx(0.01 * (len(LOG) - GUARANTEED))
+    assert scope.overhead == pytest.approx((5.0 + 0.01 * (len(LOG) - 1)) / (800 * STEP)), "what was paid in all"
+
+
+def test_a_cold_start_of_an_expensive_measure_does_not_hide_its_cost(clock, register):
+    """Its own estimate says what it will cost when it is warm."""
+    register("plain", 1e-3)
+    dear = register("dear", 0.02, cold=3.0, guess=0.05)
+    train(watch(["plain", "dear"]), clock, 800)
+    assert dear == LOG
+
+
+def test_a_disturbed_start_of_an_expensive_measure_is_forgotten(clock, register):
+    """Its first warm time tells too much, its own estimate does not."""
+    register("plain", 1e-3)
+    times = iter([3.0, 0.4] + [0.02] * 100)
+    dear = []
+
+    def take(moment):
+        clock.now += next(times)
+        dear.append(moment.step)
+        return Reading({"dear/value": 1.0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(READERS, "dear", Reader("dear", take, False, "", True, lambda subject, one: 0.05))
+        train(watch(["plain", "dear"]), clock, 40)
+    assert dear == LOG[:15]
+
+
+def test_one_disturbed_measurement_is_forgotten(clock, register):
+    taken = register("plain", 2e-3)
+    scope = watch(["plain"], every=1)
+    train(scope, clock, 20)
     scope.budget.note("plain", 5.0)  # the machine slept
     scope.budget.spent -= 5.0
-    before = len(reads)
-    train(scope, clock, 10)
-    assert len(reads) > before + 50
-
-
-def test_a_capture_is_nobodys_own_cost(monkeypatch):
-    real = moment.capture
-    monkeypatch.setattr(moment, "capture", lambda *a, **k: time.sleep(0.5) or real(*a, **k))
-    scope = gs.watch(nn.Linear(4, 2), (X, Y), measures=["loss", "norm"], overhead=None)
-    assert scope.budget.costs["capture"] >= 0.5 > scope.budget.costs["loss"]
-    assert scope._turns.capturing == {"loss"}
-
-
-def test_refusals_cost_next_to_nothing_and_are_not_written(clock, register, monkeypatch):
-    register("plain", 0.5)
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
-    split = scope._turns.split
-    calls = []
-    monkeypatch.setattr(scope._turns, "split", lambda subject: calls.append(1) or split(subject))
     train(scope, clock, 20)
-    assert len(calls) < 0.1 * scope.count
-    assert len(scope.records) < 4
-    assert all("plain/value" in record["scalars"] for record in scope.records)
+    assert taken == list(range(41))
 
 
-def test_what_is_logged_is_kept_when_nothing_can_be_read(tmp_path, clock, register):
+def test_only_expensive_measures_are_measured_all_the_same(clock, register):
+    dear = register("dear", 2.0, guess=2.0)
+    with watch(["dear"]) as scope:
+        train(scope, clock, 40)
+    assert len(dear) >= 12
+
+
+def test_without_a_limit_all_is_measured_at_every_due_step(clock, register):
+    cheap, dear = register("cheap", 1.0), register("dear", 50.0, guess=50.0)
+    train(watch(["cheap", "dear"], every=2, overhead=None), clock, 40)
+    assert cheap == dear == list(range(0, 41, 2))
+
+
+def test_what_is_logged_is_kept_when_nothing_can_be_measured(tmp_path, clock, register):
     register("plain", 2.0)
-    with gs.watch(nn.Linear(4, 2), X, tmp_path / "a", every=1, measures="plain", overhead=SHARE) as scope:
-        for step in range(1, 5001):
+    with watch(["plain"], every=1, out=tmp_path / "a") as scope:
+        for step in range(1, 1001):
             clock.now += STEP
             scope.step(loss=1.0 / step, lr=0.1)
         run = gs.open_run(tmp_path / "a")
-        assert len(run.logged()["loss"]) > 4900, "all but those of the last second are on the disk while it trains"
-    expected = {step: 1.0 / step for step in range(1, 5001)}
+        assert len(run.logged()["loss"]) > 900, "all but those of the last second are on the disk while it trains"
+    expected = {step: 1.0 / step for step in range(1, 1001)}
     assert scope.logged["loss"] == expected
     run.refresh()
     assert run.logged()["loss"].to_dict() == expected
     assert run.logged()["lr"].to_dict() == dict.fromkeys(expected, 0.1)
-    assert len(run.steps) < 5
-
-
-def test_the_first_measurement_is_not_charged(clock, register):
-    """Imports and warm-up are no cost of measuring; nor may they hide from who asks what was paid."""
-    reads = register("plain", 0.01, cold=5.0)
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
-    assert scope.budget.room == pytest.approx(0.0)
-    while not reads[1:]:
-        clock.now += STEP
-        scope.step()
-    # Room for a second measurement as expensive as the first, which is all that is known of it.
-    assert clock.now - 5.0 == pytest.approx(5.0 / (0.6 * SHARE), rel=0.05)
-    assert scope.overhead > SHARE / 2, "the first one too"
+    assert GUARANTEED < len(run.steps) < GUARANTEED + 5
 
 
 def test_what_was_paid_stands_still_after_the_end(clock, register):
     register("plain", 0.01)
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=None)
-    for _ in range(10):
-        clock.now += STEP
-        scope.step()
+    scope = watch(["plain"], every=1, overhead=None)
+    train(scope, clock, 10)
     before = scope.overhead
     scope.close()
     assert scope.overhead == pytest.approx(before)
@@ -171,57 +214,20 @@ def test_what_was_paid_stands_still_after_the_end(clock, register):
     assert before == pytest.approx(0.11 / 0.2)
 
 
-def test_counting_does_not_use_up_the_budget(clock, register, monkeypatch):
-    """A loop of 4,000 steps a second whose every step costs the watch some microseconds: measures still come round."""
-    reads = {"plain": register("plain", 0.01), "dear": register("dear", 0.02, guess=0.02)}
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures=list(reads), overhead=SHARE)
-    steps, asked, due = 40_000, [], scope._due
-
-    def timed(step):
-        clock.now += 12e-6
-        asked.append(step)
-        return due(step)
-
-    monkeypatch.setattr(scope, "_due", timed)
-    for _ in range(steps):
-        clock.now += 1 / 4000
-        scope.step(loss=1.0)
-    assert scope.count == steps
-    assert len(asked) < 0.1 * steps, "most steps are neither timed nor looked up"
-    assert all(len(found) > 4 for found in reads.values()), reads
-    assert max(b - a for found in reads.values() for a, b in itertools.pairwise(found)) < 0.4 * steps
-    assert all({"plain/value", "dear/value"} & set(record["scalars"]) for record in scope.records)
-    assert list(scope.logged["loss"]) == list(range(1, steps + 1))
-    assert scope.overhead < SHARE
+def test_a_resumed_run_has_no_second_set_of_guaranteed_measurements(tmp_path, clock, register):
+    with gs.watch(nn.Linear(4, 2), X, tmp_path / "a", measures="norm") as scope:
+        train(scope, clock, 3)
+    taken = register("plain", 3.0)
+    options = {"measures": "plain", "resume": 1_000_000}
+    scope = gs.watch(nn.Linear(4, 2), X, tmp_path / "a", every=1, **options)
+    train(scope, clock, 20)
+    assert len(taken) == 2, "one that includes warm-up, and one that tells what it costs"
 
 
-def test_a_loop_that_becomes_slower_is_soon_asked_again(clock, register):
-    """Steps are skipped unasked only as far as their speed foretells that they would be refused."""
-    reads = register("plain", 0.01)
-    scope = gs.watch(nn.Linear(4, 2), X, every=1, measures="plain", overhead=SHARE)
-    for seconds, steps in ((1e-4, 20_000), (1.0, 40)):
-        before = len(reads)
-        for _ in range(steps):
-            clock.now += seconds
-            scope.step()
-    assert len(reads) - before > 5
-
-
-def test_a_resumed_run_has_not_paid_for_the_steps_before(tmp_path, clock, register):
-    register("plain", 0.0)
-    with gs.watch(nn.Linear(4, 2), X, tmp_path / "a", every=1, measures="plain") as scope:
-        scope.step()
-    scope = gs.watch(nn.Linear(4, 2), X, tmp_path / "a", every=1, measures="plain", resume=1_000_000)
-    due = scope._due
-    scope._due = lambda step: setattr(clock, "now", clock.now + 1e-5) or due(step)
-    scope.step()
-    assert scope.budget.spent < 1e-3
-
-
-def test_a_rehearsal_without_an_optimiser_is_not_taken_for_cheap():
+def test_a_rehearsal_waits_for_its_optimiser():
     model = nn.Linear(4, 2)
     scope = gs.watch(model, (X, Y), measures=["step", "norm"], every=1, overhead=None)
-    assert "step" not in scope.budget.costs
+    assert "step" not in scope.budget.taken
     scope.use(torch.optim.SGD(model.parameters(), lr=0.1)).step()
     assert "step/error" in scope.records[-1]["scalars"]
 
@@ -232,10 +238,30 @@ def test_the_share_is_a_fraction(wrong):
         Budget(wrong)
 
 
-def test_the_moment_notes_what_its_capture_took(clock):
-    scope = gs.watch(nn.Linear(4, 2), (X, Y), measures="norm", overhead=None)
-    moment = Moment(scope.subject, 0)
-    assert not moment.asked
-    assert moment.f.shape == (6, 2)
-    assert moment.asked
-    assert moment.capture_seconds == 0.0
+def test_one_line_at_the_end(clock, register, capsys):
+    register("cheap", 0.01)
+    register("dear", 20.0, guess=20.0)
+    with watch(["cheap", "dear"], every=1) as scope:
+        train(scope, clock, 600, 1e-3)
+        assert capsys.readouterr().err == ""
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.strip() == closing_line(scope.records, scope.readers, scope.budget, scope._left_out)
+    assert f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times, dear 0)" in said
+    assert f"{scope._left_out} due steps were left out to keep overhead=0.05." in said
+    assert scope._left_out == 601 - len(scope.records) > 400
+    scope.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_short_run_says_why_it_cost_more(clock, register, capsys):
+    register("cheap", 0.1)
+    with watch(["cheap"]) as scope:
+        train(scope, clock, 20)
+    assert "took 1.2 s, 300 % of training: 12 measurements and 3 s are allowed above" in capsys.readouterr().err
+    assert len(scope.records) == 12
+
+
+def test_a_watch_that_saw_no_step_says_nothing(capsys):
+    watch(["norm"]).close()
+    assert capsys.readouterr().err == ""

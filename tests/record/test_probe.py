@@ -1,5 +1,7 @@
 """Probes, names and numbers as people pass them."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -43,18 +45,89 @@ def test_a_batch_of_a_loader():
     assert "accuracy/probe" in first(network(), batch)
 
 
+def the_same(probe, other, model, **options):
+    with_one, with_other = (first(model, given, measures=["loss", "kernel"], **options) for given in (probe, other))
+    assert with_one == with_other
+
+
+def test_numpy_arrays():
+    model = network()
+    the_same((X.numpy(), Y.numpy()), (X, Y), model)
+    the_same([X.numpy()[::-1], Y.numpy()[::-1]], (X.flip(0), Y.flip(0)), model)
+    ids = torch.randint(0, 7, (5, 4))
+    the_same(({"ids": ids.numpy()}, ids.numpy()), ({"ids": ids}, ids), Language())
+    with pytest.raises(InputError, match="must hold numbers, got <U1"):
+        gs.watch(model, (X.numpy(), np.array(["a"] * len(X))))
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Examples that are drawn anew each time, as an augmentation does; ``asked`` are those that were looked up."""
+
+    def __init__(self, count=400):
+        self.count, self.asked = count, []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        self.asked.append(place)
+        return X[place % len(X)] + torch.rand(()) + random.random() + np.random.rand(), Y[place % len(Y)]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("loader", [True, False])
+def test_the_first_examples_of_a_dataset(loader, tmp_path):
+    data, model = Noisy(), network()
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    generator = torch.Generator().manual_seed(1)
+    drawn = generator.get_state()
+    probe = torch.utils.data.DataLoader(data, batch_size=7, shuffle=True, generator=generator) if loader else data
+    scope = gs.watch(model, probe, tmp_path / "run", measures="loss", **ALL)
+    assert len(scope.subject.x) == len(scope.subject.y) == 256
+    assert sorted(set(data.asked)) == list(range(256))
+    assert torch.equal(drawn, generator.get_state()), "the loader's own stream is left alone"
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+    kind = "the Noisy of a DataLoader" if loader else "Noisy"
+    assert gs.open_run(tmp_path / "run").meta["probe"]["taken"] == f"the first 256 examples of {kind}"
+
+
+def test_a_few_sequences_of_a_dataset_of_tokens():
+    ids = torch.randint(0, 7, (30, 5))
+    data = torch.utils.data.TensorDataset(ids[:, :-1], ids[:, 1:])
+    the_same(torch.utils.data.DataLoader(data, batch_size=4), (ids[:8, :-1], ids[:8, 1:]), Language())
+
+
+def test_a_collate_function_of_ones_own():
+    data = torch.utils.data.TensorDataset(X, Y)
+    probe = torch.utils.data.DataLoader(
+        data, collate_fn=lambda items: tuple(map(torch.stack, zip(*items, strict=True)))
+    )
+    the_same(probe, (X, Y), network())
+
+
+def test_a_dataset_that_cannot_be_looked_up():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from zip(X, Y, strict=True)
+
+    with pytest.raises(InputError, match="can only be gone through"):
+        gs.watch(network(), torch.utils.data.DataLoader(Stream(), batch_size=4))
+    with pytest.raises(InputError, match="is empty"):
+        gs.watch(network(), torch.utils.data.TensorDataset(X[:0], Y[:0]))
+
+
 def test_labels_for_every_position():
     torch.manual_seed(0)
     model, ids = Language(), torch.randint(0, 7, (5, 4))
     x, y = ids[:, :-1], ids[:, 1:].clone()
     y[0, 0] = -100
-    with pytest.warns(WatchWarning, match="richness is left out"):
-        seen = first(model, (x, y), missing=["richness", "delta_gram"])  # the latter of the embedding
+    with pytest.warns(WatchWarning, match="delta_gram is left out"):
+        seen = first(model, (x, y), missing=["delta_gram"])  # of the embedding
     f = model(x).detach()
     assert seen["loss/probe"] == pytest.approx(float(F.cross_entropy(f.reshape(-1, 7), y.reshape(-1))), rel=1e-5)
     right = (f.argmax(-1) == y)[y != -100]
     assert seen["accuracy/probe"] == pytest.approx(float(right.double().mean()))
-    assert {"step/error", "kernel/alignment", "share/head"} <= set(seen)
+    assert {"step/error", "kernel/alignment", "share/head", "richness"} <= set(seen)
 
 
 def test_a_label_that_does_not_count_is_no_class():

@@ -213,3 +213,58 @@ def test_data_parallel(tmp_path):
         assert_same(run(None), run(tmp_path / "run"))
     finally:
         dist.destroy_process_group()
+
+
+class Language(nn.Module):
+    """A small GPT: the table of tokens is also the last layer, and dropout draws."""
+
+    def __init__(self, vocabulary: int = 40, width: int = 16) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(vocabulary, width), nn.Embedding(12, width)
+        self.block = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.2, batch_first=True, norm_first=True)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, input_ids):
+        x = self.table(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(input_ids.shape[1])
+        return self.head(self.block(x, src_mask=mask, is_causal=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_language_model_trains_the_same(tmp_path, dtype, attached):
+    """A loop as of nanoGPT: accumulation, autocast, clipped gradients, a schedule of the learning rate."""
+    ids = torch.randint(0, 40, (8, 13), generator=torch.Generator().manual_seed(0))
+
+    def run(out):
+        torch.manual_seed(3)
+        model = Language()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+        scope = None
+        if out is not None:
+            probe = (ids[:3, :-1], ids[:3, 1:])
+            scope = gs.watch(model, probe, out, every=2, on_error="raise", overhead=None)
+            scope = scope.attach(optimizer) if attached else scope.use(optimizer)
+        for step in range(6):
+            optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
+            for some in (slice(0, 4), slice(4, 8)):
+                with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+                    logits = model(ids[some, :-1])
+                    loss = F.cross_entropy(logits.flatten(0, 1), ids[some, 1:].flatten()) / 2
+                loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step < 5)  # the last leaves zeros
+            if scope is not None and not attached:
+                scope.step(loss=loss)
+        if scope is not None:
+            scope.close()
+            seen = gs.open_run(out).scalars()
+            wanted = ["loss/probe", "share/table", "kernel/drift", "richness"]
+            assert list(seen.index) == [0, 2, 4, 6]
+            assert seen[wanted].notna().all().all()
+            assert seen["step/error"].notna().sum() == 3
+        return state(model, optimizer)
+
+    assert_same(run(None), run(tmp_path / "run"))

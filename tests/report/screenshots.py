@@ -1,6 +1,6 @@
 """The pictures of the page in docs/images, taken by hand from real runs:
 
-python tests/report/screenshots.py gramscope-demo/runs/rich gramscope-demo/runs/lazy
+python tests/report/screenshots.py gramscope-demo/runs runs-of-a-sweep
 """
 
 import io
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from gramscope.report import report
 
@@ -20,26 +20,34 @@ def small(png: bytes, path: Path, width: int) -> None:
     """At most ``width`` wide and in 96 colours: a page of text and lines needs no more, and stays under 150 kB."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
-    image.quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path, path.stat().st_size)
 
 
-def main(runs: list[str]) -> None:
+def main(demo: str, sweep: str) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page = report(runs, Path(folder) / "report.html")
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = report(demo, Path(folder) / "report.html")
         for scheme, name in (("light", "report.png"), ("dark", "report-dark.png")):
-            tab = browser.new_page(viewport={"width": 1180, "height": 1320}, color_scheme=scheme)
-            tab.goto(f"file://{page}")
-            tab.wait_for_selector("html[data-ready=yes]")
+            tab = opened(browser, page, 1320 if scheme == "light" else 900, scheme)
             if scheme == "dark":
-                tab.set_viewport_size({"width": 1180, "height": 900})
-                tab.locator("#panel-kernel").scroll_into_view_if_needed()
                 tab.evaluate("document.getElementById('panel-kernel').scrollIntoView({behavior: 'instant'})")
             tab.wait_for_timeout(1500)
             small(tab.screenshot(), IMAGES / name, 900)
+        tab = opened(browser, report(sweep, Path(folder) / "runs.html"), 900, "light")
+        tab.locator("#against-x").select_option("output scale")
+        tab.locator("#against-y").select_option("kernel/drift")
+        tab.wait_for_timeout(1500)
+        small(tab.screenshot(full_page=True), IMAGES / "report-runs.png", 900)
         browser.close()
 
 
+def opened(browser: Browser, page: Path, height: int, scheme: str) -> Page:
+    tab = browser.new_page(viewport={"width": 1180, "height": height}, color_scheme=scheme)
+    tab.goto(f"file://{page}")
+    tab.wait_for_selector("html[data-ready=yes]")
+    return tab
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

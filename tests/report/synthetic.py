@@ -102,6 +102,8 @@ def moment(step, end, lazy, layers, rng):
         scalars[f"target_linearity/{layer}"] = min(1.0, 0.2 + 0.15 * place + 0.3 * growth)
         scalars[f"delta_gram/{layer}"] = (1 + place) * growth
         scalars[f"delta_vc/{layer}"] = (1 + place) * growth * (1 + 0.05 * rng.standard_normal())
+        scalars[f"gradient_norm/{layer}"] = (1 + place) * np.exp(-2 * t)
+        scalars[f"dead_units/{layer}"] = 0.1 * place * t
         scalars[f"gram_vc_correlation/{layer}"] = 1 - 0.05 * rng.random()
         scalars[f"alpha/{layer}.weight"] = 6 - 3 * growth + 0.2 * rng.standard_normal()
         scalars[f"alpha_null/{layer}.weight"] = 6 + 0.2 * rng.standard_normal()

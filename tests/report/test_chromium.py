@@ -118,7 +118,7 @@ def assert_all_drawn(tab):
 
 def test_everything_is_drawn_and_nothing_asked_for(shared, page):
     found = assert_all_drawn(shared.tab)
-    assert len({plot["panel"] for plot in found}) == 13
+    assert len({plot["panel"] for plot in found}) == 14
     assert shared.wrong == []
     assert shared.asked == [f"file://{page}"]
 
@@ -369,9 +369,9 @@ def test_the_live_page_follows(watched, tmp_path):
         assert all(url.startswith(server.url) for url in seen.asked)
 
 
-def test_many_runs_are_told_apart_by_colour_and_symbol(browser, tmp_path):
+def test_the_runs_of_a_page_are_told_apart_by_colour_and_symbol(browser, tmp_path):
     runs = []
-    for place in range(20):
+    for place in range(8):
         runs.append(tmp_path / f"r{place}")
         write_meta(runs[-1], f"r{place}")
         for step in (0, 20_000):
@@ -381,8 +381,102 @@ def test_many_runs_are_told_apart_by_colour_and_symbol(browser, tmp_path):
     looks = tab.evaluate(
         "document.querySelector('[data-panel=training] .plot').data.map(t => [t.line.color, t.marker.symbol])"
     )
-    assert len({colour for colour, _ in looks}) == 16
-    assert len({tuple(look) for look in looks}) == 20
+    assert len({colour for colour, _ in looks}) == 8
+    assert len({tuple(look) for look in looks}) == 8
     assert tab.locator("[data-panel=kernel] output").inner_text() == "20,000"
     assert not seen.wrong
     tab.close()
+
+
+@pytest.fixture(scope="module", params=[20, 200])
+def sweep(request, tmp_path_factory):
+    """Runs of four learning rates, every third lazy, the last diverged."""
+    folder = tmp_path_factory.mktemp(f"sweep{request.param}")
+    for place in range(request.param):
+        config = {"lr": [0.01, 0.03, 0.1, 0.3][place % 4], "seed": place // 4, "model": {"width": 64}}
+        steps = tuple(range(0, 401, 50))
+        write_run(folder / f"run-{place}", lazy=place % 3 == 0, seed=place, steps=steps, config=config)
+    append(folder / f"run-{request.param - 1}", 450, {"loss": float("nan")})
+    append(folder / f"run-{request.param - 1}", 500, {"loss": float("nan")})
+    return request.param, report(folder, folder / "report.html")
+
+
+CELLS = """(key) => { const all = (selector) => [...document.querySelectorAll(`#runs-table ${selector}`)];
+  const place = all("thead button").map(button => button.textContent.replace(/ [↓↑]$/, "")).indexOf(key);
+  return all("tbody tr").map(row => row.children[place].innerText.trim()); }"""
+
+
+def test_many_runs_sort_filter_and_draw(watched, sweep):
+    count, path = sweep
+    seen = watched()
+    tab = seen.open(path)
+    assert tab.evaluate("document.documentElement.scrollHeight") < 3000 + 20 * count, "no card for each run"
+    assert tab.evaluate(CELLS, "run") == [f"run-{place}" for place in range(count)]
+    assert tab.evaluate(CELLS, "verdict")[-1] == "diverged"
+    assert tab.locator("#small-multiples figure").count() == count
+    assert tab.locator("#small-multiples svg path[d^=M]").count() == count
+    assert sum(tab.evaluate("document.getElementById('against-plot').data.map(trace => trace.x.length)")) == count - 1
+    assert tab.locator("#against-lacks").inner_text() == "1 run lacks one of the two."
+
+    tab.get_by_role("button", name="final loss").click()
+    *losses, diverged = tab.evaluate(CELLS, "final loss")
+    assert diverged == "", "a run without the number comes last, up or down"
+    assert [float(text) for text in losses] == sorted(map(float, losses), reverse=True)
+    tab.get_by_role("button", name="final loss").click()
+    assert tab.evaluate(CELLS, "final loss") == [*losses[::-1], ""]
+    assert tab.locator("#runs-table th[aria-sort=ascending]").inner_text().startswith("final loss")
+
+    tab.locator("#filter").fill("verdict=lazy lr>0.02")
+    seen.ready()
+    lazy = [place for place in range(count - 1) if place % 3 == 0 and place % 4]
+    assert sorted(tab.evaluate(CELLS, "run")) == sorted(f"run-{place}" for place in lazy)
+    assert tab.locator("#matching").inner_text() == f"{len(lazy)} of {count} runs"
+    assert tab.locator("#small-multiples figure").count() == len(lazy)
+    visible = (
+        "document.querySelector('[data-panel=all-runs] figure:not([hidden]) .plot').data.filter(t => t.visible).length"
+    )
+    assert tab.evaluate(visible) == len(lazy)
+    tab.locator("#filter").fill("nothing-of-the-kind")
+    seen.ready()
+    assert tab.locator("#runs-table tbody tr").count() == 0
+    tab.locator("#filter").fill("")
+    seen.ready()
+    assert tab.locator("#runs-table tbody tr").count() == count
+    assert seen.wrong == []
+
+
+def test_of_many_runs_one_is_told_when_it_is_asked_for(watched, sweep):
+    count, path = sweep
+    seen = watched()
+    tab = seen.open(path)
+    assert tab.locator("article:visible").count() == 0
+    tab.get_by_role("button", name=f"run-{count - 1}", exact=True).click()
+    assert "The run diverged at step" in tab.locator("article:visible .lead").inner_text()
+    tab.get_by_role("button", name=f"run-{count - 1}", exact=True).click()
+    assert tab.locator("article:visible").count() == 0
+    before = tab.locator("#small-multiples path").first.get_attribute("d")
+    tab.locator("#control-all-runs").select_option(label="kernel/drift")
+    seen.ready()
+    assert tab.locator("#small-multiples path").first.get_attribute("d") != before
+    assert tab.locator("[data-panel=all-runs] figure:visible .plot").count() == 1
+    tab.locator("#against-x").select_option("seed")
+    tab.locator("#against-y").select_option("kernel/drift")
+    assert tab.evaluate("document.getElementById('against-plot').layout.xaxis.title.text") == "seed"
+    few = tab.locator("#runs-table thead th").count()
+    tab.locator("#all-columns").check()
+    assert tab.locator("#runs-table thead th").count() > few + 20
+    with tab.expect_download() as download:
+        tab.locator("#save-table").click()
+    with open(download.value.path(), encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert len(rows) == count + 1
+    assert rows[0][:3] == ["run", "verdict", "lr"]
+    assert seen.wrong == []
+
+
+@pytest.mark.parametrize("width", [1240, 390])
+def test_nothing_is_wider_than_the_screen(watched, sweep, page, width):
+    _, path = sweep
+    for shown in (path, page):
+        tab = watched(viewport={"width": width, "height": 900}).open(shown)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, shown

@@ -16,9 +16,9 @@ from gramscope.base.errors import GramscopeError, InputError
 from gramscope.report import report
 from gramscope.report.figure import pooled, thinned
 from gramscope.report.opening import open_all
-from gramscope.report.page import fragment, gather, payload, script_json
+from gramscope.report.page import FEW_RUNS, fragment, gather, payload, script_json
 from gramscope.report.svg import COLOURS, write_svgs
-from gramscope.store import open_run
+from gramscope.store import Disk, RunWriter, open_run
 from report.synthetic import HOSTILE, append, write_meta, write_run
 
 
@@ -75,8 +75,8 @@ def two(tmp_path_factory):
 def test_all_panels_of_two_runs(two, tmp_path):
     _, elements, data = opened(report(two, tmp_path / "r.html"))
     assert keys(data) == [
-        "training", "shares", "kernel-moves", "richness", "linearity", "gram", "spectra", "flips", "steps", "kernel",
-        "upkeep",
+        "training", "shares", "kernel-moves", "richness", "linearity", "gram", "spectra", "flips", "steps", "health",
+        "kernel", "upkeep",
     ]  # fmt: skip
     assert "Left out" not in elements.words
     text = " ".join(elements.words)
@@ -161,7 +161,7 @@ def test_absent_panels_are_listed(tmp_path):
     text = " ".join(elements.words)
     assert "Left out" in text
     assert "share/<layer>" in text
-    assert page.count("</strong> needs ") == 9
+    assert page.count("</strong> needs ") == 10
 
 
 def test_unknown_names_are_shown(tmp_path):
@@ -332,16 +332,12 @@ def heats(data, key):
     return [mark for plot in panel["plots"] for frame in plot["frames"] for mark in frame if mark["kind"] == "heat"]
 
 
-def test_maps_of_several_runs_have_one_scale(two, tmp_path):
-    _, elements, data = opened(report(two, tmp_path / "r.html"))
-    scales = {(heat["low"], heat["high"]) for heat in heats(data, "linearity")}
-    assert len(heats(data, "linearity")) == 2
-    assert len(scales) == 1
-    assert "All runs are drawn on one scale of colours." in elements.words
+def test_maps_of_several_runs_have_one_scale(tmp_path):
     many = [f"layer{place}" for place in range(30)]
     runs = [write_run(tmp_path / n, lazy=n == "b", steps=(0, 5, 10), layers=many, seed=len(n)) for n in "ab"]
     _, _, data = opened(report(runs, tmp_path / "r.html"))
     for key in ("linearity", "shares", "gram"):
+        assert len(heats(data, key)) == 2
         assert len({(heat["low"], heat["high"]) for heat in heats(data, key)}) == 1, key
 
 
@@ -349,7 +345,7 @@ def test_maps_of_several_runs_have_one_scale(two, tmp_path):
 def test_a_map_of_one_number_has_a_scale_one_can_read(tmp_path, value, scale):
     write_meta(tmp_path / "a", "a")
     for step in (0, 1, 2):
-        linearity = {f"target_linearity/{layer}": value * (1 - step * 2e-16) for layer in (0, 2)}
+        linearity = {f"target_linearity/{layer}": value * (1 - step * 2e-16) for layer in range(25)}
         append(tmp_path / "a", step, linearity, {"kernel": np.full((3, 3), value), "box": np.full((2, 2), value)})
     _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html", svg_dir=tmp_path / "svg"))
     for key in ("linearity", "kernel", "other-arrays"):
@@ -358,17 +354,17 @@ def test_a_map_of_one_number_has_a_scale_one_can_read(tmp_path, value, scale):
 
 
 def test_many_runs_have_colours_of_their_own(tmp_path):
-    runs = [write_run(tmp_path / f"r{place}", steps=(0, 1), seed=place) for place in range(12)]
+    runs = [write_run(tmp_path / f"r{place}", steps=(0, 1), seed=place) for place in range(8)]
     text, elements, _ = opened(report(runs, tmp_path / "r.html", svg_dir=tmp_path / "svg"))
     swatches = [a["class"] for tag, a in elements.tags if "swatch " in a.get("class", "")]
-    assert len(set(swatches)) == 12
+    assert len(set(swatches)) == 8
     for theme in (0, 1):
         colours = [re.findall(rf"--c{place}: (#\w+);", text)[theme] for place in range(16)]
         assert len(set(colours)) == 16
         if theme == 0:
             assert tuple(colours) == COLOURS, "the files have the colours of the page"
     drawn = (tmp_path / "svg" / "kernel-moves-1.svg").read_text()
-    assert len({colour for colour in COLOURS if f'stroke="{colour}"' in drawn}) == 12
+    assert len({colour for colour in COLOURS if f'stroke="{colour}"' in drawn}) == 8
 
 
 def test_large_counts_are_written_like_large_steps(tmp_path):
@@ -394,7 +390,7 @@ def test_hostile_names_stay_text(tmp_path):
     append(path, 2, {f"{HOSTILE}/{HOSTILE}": 1.0}, {HOSTILE: np.ones((2, 2))}, failures={HOSTILE: HOSTILE})
     text, elements, data = opened(report([path, path], tmp_path / "r.html", title=HOSTILE))
     assert {tag for tag, _ in elements.tags}.isdisjoint({"img", "svg"})
-    assert sum(tag == "script" for tag, _ in elements.tags) == 3
+    assert sum(tag == "script" for tag, _ in elements.tags) == 4
     assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
     assert "<img" not in text.replace("'<img", "")  # Plotly's own code builds none from names
     assert "{{ 7 * 7 }}" in " ".join(elements.words)
@@ -523,3 +519,89 @@ def test_one_leading_layer_does_not_darken_the_others(tmp_path):
     )
     _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
     assert data["panels"][0]["plots"][0]["frames"][0][0]["high"] < 0.1
+
+
+def test_a_parent_folder_and_a_pattern_are_their_runs(tmp_path):
+    for name in ("run-10", "run-2", "other"):
+        write_run(tmp_path / "runs" / name, steps=(0, 1, 2))
+    for source in (tmp_path / "runs", str(tmp_path / "runs" / "*"), [tmp_path / "runs"]):
+        _, _, data = opened(report(source, tmp_path / "r.html"))
+        assert [run["name"] for run in data["runs"]] == ["other", "run-2", "run-10"]
+    _, _, data = opened(report(str(tmp_path / "runs" / "run-*"), tmp_path / "r.html"))
+    assert [run["name"] for run in data["runs"]] == ["run-2", "run-10"]
+
+
+def test_the_table_has_settings_results_and_every_measure(tmp_path):
+    for place, name in enumerate(("a", "b")):
+        config = {"lr": 0.1 * (place + 1), "model": {"width": 64, "kind": "mlp"}, "tag": ["x"] * place}
+        write_run(tmp_path / name, lazy=place == 0, steps=(0, 10, 20), config=config)
+    append(tmp_path / "b", 30, {"only/b": 5.0, "ends/nan": float("nan"), "skipped": 2.0})
+    _, elements, data = opened(report(tmp_path, tmp_path / "r.html"))
+    columns = {column["key"]: column for column in data["table"]["columns"]}
+    assert columns["run"]["cells"] == ["a", "b"]
+    assert columns["verdict"]["cells"] == ["lazy", "rich"]
+    assert columns["lr"]["cells"] == [0.1, 0.2]
+    assert columns["lr"]["group"] == "setting"
+    assert columns["tag"]["cells"] == ["[]", "['x']"]
+    assert data["table"]["same"] == {"model.width": 64, "model.kind": "mlp"}
+    assert columns["only/b"]["cells"] == [None, 5.0]
+    assert not columns["only/b"]["first"]
+    assert columns["ends/nan"]["cells"] == [None, None], "of a number that ends not finite none is told"
+    assert "skipped" not in columns
+    assert columns["last step"]["cells"] == [20, 30]
+    runs = [open_run(tmp_path / name) for name in "ab"]
+    assert columns["lr (measure)"]["cells"] == [0.1, 0.1], "a setting and a measure of one name"
+    for name in set(runs[0].scalars()) - {"lr"}:
+        ends = [run.scalars()[name].dropna().iloc[-1] for run in runs]
+        np.testing.assert_allclose(columns[name]["cells"], ends, rtol=1e-5)
+    assert "The same in all runs: model.width 64, model.kind mlp." in elements.words
+
+
+def test_many_runs_are_one_table_and_no_cards(tmp_path):
+    for place in range(FEW_RUNS + 1):
+        write_run(tmp_path / f"run-{place}", lazy=place % 2 == 0, steps=(0, 10, 20), seed=place)
+    _, elements, data = opened(report(tmp_path, tmp_path / "r.html", svg_dir=tmp_path / "svg"))
+    assert [panel["key"] for panel in data["panels"]] == ["all-runs"]
+    assert all("hidden" in attributes for tag, attributes in elements.tags if tag == "article")
+    control = data["panels"][0]["control"]
+    names = {name for run in tmp_path.glob("run-*") for name in open_run(run).scalars()}
+    assert set(control["options"]) == names
+    assert control["options"][0] == "loss"
+    for place, name in enumerate(control["options"]):
+        plots = [plot for plot in data["panels"][0]["plots"] if plot["at"][place] is not None]
+        assert len(plots) == 1, "each measure is drawn once"
+        marks = plots[0]["frames"][plots[0]["at"][place]]
+        assert [mark["run"] for mark in marks] == list(range(FEW_RUNS + 1)), name
+    assert len(list((tmp_path / "svg").iterdir())) == 1
+
+
+def test_a_long_run_is_drawn_with_its_extremes(tmp_path):
+    with RunWriter.create(tmp_path / "a", disk=Disk(fsync=False)) as writer:
+        for step in range(30_000):
+            writer.append(step, {"loss/probe": 9.0 if step == 12_345 else 1.0, "share/0": 0.4, "share/2": 0.6})
+    _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    line = data["panels"][0]["plots"][0]["frames"][0][0]
+    assert len(line["x"]) <= 1002
+    assert max(line["y"]) == 9
+    assert (line["x"][0], line["x"][-1]) == (0, 29_999)
+
+
+def test_the_watchers_own_count_is_not_drawn(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    append(tmp_path / "a", 0, {"skipped": 3.0, "mine": 1.0}, {"start/kernel": np.eye(2)})
+    _, _, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert [plot["caption"] for panel in data["panels"] for plot in panel["plots"]] == ["mine"]
+
+
+def test_gradients_and_units_have_a_panel(tmp_path):
+    write_meta(tmp_path / "a", "a", facts={"dead_units": {"how_to_read": "Share of units that are off."}})
+    for step in (0, 10, 20):
+        layers = {f"{name}/{layer}": 0.1 * layer for name in ("gradient_norm", "dead_units") for layer in (1, 2)}
+        append(tmp_path / "a", step, {**layers, "gradient_norm": 0.3, "sharpness": 5.0, "mine": 1.0})
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    panels = {panel["key"]: panel for panel in data["panels"]}
+    drawn = {plot["caption"]: [mark["name"] for mark in plot["frames"][0]] for plot in panels["health"]["plots"]}
+    assert drawn == {"gradient_norm": ["1", "2", "a"], "dead_units": ["1", "2"], "sharpness": ["a"]}
+    assert "a: layer 2 has most dead units, 20 % at step 20." in elements.words
+    assert "dead_units: Share of units that are off." in elements.words
+    assert [plot["caption"] for plot in panels["others"]["plots"]] == ["mine"]

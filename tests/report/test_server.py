@@ -215,4 +215,25 @@ def test_numbers_that_are_logged_between_records_are_news(tmp_path):
         writer.log({"loss": ([1, 2, 3], [3.0, 2.0, 1.0])})
         news = json.loads(live.news(known))
     assert news["status"] == "Following: a at step 3."
-    assert "Loss 3 → 1" in news["html"]
+    assert "Loss 3 at step 1 → 1 at step 3" in news["html"]
+
+
+def test_a_run_that_begins_in_a_served_folder_joins(tmp_path):
+    write_run(tmp_path / "a", steps=(0, 10))
+    live = Live(tmp_path, "live", 2000)
+    live.page()
+    known = live.version
+    assert live.news(known) is None
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "meta.json").write_text("{")
+    assert live.news(known) is None, "a run that cannot be read yet is waited for"
+    write_run(tmp_path / "b", steps=(0, 10))
+    news = json.loads(live.news(known))
+    assert [run["name"] for run in news["runs"]] == ["a", "b"]
+    assert news["status"] == "Following: a at step 10; b at step 10."
+
+
+def test_many_runs_have_a_short_status(tmp_path):
+    for place in range(9):
+        write_run(tmp_path / f"run-{place}", steps=(0, 10 * (place + 1)))
+    assert "Following 9 runs; the longest is at step 90." in Live(tmp_path, "live", 2000).page()

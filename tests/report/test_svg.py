@@ -26,7 +26,7 @@ def test_every_drawing_is_a_file(tmp_path, name):
     run = write_run(tmp_path / "a", name=name, steps=(0, 5, 10), layers=layers)
     report([run, run], tmp_path / "r.html", svg_dir=tmp_path / "svg")
     files = sorted((tmp_path / "svg").iterdir())
-    assert len(files) == 31
+    assert len(files) == 33
     for file in files:
         root = ElementTree.parse(file).getroot()
         assert root.attrib["role"] == "img"

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
-from gramscope.store import Record, RunWriter, StoreError, file_name, open_run
-from gramscope.store.records import DamagedLine, decode_line, encode_line, newest_view
+from gramscope.store import Record, RunWriter, StoreError, file_name, find_runs, open_run, open_runs
+from gramscope.store.records import Arrays, DamagedLine, SealedRecord, decode_line, encode_line, newest_view, sealed
 
 
 @pytest.fixture
@@ -224,6 +224,47 @@ def test_no_bytes_break_the_decoder(data: bytes, at: int) -> None:
         except DamagedLine:
             continue
         assert candidate.strip(b"\r\n") == line.strip() or b"crc32" not in candidate or record.step >= 0
+
+
+NUMBERS = st.floats(allow_nan=False) | st.sampled_from([float("inf"), -float("inf")])
+
+
+@settings(max_examples=100, deadline=None)
+@given(step=st.integers(0, 2**63 - 1), time=NUMBERS, scalars=st.dictionaries(st.text("a/é", min_size=1), NUMBERS))
+def test_a_sealed_line_is_decoded_as_any_other(step: int, time: float, scalars: dict[str, float]) -> None:
+    arrays = Arrays("arrays/step_1.safetensors", "ab", ("kernel",)) if step % 2 else None
+    given = Record(step, time, 2, scalars, arrays, {"richness": "it }, failed"} if step % 3 else {})
+    line = encode_line(given)
+    without_seal = line[: line.rindex(b',"crc32"')] + b"}"
+    for found in (decode_line(line), decode_line(without_seal)):
+        for name in ("step", "time", "attempt", "scalars", "arrays", "failures", "event"):
+            assert getattr(found, name) == getattr(given, name)
+
+
+def test_a_sealed_line_that_is_no_record_is_refused_when_it_is_asked_for() -> None:
+    content = {"step": 1, "time": 0.0, "attempt": 0, "scalars": {"loss": [1]}, "arrays": None, "failures": {}}
+    record = decode_line(sealed(content))
+    assert isinstance(record, SealedRecord)
+    with pytest.raises(StoreError, match="record of step 1 must be one that gramscope wrote"):
+        _ = record.scalars
+    outside = {**content, "scalars": {}, "arrays": {"file": "../x.safetensors", "sha256": "", "names": []}}
+    with pytest.raises(StoreError, match="outside the run"):
+        _ = decode_line(sealed(outside)).arrays
+
+
+def test_a_parent_folder_names_its_runs(tmp_path: Path) -> None:
+    for name in ("sweep/lr-10", "sweep/lr-2", "other"):
+        RunWriter.create(tmp_path / name).close()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds 3 of them: 'other', 'sweep/lr-2', 'sweep/lr-10'"):
+        open_run(tmp_path)
+    assert [run.name for run in open_runs(tmp_path)] == ["other", "lr-2", "lr-10"]
+    assert [run.name for run in open_runs(str(tmp_path / "sweep" / "lr-*"))] == ["lr-2", "lr-10"]
+    assert find_runs(tmp_path / "other") == [tmp_path / "other"]
+    for nothing in ("empty", "missing", "no-*"):
+        assert find_runs(tmp_path / nothing) == []
+        with pytest.raises(InputError, match="or a pattern that matches some"):
+            open_runs(tmp_path / nothing)
 
 
 @settings(max_examples=200, deadline=None)

@@ -28,6 +28,10 @@ class RandomOutputsWarning(UserWarning):
     """The model draws random numbers: what is measured belongs to one draw."""
 
 
+class SlowPathWarning(UserWarning):
+    """The result is exact, but a part of it took a slow way; the message says which part and why."""
+
+
 def warn_of_random_outputs() -> None:
     warn(
         "the model draws random numbers in its forward pass (dropout in training mode?). What is measured belongs to "

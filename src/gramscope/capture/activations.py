@@ -3,9 +3,8 @@
 import difflib
 import fnmatch
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap_with_input
-from gramscope.capture.surroundings import untouched
+from gramscope.capture.side_effects import eager_execution, in_modes, untouched
 
 At = Literal["output", "input"]
 Mode = Literal["eval", "train", "as_is"]
@@ -163,11 +162,12 @@ def _run(
 
     with ExitStack() as stack:
         # Buffers are put back while the flags still say how they were changed: mode outside, untouched inside.
-        stack.enter_context(_in_mode(model, mode))
+        if mode != "as_is":
+            stack.enter_context(in_modes([(module, mode == "train") for module in model.modules()]))
         stack.enter_context(untouched(model))
         _release_tables(model)
         stack.enter_context(exact_arithmetic())
-        stack.enter_context(_eager())
+        stack.enter_context(eager_execution())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
         for module in dict.fromkeys(module for module, _ in chosen.values()):
@@ -241,38 +241,6 @@ def _require_runs(
                 f"{again}. Its weights may be used by a parent (as in nn.MultiheadAttention) or by compiled code; name "
                 "that parent, or the children if the model calls them one by one."
             )
-
-
-@contextmanager
-def _in_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Flags set one by one, not by ``model.train()``, which models override."""
-    if mode == "as_is":
-        yield
-        return
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in before:
-            if not isinstance(module, torch.jit.ScriptModule):
-                module.training = mode == "train"
-            else:
-                module.train(mode == "train")
-        yield
-    finally:
-        for module, flag in before:
-            if module.training != flag:
-                module.training = flag
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """No compiled code and no fused encoder layers: both pass over the modules inside them."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
 
 
 def _plain(name: str) -> str:

@@ -4,6 +4,7 @@ Nodes stand in order: every node before those that it passes gradients on to. An
 of its incoming gradients; the *signal* of an edge is that gradient.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -60,6 +61,7 @@ class BackwardGraph:
         bits = {node: 1 << place for place, node in enumerate(self.names)}
         self._leaf_of_bit = list(self.names)
         self._below: dict[Node, int] = {}
+        self._leaves: dict[Node, list[Node]] = {}
         for node in reversed(ordered):
             found = bits.get(node, 0)
             for child, _ in node.next_functions:
@@ -67,10 +69,18 @@ class BackwardGraph:
             self._below[node] = found
         self.nodes = [node for node in ordered if self._below[node]]
         self.consumers: dict[Node, list[tuple[Node, int, int]]] = {node: [] for node in self.nodes}
+        self.leaving: dict[Node, list[Edge]] = {}
         for node in self.nodes:
-            for slot, (child, number) in enumerate(node.next_functions):
-                if child in self.consumers:
-                    self.consumers[child].append((node, slot, number))
+            used = [(slot, edge) for slot, edge in enumerate(node.next_functions) if edge[0] in self.consumers]
+            self.leaving[node] = [edge for _, edge in used]
+            for slot, (child, number) in used:
+                self.consumers[child].append((node, slot, number))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all gradients of one backward pass, those of nodes alone that lead to measured parameters."""
+        arriving = [each for node in self.nodes if not is_leaf(node) for each in node._input_metadata]
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in arriving if not each.is_nested_tensor)
 
     def twins(self, other: "BackwardGraph") -> dict[Node, Node] | None:
         """For each node the one of another graph in its place; None where the two are not built in the same way."""
@@ -90,19 +100,22 @@ class BackwardGraph:
 
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""
-        found = self._below.get(node, 0)
-        return [leaf for place, leaf in enumerate(self._leaf_of_bit) if found >> place & 1]
+        if node not in self._leaves:
+            found = self._below.get(node, 0)
+            self._leaves[node] = [leaf for place, leaf in enumerate(self._leaf_of_bit) if found >> place & 1]
+        return self._leaves[node]
 
-    def children(self, node: Node) -> Iterator[Node]:
+    def children(self, node: Node) -> list[Node]:
         """The nodes that a node passes gradients on to, of those that lead to measured parameters."""
-        return (child for child, _ in node.next_functions if self._below.get(child, 0))
+        return [child for child, _ in self.leaving.get(node, ())]
 
     def above(self, nodes: Collection[Node]) -> set[Node]:
         """These nodes, and all whose gradients lead to them."""
-        found: set[Node] = set()
-        for node in reversed(self.nodes):
-            if node in nodes or any(child in found for child in self.children(node)):
-                found.add(node)
+        found, stack = set(nodes), list(nodes)
+        while stack:
+            fresh = {consumer for consumer, _, _ in self.consumers[stack.pop()]} - found
+            found |= fresh
+            stack += fresh
         return found
 
     def signals(
@@ -134,22 +147,30 @@ class BackwardGraph:
         for edge in wanted:
             by_node.setdefault(edge[0], []).append(edge)
         leading = self.above(by_node)
-        ordered = [node for node in self.nodes if node in leading]
-        part: dict[Node, None] = {}
+        part: set[Node] = set()
+        targets: list[Edge] = []
+        crossing: dict[Node, dict[Edge, None]] = {}
         held = 0
-        for node in ordered:
-            mine = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, by_node.get(node, ())))
-            if held and held + mine > room and not self.whole and self._may_cut(part, leading):
-                yield set(part), *_targets_and_crossing(part, by_node, leading)
-                part, held = {}, 0
-            part[node] = None
+        for node in self.nodes:
+            if node not in leading:
+                continue
+            own = by_node.get(node, [])
+            mine = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, own))
+            if held and held + mine > room and not self.whole and self._may_cut(crossing):
+                yield part, targets, [edge for edges in crossing.values() for edge in edges]
+                part, targets, crossing, held = set(), [], {}, 0
+            part.add(node)
+            targets += own
+            crossing.pop(node, None)
+            for edge in self.leaving[node]:
+                if edge[0] in leading:
+                    crossing.setdefault(edge[0], {})[edge] = None
             held += mine
         if part:
-            yield set(part), *_targets_and_crossing(part, by_node, leading)
+            yield part, targets, []
 
-    def _may_cut(self, part: Mapping[Node, None], leading: set[Node]) -> bool:
-        """A pass that ends behind ``part`` must not run on from one end to another, or gradients would count twice."""
-        ends = {child for node in part for child in self.children(node) if child in leading and child not in part}
+    def _may_cut(self, ends: Collection[Node]) -> bool:
+        """A pass that ends at these nodes must not run on from one to another, or gradients would count twice."""
         return not any(self._reach[end] & self._bit(other) for end in ends for other in ends if other is not end)
 
     def _bit(self, node: Node) -> int:
@@ -174,19 +195,6 @@ def _backward(sources: list[Edge], ends: list[Edge], cotangents: list[Tensor], t
     outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
     gradients = batched_gradients(outputs, inputs, cotangents, together)
     return {edge: found.detach() for edge, found in zip(ends, gradients, strict=True) if found is not None}
-
-
-def _targets_and_crossing(
-    part: Mapping[Node, None], by_node: Mapping[Node, list[Edge]], leading: set[Node]
-) -> tuple[list[Edge], list[Edge]]:
-    """The edges wanted in a part of the graph, and those by which gradients leave it."""
-    leaving = {
-        (child, number): None
-        for node in part
-        for child, number in node.next_functions
-        if child in leading and child not in part
-    }
-    return [edge for node in part for edge in by_node.get(node, ())], list(leaving)
 
 
 def _topological(root: Node) -> list[Node]:

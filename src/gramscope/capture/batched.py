@@ -48,7 +48,9 @@ def _put(column: Tensor | None, gradient: Tensor, place: int, count: int) -> Ten
     if count == 1:
         return gradient[None]
     if column is None and gradient.dim():
-        column = gradient.new_empty(gradient.shape[0], count, *gradient.shape[1:]).transpose(0, 1)
+        inner = sorted(range(1, gradient.dim()), key=gradient.stride, reverse=True)  # as each of them lies in memory
+        laid = gradient.new_empty(gradient.shape[0], count, *(gradient.shape[axis] for axis in inner))
+        column = laid.permute(1, 0, *(2 + inner.index(axis) for axis in range(1, gradient.dim())))
     elif column is None:
         column = gradient.new_empty(count)
     column[place] = gradient

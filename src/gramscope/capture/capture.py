@@ -21,15 +21,23 @@ from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph
 from gramscope.capture.coupling import depends_on_others, same_outputs
 from gramscope.capture.linear_map import check_differentiable
-from gramscope.capture.network import Outputs, check_model, count_examples, evaluate, named_parameters, slice_examples
+from gramscope.capture.network import (
+    Outputs,
+    check_model,
+    count_examples,
+    evaluate,
+    loss_gradient,
+    named_parameters,
+    slice_examples,
+)
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.precision import Precision, at_precision, check_precision
+from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
 from gramscope.capture.sites import Site, Snapshot
-from gramscope.capture.surroundings import plain_execution, untouched
 from gramscope.capture.weight_sites import WeightSites
 
-# Examples that tell where the sites are, and how many times as many there must be for that to save time.
-FEW, WORTH = 3, 5
+# Examples that tell where the sites are, and the bytes that this must spare each node of the graph to save time.
+FEW, SPARED = 3, 2**17
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
 
@@ -92,7 +100,8 @@ class Opened:
     @cached_property
     def weight_sites(self) -> WeightSites:
         graph = BackwardGraph(self.f, self.parameters, whole=self.hooked)
-        f = self.few()
+        n = len(self.f)
+        f = self.few() if n > FEW and graph.size * (n - FEW) / n > SPARED * len(graph.nodes) else None
         if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
             return WeightSites(graph, self.refuse_mixing, self.room)
         few = WeightSites(BackwardGraph(f, self.parameters), lambda names: None)
@@ -146,7 +155,7 @@ def opened(
         untouched(model, throughout=False) as written,
         exact_arithmetic(tf32=precision == "tf32"),
         plain_execution(fused_attention=large),
-        _open_recurrences(model),
+        open_recurrences(model),
     ):
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
@@ -176,8 +185,6 @@ def opened(
             )
 
         def few() -> Tensor | None:
-            if n < WORTH * FEW:
-                return None
             streams.rewind()
             try:
                 some = slice_examples(at_precision(model, given, precision)[1], n, slice(0, FEW))
@@ -240,23 +247,6 @@ class _HooksNoted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _open_recurrences(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers step by step: the fused ones of cuDNN and oneDNN give no signals inside."""
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        yield
-        return
-    # The documented switches set more than these two.
-    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
-    torch._C._set_cudnn_enabled(False)
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_cudnn_enabled(cudnn)
-        torch._C._set_mkldnn_enabled(onednn)
-
-
 def _training_norms(model: nn.Module) -> str:
     norms = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     return f" The batch norm layer {norms[0]!r} is in training mode: call model.eval()." if norms else ""
@@ -285,11 +275,7 @@ def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
 def _given_cotangents(f: Float[Tensor, "n C"], directions: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
     n, width = f.shape
     if callable(directions):
-        values = f.detach().requires_grad_()
-        loss = directions(values)
-        if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
-            raise InputError("a loss given as directions must return one differentiable number for outputs (n, C).")
-        return torch.autograd.grad(loss, values)[0][None]
+        return loss_gradient(directions, f, "directions")[1][None]
     if directions.shape[1:] != f.shape:
         raise InputError(
             f"directions must have shape (k, {n}, {width}) to match the outputs, got {tuple(directions.shape)}."

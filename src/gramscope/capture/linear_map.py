@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.progress import progress
@@ -21,7 +21,6 @@ from gramscope.base.rng import gaussian, generator
 from gramscope.base.warned import warn
 from gramscope.capture.batched import batched_gradients, dense, is_out_of_memory
 
-Input = Tensor | GradientEdge
 Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
 
 # How far both sides of the identity may differ, relative to the sizes of their terms. Float64 networks may round to
@@ -34,18 +33,13 @@ MAX_ROW_ENTRIES = 2**26
 
 
 class LinearMap:
-    """``∂outputs/∂inputs``; inputs are tensors of the graph, or gradient edges with their ``shapes``.
+    """``∂outputs/∂inputs`` between tensors of one graph.
 
     Vectors are lists of tensors (k, *shape), one for each output or input, for k vectors at once.
     """
 
-    def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Input], shapes: Sequence[torch.Size] | None = None, *,
-        quiet: bool = False,
-    ) -> None:  # fmt: skip
-        self.outputs, self.quiet = list(outputs), quiet
-        self.inputs: list[Any] = list(inputs)  # torch's own type allows no mixture of tensors and edges
-        self.shapes = [i.shape for i in self.inputs if isinstance(i, Tensor)] if shapes is None else list(shapes)
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, quiet: bool = False) -> None:
+        self.outputs, self.inputs, self.quiet = list(outputs), list(inputs), quiet
         self.slow = ""  # why J v is taken row by row, if it is; a warning says it, too, unless ``quiet``
         self._live = [output for output in self.outputs if output.requires_grad]
         self._cotangents: list[Tensor] = []
@@ -157,7 +151,7 @@ class LinearMap:
 
     def _rows(self) -> Iterator[tuple[int, range, list[Tensor | None]]]:
         """(which output, which of its entries, their rows of J)."""
-        size = max(1, MAX_ROW_ENTRIES // max(1, sum(shape.numel() for shape in self.shapes)))
+        size = max(1, MAX_ROW_ENTRIES // max(1, sum(i.numel() for i in self.inputs)))
         for place, output in enumerate(self._live):
             if output.is_complex():
                 raise UnsupportedError(f"a complex output cannot be differentiated row by row. {self.slow}")

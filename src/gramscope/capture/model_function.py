@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic
@@ -20,7 +21,7 @@ from gramscope.capture.network import (
     prepare_input,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import in_modes, plain_execution, untouched
+from gramscope.capture.side_effects import in_modes, open_recurrences, plain_execution, untouched
 
 R = TypeVar("R")
 
@@ -55,6 +56,7 @@ class ModelFunction:
             stack.enter_context(untouched(self.model))
             stack.enter_context(exact_arithmetic(self.tf32, self._autocast))
             stack.enter_context(plain_execution())
+            stack.enter_context(open_recurrences(self.model))
             stack.enter_context(in_modes(self._modes))
             yield
 
@@ -65,6 +67,18 @@ class ModelFunction:
         swapped = {f"model.{name}": own[place] for name, place in self._slots}
         fixed = {name: buffer.clone() for name, buffer in self._buffers.items()}
         return torch.func.functional_call(self._holder, {**fixed, **swapped}, (work,), tie_weights=False)
+
+    def split(self, vectors: Float[Tensor, "p k"]) -> list[Tensor]:
+        """Columns over all parameters as one tensor (k, *shape) for each parameter."""
+        own = list(self.parameters.values())
+        pieces = torch.split(vectors.T, [p.numel() for p in own], dim=1)
+        return [piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, own, strict=True)]
+
+    def join(self, parts: Sequence[Tensor | None], count: int) -> Float[Tensor, "p k"]:
+        """The inverse of :meth:`split` for ``count`` columns; None stands for zeros."""
+        pairs = zip(parts, self.parameters.values(), strict=True)
+        filled = [p.new_zeros(count, *p.shape) if part is None else part for part, p in pairs]
+        return torch.cat([part.reshape(count, -1) for part in filled], dim=1).T
 
     def evaluate(self, x: Any = None) -> Tensor:
         """The outputs (n, C), of other examples if given, with the random numbers of when this was made."""

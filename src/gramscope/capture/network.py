@@ -16,7 +16,7 @@ from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.base.streams import RandomStreams
+from gramscope.base.streams import RandomStreams, streams_put_back
 from gramscope.base.warned import warn_of_random_outputs
 
 Outputs = (
@@ -216,6 +216,25 @@ def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
     return tensor
 
 
+def loss_gradient(loss: Callable[[Tensor], Tensor], outputs: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """A loss of the outputs, given as the argument ``name``, and its gradient; random streams are put back."""
+    with streams_put_back(), torch.inference_mode(False), torch.enable_grad():
+        values = outputs.detach().clone().requires_grad_()
+        loss_value = loss(values)
+        if not isinstance(loss_value, Tensor) or loss_value.dim() != 0 or not loss_value.requires_grad:
+            shape = f" of shape {tuple(loss_value.shape)}" if isinstance(loss_value, Tensor) else ""
+            raise InputError(
+                f"{name}: a loss must return one differentiable number for outputs {tuple(outputs.shape)}, got "
+                f"{type(loss_value).__name__}{shape}. Write it in terms of its argument."
+            )
+        (gradient,) = torch.autograd.grad(loss_value, values, allow_unused=True)
+    if gradient is None:
+        raise InputError(
+            f"{name}: a loss must depend on the outputs, but it does not. Write it in terms of its argument."
+        )
+    return loss_value.detach(), gradient
+
+
 def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tuple[str, int]]:
     """Every place of every module that holds a chosen parameter, once, and which it is.
 
@@ -229,17 +248,6 @@ def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tu
             if id(parameter) in places:
                 slots.append((f"{prefix}.{name}" if prefix else name, places[id(parameter)]))
     return slots
-
-
-class Evaluation(nn.Module):
-    """The model and the choice of its outputs as one module, so that parameters can be swapped for both."""
-
-    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
-        super().__init__()
-        self.model, self.outputs = model, outputs
-
-    def forward(self, x: Any) -> Float[Tensor, "n C"]:
-        return evaluate(self.model, x, count_examples(x), self.outputs)
 
 
 def _named(raw: Any, name: str) -> Tensor:

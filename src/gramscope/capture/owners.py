@@ -101,7 +101,7 @@ def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> O
     n = len(exponent)
     if plain.dim() == 0 or plain.shape[0] == 0 or plain.shape[0] % n:
         return None
-    if not bool(plain.any()):  # which tells nothing of the layout
+    if not bool(plain[0].any()) and not bool(plain.any()):  # which tells nothing of the layout
         return Owner(n, 0, torch.full((len(plain),), -1, device=plain.device))
     each = plain.shape[0] // n
     weights = torch.exp2(exponent.to(scaled.real.dtype)).repeat_interleave(each)
@@ -171,7 +171,7 @@ def _agree_everywhere(expected: Tensor, found: Tensor, labels: Tensor, n: int) -
 def _along_one_axis(labels: Int[Tensor, "..."], n: int) -> Owner | None:
     """The axis whose position alone tells the example."""
     for axis in range(labels.dim()):
-        by_position = labels.movedim(axis, 0).flatten(1)
+        by_position = labels.movedim(axis, 0).reshape(labels.shape[axis], -1)
         if by_position.shape[1] == 0:
             continue
         top = by_position.amax(1)

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Real
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
@@ -77,7 +77,7 @@ class Projection:
                 mixed = _product_with_signs(table, self, width, False)
         return mixed / self.k**0.5
 
-    def signs(self, start: int, stop: int, like: Tensor) -> Float[Tensor, "rows k"]:
+    def signs(self, start: int, stop: int, like: Tensor) -> Real[Tensor, "rows k"]:
         """Rows ``start`` to ``stop`` of S, in the dtype and on the device of ``like``."""
         signs = torch.empty(stop - start, self.k, dtype=like.dtype, device=like.device)
         for column in range(0, self.k, SIGNS_PER_NUMBER):

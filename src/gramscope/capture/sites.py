@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
+from gramscope.base.html import html_table
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -48,17 +50,21 @@ class Site:
     frame: Frame | None
 
     @property
-    def examples(self) -> int:
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        """What is held for each example and direction: signals, or rows of the gradient."""
         raise NotImplementedError
+
+    @property
+    def examples(self) -> int:
+        return self.held.shape[0]
 
     @property
     def directions(self) -> int:
-        raise NotImplementedError
+        return self.held.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the signals."""
-        raise NotImplementedError
+        return self.held.dtype
 
     @property
     def entries(self) -> int:
@@ -115,16 +121,8 @@ class OuterSite(Site):
         return self.make_inputs(examples)
 
     @property
-    def examples(self) -> int:
-        return self.signals.shape[0]
-
-    @property
-    def directions(self) -> int:
-        return self.signals.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.signals.dtype
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        return self.signals
 
     @property
     def positions(self) -> int:
@@ -179,16 +177,8 @@ class LookupSite(Site):
     table: int
 
     @property
-    def examples(self) -> int:
-        return self.signals.shape[0]
-
-    @property
-    def directions(self) -> int:
-        return self.signals.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.signals.dtype
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        return self.signals
 
     @property
     def entries(self) -> int:
@@ -211,20 +201,12 @@ class RowSite(Site):
     gradient: Inexact[Tensor, "n k p"]
 
     @property
-    def examples(self) -> int:
-        return self.gradient.shape[0]
-
-    @property
-    def directions(self) -> int:
-        return self.gradient.shape[1]
+    def held(self) -> Inexact[Tensor, "n k *rest"]:
+        return self.gradient
 
     @property
     def entries(self) -> int:
         return self.gradient.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.gradient.dtype
 
     def part(self, examples: slice, directions: slice) -> "RowSite":
         return replace(self, gradient=self.gradient[examples, directions])
@@ -267,6 +249,16 @@ class Snapshot:
             lines.append(f"  {name} ({shape}): {_describe(sites)}")
         lines += [f"  left out (frozen): {name}" for name in self.frozen]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the parameters, and by which rule each was captured."""
+        title = f"Snapshot of {self.examples} examples, {self.directions} directions"
+        rows = [
+            [name, " x ".join(map(str, self.parameters[name])), _describe(sites)]
+            for name, sites in self.by_parameter().items()
+        ]
+        notes = [f"left out (frozen): {', '.join(self.frozen)}"] if self.frozen else []
+        return html_table(title, ["parameter", "shape", "captured by"], rows, notes)
 
 
 def _describe(sites: Sequence[Site]) -> str:

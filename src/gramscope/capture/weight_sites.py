@@ -7,6 +7,7 @@ are all that a backward pass computes, gradients of weights never.
 """
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, Edge, Node, incoming, is_leaf
 from gramscope.capture.batched import batched_gradients
-from gramscope.capture.node_rules import Meeting, operation, sites_of
+from gramscope.capture.node_rules import BY_EXAMPLE, Meeting, operation, sites_of
 from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
@@ -45,8 +46,9 @@ MOVES = VIEWS | frozenset(
 ROUTES = ("Index", "Scatter", "Gather", "Masked", "Sort", "Topk", "Take", "Put", "Grouped", "Pack", "Unique", "jit")
 # Entries of gradients that are pulled back to parameters at once.
 PULLED_AT_ONCE = 2**26
-# Layers of so many outputs are looked through for outputs without signals; at most one in SPARSE may have some.
-WIDE, SPARSE = 2**12, 8
+# Layers of so many outputs are looked through for outputs without signals (a GPU must stop to answer); at most one in
+# SPARSE may have some.
+WIDE, SPARSE = {"cpu": 2**8, "cuda": 2**12}, 8
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class WeightSites:
     ) -> None:  # fmt: skip
         self.graph, self.room = graph, room
         self.n = len(graph.f)
+        self.slow: dict[str, float] = {}  # seconds that parameters without a rule took, one example at a time
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
         self._frames: dict[Edge, Frame] = {}
@@ -147,7 +150,7 @@ class WeightSites:
 
     def _probe(self, nodes: Sequence[Node]) -> None:
         """Settle which of the nodes split by example."""
-        probed = list(dict.fromkeys(node for node in nodes if node not in self._splits))
+        probed = [node for node in self._with_broadcasts(nodes) if node not in self._splits]
         edges = [edge for node in probed for edge in _edges(node)]
         if not edges:
             return
@@ -161,6 +164,20 @@ class WeightSites:
         for node in probed:
             found = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
             self._splits[node] = bool(found) and all(owner is not None for owner in found)
+
+    def _with_broadcasts(self, nodes: Sequence[Node]) -> list[Node]:
+        """And, where a gradient has no axis of examples in front, whoever sends it: one pass then tells of both."""
+        found = dict.fromkeys(nodes)
+        stack = list(found)
+        while stack:
+            node = stack.pop()
+            shapes = [incoming(edge)[0] for edge in _edges(node)]
+            if any(shape and shape[0] % self.n == 0 for shape in shapes):
+                continue
+            fresh = [consumer for consumer, _, _ in self.graph.consumers[node] if consumer not in found]
+            found.update(dict.fromkeys(fresh))
+            stack += fresh
+        return list(found)
 
     def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
         """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
@@ -217,33 +234,36 @@ class WeightSites:
 
     def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
         """All sites of some parameters at a time, of these cotangents; each parameter as soon as it is complete."""
+        uses = Counter(cut.weight for cuts in self.cuts.values() for cut in cuts)
         left = Counter(
             self.graph.names[leaf]
-            for cuts in self.cuts.values()
-            for cut in cuts
-            for leaf in self.graph.leaves_below(cut.weight[0])
+            for weight, count in uses.items()
+            for leaf in self.graph.leaves_below(weight[0]) * count
         )
         held: dict[str, list[Site]] = {name: [] for name in left}
+        made: dict[Edge, RowSite] = {}  # gradients with respect to weights that are made of parameters
         with torch.no_grad():
             for found in self.graph.signals(cotangents, self.edges, room):
                 for node in dict.fromkeys(node for node, _ in found):
                     signals = {edge: found.pop(edge) for edge in _edges(node) if edge in found}
-                    self._add(node, signals, held)
-                    yield from self._complete(node, left, held)
-            if held:  # of which no signal reached some site
+                    self._add(node, signals, held, made)
+                    for cut in self.cuts[node]:
+                        uses[cut.weight] -= 1
+                        left.subtract(self.graph.names[leaf] for leaf in self.graph.leaves_below(cut.weight[0]))
+                        if uses[cut.weight] == 0 and cut.weight in made:
+                            self._pull_back(made.pop(cut.weight), cut.weight, held)
+                    done = [name for name in held if left[name] == 0]
+                    if done:
+                        yield {name: tuple(held.pop(name)) for name in done}
+            for weight, site in made.items():  # no signal reached some other use
+                self._pull_back(site, weight, held)
+            if held:
                 yield {name: tuple(sites) for name, sites in held.items()}
 
-    def _complete(
-        self, node: Node, left: Counter[str], held: dict[str, list[Site]]
-    ) -> Iterator[dict[str, tuple[Site, ...]]]:
-        """The parameters of which the cuts of ``node`` were the last."""
-        for cut in self.cuts[node]:
-            left.subtract(self.graph.names[leaf] for leaf in self.graph.leaves_below(cut.weight[0]))
-        done = [name for name in held if left[name] == 0]
-        if done:
-            yield {name: tuple(held.pop(name)) for name in done}
-
-    def _add(self, node: Node, signals: dict[Edge, Tensor], held: dict[str, list[Site]]) -> None:
+    def _add(
+        self, node: Node, signals: dict[Edge, Tensor], held: dict[str, list[Site]], made: dict[Edge, RowSite]
+    ) -> None:
+        """Add the sites of a node to those of their parameters, or to the gradient of a weight that is made of them."""
         edges = _edges(node)
         owners = tuple(self._owners.get(edge) if edge in signals else None for edge in edges)
         if all(owner is None or owner.silent for owner in owners):
@@ -251,31 +271,46 @@ class WeightSites:
         for cut in self.cuts[node]:
             given = tuple(signals.get(edge) for edge in edges)
             meeting = Meeting(node, cut.slot, *incoming(cut.weight), given, owners)
-            for part in sites_of(meeting):
-                for site in self._placed(part, cut.weight):
-                    held[site.name].append(site)
+            begun = time.perf_counter()
+            sites = sites_of(meeting)
+            if any(site.rule == BY_EXAMPLE for site in sites):
+                leaves = self.graph.leaves_below(cut.weight[0])
+                for name in (self.graph.names[leaf] for leaf in leaves):
+                    self.slow[name] = self.slow.get(name, 0.0) + (time.perf_counter() - begun) / len(leaves)
+            for site in sites:
+                placed = self._placed(site, cut.weight)
+                if placed is not None:
+                    held[placed.name].append(placed)
+                    continue
+                rows, rule, before = site.whole_rows(), site.rule, made.get(cut.weight)
+                if before is not None:
+                    rows, rule = rows + before.gradient, before.rule if rule != BY_EXAMPLE else rule
+                made[cut.weight] = RowSite("", rule, None, rows)
 
-    def _placed(self, site: Site, weight: Edge) -> list[Site]:
-        """Sites of the parameters from one of a weight that was made of them."""
+    def _placed(self, site: Site, weight: Edge) -> Site | None:
+        """The site of a parameter from that of a weight which is the parameter or a view of it; else None."""
         node = weight[0]
         if is_leaf(node):
-            return [_sparse(_real(replace(site, name=self.graph.names[node]), node))]
+            return _sparse(_real(replace(site, name=self.graph.names[node]), node))
         leaves = self.graph.leaves_below(node)
-        if len(leaves) == 1 and self._is_view(node) and not leaves[0].variable.is_complex():
-            name, turned = self.graph.names[leaves[0]], operation(node) == "T" and is_leaf(node.next_functions[0][0])
-            if turned and site.frame is None and isinstance(site, OuterSite) and len(site.order) == 2:
-                first, second = site.order
-                return [_sparse(replace(site, name=name, order=(second, first)))]
-            frame = self._frame(weight, leaves[0])
-            if site.frame is not None:
-                frame = Frame(frame.entries[site.frame.entries], frame.shape)
-            return [_real(replace(site, name=name, frame=frame), leaves[0])]
-        rows = self._pulled_back(site.whole_rows(), weight, leaves)
-        rule = f"{site.rule}, derived weight" if site.rule != "autograd" else site.rule
-        return [
-            _real(RowSite(self.graph.names[leaf], rule, None, gradient), leaf)
-            for leaf, gradient in zip(leaves, rows, strict=True)
-        ]
+        if len(leaves) != 1 or not self._is_view(node) or leaves[0].variable.is_complex():
+            return None
+        name, turned = self.graph.names[leaves[0]], operation(node) == "T" and is_leaf(node.next_functions[0][0])
+        if turned and site.frame is None and isinstance(site, OuterSite) and len(site.order) == 2:
+            first, second = site.order
+            return _sparse(replace(site, name=name, order=(second, first)))
+        frame = self._frame(weight, leaves[0])
+        if site.frame is not None:
+            frame = Frame(frame.entries[site.frame.entries], frame.shape)
+        return _real(replace(site, name=name, frame=frame), leaves[0])
+
+    def _pull_back(self, site: RowSite, weight: Edge, held: dict[str, list[Site]]) -> None:
+        """Add the sites of the parameters that a weight is made of."""
+        leaves = self.graph.leaves_below(weight[0])
+        rule = f"{site.rule}, derived weight" if site.rule != BY_EXAMPLE else site.rule
+        for leaf, gradient in zip(leaves, self._pulled_back(site.gradient, weight, leaves), strict=True):
+            name = self.graph.names[leaf]
+            held[name].append(_real(RowSite(name, rule, None, gradient), leaf))
 
     def _frame(self, weight: Edge, leaf: Node) -> Frame:
         """Which entry of the parameter each entry of a view of it is: numbers sent back through it arrive there."""
@@ -329,7 +364,9 @@ def _real(site: Site, leaf: Node) -> Site:
 
 def _sparse(site: Site) -> Site:
     """A wide layer of which few outputs have signals (chosen logits) is a table of which few rows were looked up."""
-    if not isinstance(site, OuterSite) or site.order != (0, 1) or site.groups > 1 or site.fan_out < WIDE:
+    if not isinstance(site, OuterSite) or site.order != (0, 1) or site.groups > 1:
+        return site
+    if site.fan_out < WIDE.get(site.signals.device.type, WIDE["cuda"]):
         return site
     used = torch.zeros(site.fan_out, dtype=torch.bool, device=site.signals.device)
     for signals in site.signals.unbind(1):

@@ -49,7 +49,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train one network on digits twice, richly and lazily, and compare the two in a table and a report.
+    """Train one network on digits twice, in the rich and in the lazy regime, and compare the two.
 
     Example:  gramscope demo --steps 1000 --out my-demo
     """
@@ -130,14 +130,18 @@ def verify(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders written by gs.watch.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     svg: Annotated[Path | None, typer.Option(help="Also write every figure as an SVG file into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """One self-contained page about one or several runs; it opens offline and can be sent by mail.
 
-    Example:  gramscope report runs/a runs/b -o report.html
+    Up to eight runs are drawn in full; of more there is a table to sort and filter, with small drawings.
+
+    Example:  gramscope report runs/a runs/b -o report.html;  gramscope report runs/
     """
     with _explained(as_json):
         from gramscope.report import report as write_report
@@ -148,13 +152,17 @@ def report(
 
 @app.command()
 def serve(
-    folder: Annotated[Path, typer.Argument(help="A run that may still be growing.", metavar="RUN")],
+    folder: Annotated[
+        Path, typer.Argument(help="A run that may still be growing, or a folder of runs.", metavar="RUN")
+    ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """The report of a run, live, on this machine only. Stop it with Ctrl-C.
+    """The report of a run, or of all runs in a folder, live, on this machine only. Stop it with Ctrl-C.
 
-    Example:  gramscope serve runs/a
+    Runs that begin later in the folder appear on the page by themselves.
+
+    Example:  gramscope serve runs/a;  gramscope serve runs/
     """
     with _explained(as_json):
         from gramscope.report import serve as serve_run

@@ -21,7 +21,7 @@ from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.progress import progress
 from gramscope.base.rng import seeded
 from gramscope.capture.network import count_examples, evaluate, in_dtype, prepare_input, slice_examples, unwrap
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.kernels.gradients import gradient_gram
 
 # Code that stands between us and the user's own, or is called by it.

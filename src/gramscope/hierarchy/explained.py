@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.base.html import html_table
 from gramscope.base.streams import streams_put_back
 from gramscope.hierarchy.optimiser import StepParts
 
@@ -249,6 +250,18 @@ class ExplainedStep:
         page = StringIO()
         Console(file=page, width=100).print(self.table())
         return "\n".join([page.getvalue().rstrip(), *self.notes])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what each layer did, what first order missed, and the verdict."""
+        steps = self.relative_steps
+        rows = [[layer, f"{100 * share:.1f} %", f"{steps[layer]:.2g}"] for layer, share in self.shares.items()]
+        missed = [
+            f"{'missed by first order' if name == 'all' else name}: {100 * error:.2g} %"
+            for name, error in self.errors.items()
+            if not math.isnan(error)
+        ]
+        head = ["layer", "share of loss change", "|Δθ| / |θ|"]
+        return html_table("What this step did", head, rows, [self.verdict, *missed, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers that JSON can hold."""

@@ -347,7 +347,7 @@ def _checked_input(x: Tensor, chain: Chain) -> Float[Tensor, "n N_0"]:
 def _compare(module: nn.Module, x: Tensor, fields: Fields) -> None:
     """The chain must be the module: every step was recognised, and this is the witness."""
     from gramscope.capture.network import evaluate, prepare_input, unwrap
-    from gramscope.capture.surroundings import untouched
+    from gramscope.capture.side_effects import untouched
 
     model = unwrap(module)
     parameter = next(model.parameters())

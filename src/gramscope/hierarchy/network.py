@@ -20,9 +20,9 @@ from gramscope.base.arithmetic import users_autocast
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.linear_map import LinearMap, nodes_below, nodes_under
-from gramscope.capture.meetings import Meeting, Passage, open_layers
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
+from gramscope.capture.retained_run import RetainedRun, WeightUse, open_layers
 from gramscope.linalg import LinearOperator
 
 Leaves = list[Tensor]
@@ -46,14 +46,14 @@ class Transport(LinearOperator):
         self, model: nn.Module, x: Any, source: str, target: str, *, outputs: Outputs = None,
         precision: Precision = None,
     ) -> None:  # fmt: skip
-        passage = open_layers(
+        run = open_layers(
             model, x, list(dict.fromkeys([source, target])), outputs=outputs, frozen=True, precision=precision,
             watch=False,
         )  # fmt: skip
-        self._delta, self._value = passage.perturbations[source], passage.values[target]
-        self._within = passage.within
+        self._delta, self._value = run.perturbations[source], run.values[target]
+        self._within = run.within
         self._map = LinearMap([self._value], [self._delta])
-        n = len(passage.f)
+        n = len(run.f)
         dtype = torch.promote_types(self._value.dtype, torch.float32)
         super().__init__(
             _layer_axes(self._value, n, target), _layer_axes(self._delta, n, source), dtype=dtype,
@@ -100,15 +100,13 @@ class NetworkPullback(LinearOperator):
         self, model: nn.Module, x: Any, layer: str, *, outputs: Outputs = None, frozen: bool = False,
         precision: Precision = None,
     ) -> None:  # fmt: skip
-        passage = open_layers(model, x, [layer], outputs=outputs, frozen=frozen, precision=precision)
-        self._delta, self._f, self._within = passage.perturbations[layer], passage.f, passage.within
-        self.value = passage.values[layer].detach()
-        _check_seen(passage, self._delta)
-        self._meetings = _above(passage, self._delta)
-        self._to_data = LinearMap([t for meeting in self._meetings for t in meeting.data], [self._delta])
-        self._to_weights = LinearMap(
-            [w for meeting in self._meetings for w in meeting.weights], list(passage.parameters.values())
-        )
+        run = open_layers(model, x, [layer], outputs=outputs, frozen=frozen, precision=precision)
+        self._delta, self._f, self._within = run.perturbations[layer], run.f, run.within
+        self.value = run.values[layer].detach()
+        _check_seen(run, self._delta)
+        self._uses = _above(run, self._delta)
+        self._to_data = LinearMap([t for use in self._uses for t in use.data], [self._delta])
+        self._to_weights = LinearMap([w for use in self._uses for w in use.weights], list(run.parameters.values()))
         n = len(self._f)
         units = _layer_axes(self.value, n, layer)["unit"]
         axes = Axes(example=n, output=self._f.shape[1], unit=units)
@@ -136,8 +134,8 @@ class NetworkPullback(LinearOperator):
         return self._matmat(x)
 
     def _product(self, v: Float[Tensor, " cols"]) -> Float[Tensor, " rows"]:
-        """``Bᵀ B v``: a tangent for each output up to the meetings, and a cotangent for each output back."""
-        if not self._meetings:
+        """``Bᵀ B v``: a tangent for each output up to the uses of weights, and a cotangent for each output back."""
+        if not self._uses:
             return torch.zeros_like(v)
         by_output = v.reshape(self.rows.shape).to(self._delta.dtype).unbind(1)
         met: list[Tensor] | None = None
@@ -159,12 +157,12 @@ class NetworkPullback(LinearOperator):
 
     @cached_property
     def _signals(self) -> list[list[list[Tensor | None]]]:
-        """∂f/∂u of every output at every meeting, kept: each product needs them twice."""
-        edges = [edge for meeting in self._meetings for edge in meeting.edges]
+        """∂f/∂u of every output at every use, kept: each product needs them twice."""
+        edges = [edge for use in self._uses for edge in use.edges]
         by_output: list[list[list[Tensor | None]]] = []
         for cotangent in self._cotangents():
             found = iter(torch.autograd.grad(self._f, edges, cotangent, retain_graph=True, allow_unused=True))
-            by_output.append([[next(found) for _ in meeting.edges] for meeting in self._meetings])
+            by_output.append([[next(found) for _ in use.edges] for use in self._uses])
         return by_output
 
     def _meet(self, signals: list[list[Tensor | None]], tangents: list[Tensor]) -> list[Tensor]:
@@ -174,16 +172,16 @@ class NetworkPullback(LinearOperator):
     def _return(self, signals: list[list[Tensor | None]], changes: list[Tensor]) -> Tensor:
         """``Bᵀ``: from changes of the weights to cotangents of the data they met, and back to layer ℓ."""
         back = self._mixed(signals, changes, lambda data, weights: (weights, data))
-        return _gradient([t for meeting in self._meetings for t in meeting.data], self._delta, back)
+        return _gradient([t for use in self._uses for t in use.data], self._delta, back)
 
     def _mixed(
         self, signals: list[list[Tensor | None]], along: list[Tensor], sides: Callable[[Leaves, Leaves], Sides]
     ) -> list[Tensor]:
-        """``∂²⟨s, u⟩/∂a∂b`` of every meeting, contracted with ``along`` on side a; what is left is of side b."""
+        """``∂²⟨s, u⟩/∂a∂b`` of every use, contracted with ``along`` on side a; what is left is of side b."""
         given = iter(along)
         found: list[Tensor] = []
-        for meeting, of_meeting in zip(self._meetings, signals, strict=True):
-            data, weights, paired = _paired(meeting, of_meeting)
+        for use, of_use in zip(self._uses, signals, strict=True):
+            data, weights, paired = _paired(use, of_use)
             here, there = sides(data, weights)
             mine = [next(given) for _ in here]
             if paired is None:
@@ -195,11 +193,11 @@ class NetworkPullback(LinearOperator):
         return found
 
 
-def _check_seen(passage: Passage, delta: Tensor) -> None:
+def _check_seen(run: RetainedRun, delta: Tensor) -> None:
     """Raise where a parameter meets data that depends on the layer inside a custom function, out of sight."""
-    names = {get_gradient_edge(p).node: name for name, p in passage.parameters.items()}
+    names = {get_gradient_edge(p).node: name for name, p in run.parameters.items()}
     moving = get_gradient_edge(delta).node
-    for node in nodes_below([passage.f]):
+    for node in nodes_below([run.f]):
         if not isinstance(node, BackwardCFunction):
             continue
         below = [nodes_under([child]) for child, _ in node.next_functions if child is not None]
@@ -211,22 +209,22 @@ def _check_seen(passage: Passage, delta: Tensor) -> None:
             )
 
 
-def _above(passage: Passage, delta: Tensor) -> tuple[Meeting, ...]:
-    """Meetings whose data depends on the perturbed layer, and whose output f depends on."""
+def _above(run: RetainedRun, delta: Tensor) -> tuple[WeightUse, ...]:
+    """WeightUses whose data depends on the perturbed layer, and whose output f depends on."""
     kept = []
-    for meeting in passage.meetings:
+    for use in run.uses:
         dependent = torch.autograd.grad(
-            list(meeting.data), delta, [torch.ones_like(t) for t in meeting.data], retain_graph=True, allow_unused=True
+            list(use.data), delta, [torch.ones_like(t) for t in use.data], retain_graph=True, allow_unused=True
         )[0]
         if dependent is not None:
-            kept.append(meeting)
+            kept.append(use)
     return tuple(kept)
 
 
-def _paired(meeting: Meeting, signals: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-    """Fresh leaves and ``⟨s, u⟩`` of one meeting; None where no signal comes back."""
+def _paired(use: WeightUse, signals: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """Fresh leaves and ``⟨s, u⟩`` of one use; None where no signal comes back."""
     with torch.enable_grad(), users_autocast():
-        data, weights, outputs = meeting.rerun()
+        data, weights, outputs = use.rerun()
         terms = [(u * s).sum() for u, s in zip(outputs, signals, strict=True) if s is not None]
         return data, weights, sum(terms[1:], terms[0]) if terms else None
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gramscope.base.pyplot import load_pyplot
+
 if TYPE_CHECKING:
     from gramscope.hierarchy.explained import ExplainedStep
 
@@ -13,7 +15,7 @@ BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
 
 def picture_of_step(step: "ExplainedStep") -> Any:
     """Four panels; see :meth:`ExplainedStep.plot`."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, ((layers, outputs), (examples, errors)) = pyplot.subplots(2, 2, figsize=(9, 6.4), layout="constrained")
     _layers(layers, step)
     _outputs(outputs, step)
@@ -64,11 +66,3 @@ def _errors(axes: Any, step: "ExplainedStep") -> None:
 def _array(tensor: Tensor) -> NDArray[Any]:
     # matplotlib would make the array itself, by a call that numpy warns of.
     return tensor.detach().double().cpu().numpy()
-
-
-def _pyplot() -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'gramscope[plot]'") from error
-    return pyplot

@@ -25,7 +25,7 @@ Sites = Mapping[str, tuple[Site, ...]]
 # Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
 # and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
 # half; a GPU wants few and large products.
-STRIP_ROWS = {"cpu": (320, 1280, 80, 8), "cuda": (640, 2560, 640, 1)}
+STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 640, 1)}
 STRIP_EXAMPLES = 16  # for pieces that loop over examples
 # Entries of one tile of S Sᵀ: on the CPU it should still be in the cache when it meets Q.
 TILE = {"cpu": 2**19, "cuda": 2**40}

@@ -131,15 +131,19 @@ class Assembly:
         few = max(1, min(site.examples, CACHED.get(rows.device.type, CACHED["cuda"]) // max(1, each)))
         for start in range(0, site.examples, few):
             part = slice(start, min(site.examples, start + few))
-            signals = site.signals[part, ..., channels].to(self.dtype).permute(0, 3, 1, 4, 2)  # (n, g, k, o, T)
             inputs = site.inputs_of(part).to(self.dtype).transpose(1, 2)  # (n, g, T, i)
             batch = (part.stop - part.start) * g
             inputs = inputs.reshape(batch, T, -1)
-            if g == 1 and site.signals.stride(1) > site.signals.stride(0):  # one direction after the other in memory
+            signals = site.signals[part, ..., channels].to(self.dtype)  # (n, k, T, g, o)
+            if g == 1 and signals.stride(2) == 1 and signals.stride(1) > signals.stride(0):
+                # Images, one direction after the other in memory.
                 for direction, own in enumerate(rows[part].unflatten(2, (width, -1)).unbind(1)):
-                    own.baddbmm_(signals[:, 0, direction], inputs, beta=0)
+                    own.baddbmm_(signals[:, direction, :, 0].mT, inputs, beta=0)
                 continue
-            signals = signals.reshape(batch, k * width, T)
+            if signals.stride(2) == 1:
+                signals = signals.permute(0, 3, 1, 4, 2).reshape(batch, k * width, T)
+            else:
+                signals = signals.permute(0, 3, 2, 1, 4).reshape(batch, T, k * width).mT
             if g == 1:
                 torch.bmm(signals, inputs, out=rows[part].view(batch, k * width, -1))
             else:

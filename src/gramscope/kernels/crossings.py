@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.memory import Memory
+from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, second_derivative
 from gramscope.kernels.kinks import Sides
-from gramscope.kernels.rows import Rows, dense_kernel, dense_velocity
 from gramscope.kernels.written_out import WrittenOut
 
 
@@ -199,17 +199,16 @@ def ntk_step(
     _check_lr(lr)
     options = Reading.of(reading)
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
-    velocity = dense_velocity(Rows(watched, direction, graph), rates, memory)
-    graph = Graph(watched) if graph is None else graph
+    velocity = dense_velocity(graph, graph.tangent(direction), rates, memory)
     linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
     curvature = 0.5 * second_derivative(watched, graph, direction, direction)
     real = watched.with_reading(kink="autograd", bandwidth=None)
-    before = dense_kernel(Rows(real, None), rates, memory)
+    before = dense_kernel(Graph(real), rates, memory)
     after = real.at(-lr * direction)
-    kernel_after = dense_kernel(Rows(after, None), rates, memory)
+    kernel_after = dense_kernel(Graph(after), rates, memory)
     crossings = _crossings(real, after, direction, lr)
     if crossings.crossed:
-        kept = dense_kernel(Rows(real.at(-lr * direction, keep_sides=True), None), rates, memory)
+        kept = dense_kernel(Graph(real.at(-lr * direction, keep_sides=True)), rates, memory)
         crossing = kernel_after - kept
     else:
         crossing = torch.zeros_like(kernel_after)
@@ -258,10 +257,10 @@ def _foreseen(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[
 
     def heights(*parameters: Tensor) -> tuple[Tensor, ...]:
         with WrittenOut(), Sides() as watched:
-            at._call(parameters, None)
+            at.call(parameters)
         return tuple(watched.heights)
 
-    tangents = tuple(part[0] for part in at.split(direction[:, None]))
+    tangents = tuple(part[0] for part in at.function.split(direction[:, None]))
     try:
         with at.surroundings():
             both: Any = torch.func.jvp(heights, at.point, tangents)

@@ -18,9 +18,9 @@ from gramscope.base.memory import Memory, memory_budget
 from gramscope.base.progress import progress
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
+from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction
-from gramscope.kernels.rows import Rows, dense_velocity
+from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction, weighted
 from gramscope.linalg import LinearOperator
 
 Residual = Tensor | Callable[[Tensor], Tensor]
@@ -50,14 +50,11 @@ class NTKVelocityOperator(LinearOperator):
         super().__init__(expansion.rows, expansion.rows, dtype=expansion.dtype, device=expansion.device, symmetric=True)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        moved = self.tangent.jvp(self._weighted(self.graph.vjp(x)))
-        return -(moved + self.graph.jvp(self._weighted(self.tangent.vjp(x))))
+        moved = self.tangent.jvp(weighted(self.graph.vjp(x), self.rates))
+        return -(moved + self.graph.jvp(weighted(self.tangent.vjp(x), self.rates)))
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self._matmat(x)
-
-    def _weighted(self, v: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        return v if self.rates is None else self.rates[:, None] * v
 
 
 @outside_inference_mode
@@ -100,9 +97,8 @@ def dntk_velocity(
         0.0
     """
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
-    graph = Graph(watched) if graph is None else graph
     second_derivative(watched, graph, direction, direction, check)
-    velocity = -dense_velocity(Rows(watched, direction, graph), rates, memory)
+    velocity = -dense_velocity(graph, graph.tangent(direction), rates, memory)
     return velocity.reshape(*watched.rows.shape, *watched.rows.shape)
 
 
@@ -134,7 +130,6 @@ def dntk_velocity_operator(
         True
     """
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, Reading.of(reading))
-    graph = Graph(watched) if graph is None else graph
     second_derivative(watched, graph, direction, direction, check)
     return NTKVelocityOperator(graph, graph.tangent(direction), rates)
 
@@ -170,7 +165,6 @@ def output_curvature(
         36.0
     """
     watched, graph, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
-    graph = Graph(watched) if graph is None else graph
     return 0.5 * second_derivative(watched, graph, direction, direction, check)
 
 
@@ -208,7 +202,7 @@ def dntk(
     graph2 = graph1 if x2 is None else Graph(Expansion(model, x2, options))
     sizes = [g.expansion.rows.size for g in (graph, graph1, graph2)]
     _check_dense(sizes, at, memory)
-    first, second = _directions(graph1, rates), _directions(graph2, rates) if graph2 is not graph1 else None
+    first, second = graph1.directions(rates), graph2.directions(rates) if graph2 is not graph1 else None
     total = first.sum(dim=1)
     second_derivative(at, graph, total, total, check)
     result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
@@ -224,13 +218,6 @@ def dntk(
     return result.transpose(0, 1).reshape(*shapes[0], *shapes[1], *shapes[2])
 
 
-def _directions(graph: Graph, rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p u"]:
-    """``λ Jᵀ``."""
-    size = graph.expansion.rows.size
-    rows = graph.vjp(torch.eye(size, dtype=graph.expansion.dtype, device=graph.expansion.device))
-    return rows if rates is None else rates[:, None] * rows
-
-
 def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
     budget = memory_budget(memory, at.device)
     need = (sizes[0] * sizes[1] * sizes[2] + 2 * at.cols.size * max(sizes)) * at.dtype.itemsize
@@ -244,12 +231,13 @@ def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
 
 def read_step(
     model: nn.Module, x: Any, residual: Residual, probe: Any, metric: Rates, reading: Reading
-) -> tuple[Expansion, Graph | None, Float[Tensor, " p"], Float[Tensor, " p"] | None]:
-    """The watched expansion, its graph if it is there already, the direction ``λ Jᵀ ε`` of the step, and λ."""
+) -> tuple[Expansion, Graph, Float[Tensor, " p"], Float[Tensor, " p"] | None]:
+    """The watched expansion, its graph, the direction ``λ Jᵀ ε`` of the step, and λ."""
     at = Expansion(model, x, reading)
     rates = at.flat_rates(metric)
     graph = Graph(at)
     direction = step_direction(graph, residual, rates)
     if probe is None:
         return at, graph, direction, rates
-    return Expansion(model, probe, reading), None, direction, rates
+    watched = Expansion(model, probe, reading)
+    return watched, Graph(watched), direction, rates

@@ -17,11 +17,7 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.streams import streams_put_back
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import (
-    Outputs,
-    prepare_input,
-    slice_examples,
-)
+from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision, check_precision
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
 from gramscope.kernels.written_out import WrittenOut
@@ -94,7 +90,7 @@ class Expansion:
     def __init__(self, model: nn.Module, x: Any, reading: Reading) -> None:
         load_forward_mode()
         self.function = ModelFunction(model, x, reading.outputs, reading.frozen, reading.precision)
-        self.examples, self.x, self.parameters = self.function.examples, self.function.x, self.function.parameters
+        self.examples, self.parameters = self.function.examples, self.function.parameters
         self.reading = reading
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
         with self.surroundings():
@@ -111,21 +107,22 @@ class Expansion:
     def point(self) -> Parameters:
         return tuple(self.parameters.values())
 
-    def run(self, parameters: Parameters, x: Any = None) -> Tensor:
-        """The outputs (n, C) at other parameters (and other examples), everything else as it was."""
+    def run(self, parameters: Parameters) -> Tensor:
+        """The outputs (n, C) at other parameters, everything else as it was."""
         if self.reading.bandwidth is not None:
             with WrittenOut(), Smoothed(self.reading.bandwidth):
-                return self._call(parameters, x)
+                return self.call(parameters)
         if self.sides_at is None:
             with WrittenOut():
-                return self._call(parameters, x)
+                return self.call(parameters)
         with WrittenOut(), Sides() as watched:
-            self._call(self.sides_at, x)
+            self.call(self.sides_at)
         with WrittenOut(), FixedSides(watched.sides):
-            return self._call(parameters, x)
+            return self.call(parameters)
 
-    def _call(self, parameters: Parameters, x: Any) -> Tensor:
-        return self.function.at(parameters, lambda: self.function.evaluate(x))
+    def call(self, parameters: Parameters) -> Tensor:
+        """The same, whatever a kink means."""
+        return self.function.at(parameters, self.function.evaluate)
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -137,7 +134,7 @@ class Expansion:
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
         other = object.__new__(Expansion)
         other.__dict__.update(self.__dict__)
-        moved = zip(self.parameters.items(), self.split(vector[:, None]), strict=True)
+        moved = zip(self.parameters.items(), self.function.split(vector[:, None]), strict=True)
         other.parameters = {name: p + part[0] for (name, p), part in moved}
         other.sides_at = self.point if keep_sides else None
         with other.surroundings():
@@ -147,14 +144,6 @@ class Expansion:
 
     def fresh_leaves(self) -> Parameters:
         return tuple(p.detach().requires_grad_() for p in self.point)
-
-    def split(self, vectors: Float[Tensor, "p k"]) -> list[Tensor]:
-        """Columns over all parameters as one tensor (k, *shape) for each parameter."""
-        pieces = torch.split(vectors.T, [p.numel() for p in self.point], dim=1)
-        return [piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, self.point, strict=True)]
-
-    def join(self, parts: list[Tensor]) -> Float[Tensor, "p k"]:
-        return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1).T.to(self.dtype)
 
     def flat_rates(self, rates: Rates) -> Float[Tensor, " p"] | None:
         """The diagonal metric λ as one vector, from a number, numbers by name (others zero), a function or a tensor."""
@@ -171,12 +160,9 @@ class Expansion:
     def sides(self) -> Sides:
         """The side of every kink here."""
         with self.surroundings(), WrittenOut(), Sides() as watched:
-            self._call(self.fresh_leaves(), None)  # with gradients, which tell what depends on parameters
+            self.call(self.fresh_leaves())  # with gradients, which tell what depends on parameters
         watched.heights.clear()
         return watched
-
-    def of_examples(self, examples: slice) -> Any:
-        return slice_examples(prepare_input(self.x), self.examples, examples)
 
     def with_reading(self, **changes: Any) -> "Expansion":
         other = object.__new__(Expansion)

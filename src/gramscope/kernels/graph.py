@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.streams import streams_put_back
 from gramscope.capture.linear_map import LinearMap, check_differentiable
+from gramscope.capture.network import loss_gradient
 from gramscope.kernels.expansion import Expansion
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
@@ -52,6 +52,11 @@ class Graph:
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         return _jvp(self.expansion, self.linear_map, vectors)
 
+    def directions(self, rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p u"]:
+        """``λ Jᵀ``: the step that each output alone would make."""
+        unit = torch.eye(self.expansion.rows.size, dtype=self.expansion.dtype, device=self.expansion.device)
+        return weighted(self.vjp(unit), rates)
+
     def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
         return Tangent(self, direction)
 
@@ -63,7 +68,7 @@ class Tangent:
         self.expansion = expansion = graph.expansion
         self.leaves, self.f = graph.leaves, graph.f.detach()
         with expansion.surroundings():
-            tangents = [part[0] for part in expansion.split(direction[:, None])]
+            tangents = [part[0] for part in expansion.function.split(direction[:, None])]
             (self.g,) = expansion.function.at(self.leaves, lambda: graph.linear_map.along(tangents))
         self.linear_map = LinearMap([self.g], self.leaves)
 
@@ -80,6 +85,11 @@ class Tangent:
         return found
 
 
+def weighted(vectors: Float[Tensor, "p k"], rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p k"]:
+    """``λ v`` for each column v."""
+    return vectors if rates is None else rates[:, None] * vectors
+
+
 def _vjp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
     count = vectors.shape[1]
     if count == 0:
@@ -87,8 +97,7 @@ def _vjp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "ro
     with expansion.surroundings():
         cotangents = vectors.T.reshape(count, *expansion.rows.shape)
         found = expansion.function.at(linear_map.inputs, lambda: linear_map.vjp([cotangents]))
-    pairs = zip(found, expansion.point, strict=True)
-    return expansion.join([p.new_zeros(count, *p.shape) if g is None else g for g, p in pairs])
+    return expansion.function.join(found, count).to(expansion.dtype)
 
 
 def _jvp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
@@ -96,7 +105,9 @@ def _jvp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "p 
     if count == 0:
         return vectors.new_zeros(expansion.rows.size, 0)
     with expansion.surroundings():
-        (found,) = expansion.function.at(linear_map.inputs, lambda: linear_map.jvp(expansion.split(vectors), count))
+        (found,) = expansion.function.at(
+            linear_map.inputs, lambda: linear_map.jvp(expansion.function.split(vectors), count)
+        )
     return found.reshape(count, -1).T.to(expansion.dtype)
 
 
@@ -124,7 +135,7 @@ def second_derivative(
 def twice_forward(
     expansion: Expansion, first: Float[Tensor, " p"], second: Float[Tensor, " p"]
 ) -> Float[Tensor, "n C"] | None:
-    u, v = (tuple(part[0] for part in expansion.split(w[:, None])) for w in (first, second))
+    u, v = (tuple(part[0] for part in expansion.function.split(w[:, None])) for w in (first, second))
 
     def slope(*parameters: Tensor) -> Tensor:
         return torch.func.jvp(lambda *p: expansion.run(p), parameters, u)[1]
@@ -203,14 +214,6 @@ def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tens
             "array with torch.as_tensor."
         )
     else:
-        values = f.detach().clone().requires_grad_()
-        with streams_put_back(), torch.inference_mode(False), torch.enable_grad():
-            loss = residual(values)
-            if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
-                raise InputError(
-                    "a loss given as residual must return one differentiable number for outputs (n, C), got "
-                    f"{type(loss).__name__}" + (f" of shape {tuple(loss.shape)}." if isinstance(loss, Tensor) else ".")
-                )
-            (epsilon,) = torch.autograd.grad(loss, values)
+        epsilon = loss_gradient(residual, f, "residual")[1]
     check_finite(epsilon, "residual", "Check the loss and the targets.")
     return epsilon.to(dtype=expansion.dtype, device=expansion.device)

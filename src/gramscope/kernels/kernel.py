@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.html import html_table
+from gramscope.base.pyplot import load_pyplot
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.warned import undefined
 from gramscope.kernels.ntk import Reduce, ntk
@@ -136,7 +138,7 @@ class Kernel:
 
     def plot(self, order: Int[Tensor, " n"] | None = None) -> Any:
         """The kernel between examples (traced over outputs) as a picture; ``order`` sorts them, by class say."""
-        pyplot = _pyplot()
+        pyplot = load_pyplot()
         image = self.total if self.total.dim() == 2 else torch.einsum("ncmc->nm", self.total)
         if order is not None:
             image = image[order][:, order]
@@ -148,7 +150,7 @@ class Kernel:
 
     def plot_spectrum(self) -> Any:
         """Eigenvalues on logarithmic axes."""
-        pyplot = _pyplot()
+        pyplot = load_pyplot()
         values = _array(self.spectrum())
         kept = values[values > 0]
         figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
@@ -158,7 +160,7 @@ class Kernel:
 
     def plot_shares(self, residual: Float[Tensor, "n C"]) -> Any:
         """Which parameter does the learning, as bars."""
-        pyplot = _pyplot()
+        pyplot = load_pyplot()
         shares = self.share(residual)
         figure, axes = pyplot.subplots(figsize=(6, 0.6 + 0.28 * len(shares)), layout="constrained")
         axes.barh(list(shares), [100 * value for value in shares.values()])
@@ -169,6 +171,17 @@ class Kernel:
     def __str__(self) -> str:
         shape = " x ".join(map(str, self.total.shape))
         return f"Kernel {shape}, {len(self.sites)} sites"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: each parameter's part of the trace, which is its part of the mean squared gradient."""
+        if self.matrix.shape[0] != self.matrix.shape[1] or not self.sites:
+            return html_table(str(self), [], [])
+        traces = {name: float(_matrix(site).double().trace()) for name, site in self.sites.items()}
+        total = sum(traces.values())
+        rows = [
+            [name, f"{trace:.4g}", f"{100 * trace / total:.1f} %" if total else ""] for name, trace in traces.items()
+        ]
+        return html_table(str(self), ["parameter", "trace", "share of the trace"], rows)
 
     def _square(self) -> Float[Tensor, "rows rows"]:
         matrix = self.matrix
@@ -218,11 +231,3 @@ def _target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
 def _array(tensor: Tensor) -> NDArray[Any]:
     # matplotlib would make the array itself, by a call that numpy warns of.
     return tensor.detach().double().cpu().numpy()
-
-
-def _pyplot() -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'gramscope[plot]'") from error
-    return pyplot

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.unrolled import UNROLLED
 from gramscope.kernels.unseen import Reach, decides, is_unseen
-from gramscope.kernels.written_out import unrolled, unrolled_cell
 
 Rewrite = Callable[..., Any]
 REWRITES: dict[Any, Rewrite] = {}
@@ -118,12 +118,9 @@ class Ramps(TorchFunctionMode):
         if func in POOLS:
             self._operation = (name if name != "fn" else POOLS[func].__name__).removesuffix("_with_indices")
             return self._pooled(func, args, kwargs)
-        if func is torch.rnn_relu:
+        if func in (torch.rnn_relu, torch.rnn_relu_cell):
             with self:
-                return unrolled("rnn_relu", args)
-        if func is torch.rnn_relu_cell:
-            with self:
-                return unrolled_cell(func, *args, **kwargs)
+                return UNROLLED[func](*args, **kwargs)
         if self._depends and (described or is_unseen(func, args, kwargs, self._reach)):
             self.meet_unseen(plain)
             return func(*args, **kwargs)

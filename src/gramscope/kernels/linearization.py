@@ -4,8 +4,7 @@ Neither runs the network again (see ``gramscope.capture.linear_map``). Convoluti
 forward mode is faster, and ``J v`` runs the network once more.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -44,7 +43,6 @@ class Linearization:
         self._forward_mode = tensors_in(x)[0].is_cuda and any(isinstance(m, CONVOLUTIONS) for m in modules)
         self._forward_checked = False
         self._written_out = False  # operations without a second derivative run as others, once one is met
-        self._recurrent = any(isinstance(m, nn.RNNBase) for m in modules)
         self.f: Tensor = self._within(self._function.outputs_with_graph)
         self._map = LinearMap([self.f], self._point, quiet=True)
         self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
@@ -58,7 +56,7 @@ class Linearization:
 
     def _within(self, work: Callable[[], R]) -> R:
         """``work()`` with the model at the parameters of this linearisation."""
-        with self._function.context(), _without_cudnn(self._recurrent):
+        with self._function.context():
             return self._function.at(self._point, work)
 
     @property
@@ -70,17 +68,14 @@ class Linearization:
         """``J v`` for each column v."""
         if vectors.shape[1] == 0:
             return vectors.new_zeros(self.rows.size, 0)
-        pieces = torch.split(vectors.T, [p.numel() for p in self.parameters.values()], dim=1)
-        tangents = [
-            piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, self.parameters.values(), strict=True)
-        ]
+        tangents = self._function.split(vectors)
         result = self._within(lambda: self._forward(tangents) if self._forward_mode else self._backward(tangents))
         return result.reshape(vectors.shape[1], -1).T.to(self.dtype)
 
     def _forward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
         try:
             if not self._forward_checked:
-                self._forward_mode = self._map.check(lambda v: [self._run_forward(self._filled(v, 1))])
+                self._forward_mode = self._map.check(self._check_forward)
                 self._forward_checked = True
             return self._run_forward(tangents) if self._forward_mode else self._backward(tangents)
         except (RuntimeError, NotImplementedError) as error:  # an operation that has no forward derivative
@@ -88,6 +83,9 @@ class Linearization:
                 raise
             self._forward_mode = False
             return self._backward(tangents)
+
+    def _check_forward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
+        return [self._run_forward(self._function.split(self._function.join(tangents, 1)))]
 
     def _run_forward(self, tangents: list[Tensor]) -> Float[Tensor, "k n C"]:
         load_forward_mode()
@@ -117,13 +115,7 @@ class Linearization:
         if count == 0:
             return vectors.new_zeros(self.cols.size, 0)
         cotangents = vectors.T.reshape(-1, *self.f.shape)
-        gradients = self._filled(self._within(lambda: self._map.vjp([cotangents])), count)
-        return torch.cat([g.reshape(count, -1) for g in gradients], dim=1).T.to(self.dtype)
-
-    def _filled(self, vectors: Sequence[Tensor | None], count: int) -> list[Tensor]:
-        """Zeros for None."""
-        pairs = zip(vectors, self._point, strict=True)
-        return [p.new_zeros(count, *p.shape) if v is None else v for v, p in pairs]
+        return self._function.join(self._within(lambda: self._map.vjp([cotangents])), count).to(self.dtype)
 
     def flat(self, values: Mapping[str, Tensor | float]) -> Float[Tensor, " p"]:
         """Numbers or tensors by parameter name as one flat vector; parameters that are not named get zero."""
@@ -133,14 +125,3 @@ class Linearization:
         """A flat vector over the parameters as tensors by name."""
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {name: piece.view(p.shape) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)}
-
-
-@contextmanager
-def _without_cudnn(needed: bool) -> Iterator[None]:
-    """cuDNN's recurrent kernels cannot be differentiated twice; torch's own can."""
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = before and not needed
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before

@@ -19,7 +19,7 @@ from gramscope.kernels.pieces import Range, strips
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
 # Bytes of signals held at a time, where there is room.
-SIGNALS = {"cpu": 2**25, "cuda": 2**32}
+SIGNALS = {"cpu": 2**25, "cuda": 2**31}
 # Bytes of the largest tensor of a forward pass from which on a GPU is busy with one direction at a time.
 LARGE = 2**25
 # Tensors of the largest site that are held at once for each direction: its signals, as they came and arranged for their

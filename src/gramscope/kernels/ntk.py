@@ -1,5 +1,6 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.base.memory import Memory
 from gramscope.base.progress import progress
+from gramscope.base.warned import SlowPathWarning, warn
 from gramscope.capture import Snapshot
+from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capture import Coupled, Opened, opened, outputs_of
 from gramscope.capture.coupling import same_outputs
 from gramscope.capture.network import Outputs, join_examples, slice_examples
@@ -24,6 +27,7 @@ from gramscope.kernels.blocks import check_blocks
 from gramscope.kernels.memory import CHUNK, Block, Plan, check_kernel, make_plan
 from gramscope.kernels.pieces import strips
 
+LONG = 1.0  # seconds after which a user wants to know
 Reduce = Literal["none", "trace"]
 Pair = tuple[Block, Block]
 
@@ -94,10 +98,12 @@ def ntk(
         check_blocks(plan, run, x, x2)
         open_ = partial(opened, model, coupled=coupled, room=plan.signals, large=plan.large, **options)
         job = _Job(open_, plan, memory, trace, by_site, split)
+        begun = time.perf_counter()
         if x2 is None:
             kernels = job.symmetric(x)
         else:
             kernels = job.joined(x, x2) if coupled == "refuse" and _joinable(x, x2, plan, run) else job.apart(x, x2)
+        _name_slow(job.slow, time.perf_counter() - begun)
     return kernels if by_site else kernels[""]
 
 
@@ -112,6 +118,19 @@ def _joinable(x: Any, x2: Any, plan: Plan, run: Callable[[Any], Tensor]) -> bool
     return alone.shape[1] == apart.shape[1] and same_outputs(together, torch.cat([alone, apart]))
 
 
+def _name_slow(slow: dict[str, float], total: float) -> None:
+    """Say which parameters went one example at a time, if that took long."""
+    taken = sum(slow.values())
+    if taken > LONG:
+        names = ", ".join(sorted(slow, key=slow.__getitem__, reverse=True)[:3]) + (", ..." if len(slow) > 3 else "")
+        warn(
+            f"gramscope knows no rule for how {len(slow)} parameters ({names}) enter the model. Their gradients were "
+            f"taken exactly, one example at a time: {taken:.1f} of {total:.1f} seconds. The docs page Extending says "
+            "how to add a rule.",
+            SlowPathWarning,
+        )
+
+
 @dataclass
 class _Job:
     """Opens blocks of examples and adds up the kernels of their sites."""
@@ -123,6 +142,7 @@ class _Job:
     by_site: bool
     split: bool
     kernels: dict[str, Tensor] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)  # seconds of parameters that went one example at a time
 
     def symmetric(self, x: Any) -> dict[str, Tensor]:
         """The kernel of examples with themselves."""
@@ -149,6 +169,7 @@ class _Job:
                     right = network.snapshot(network.cotangents(some=_slice(theirs.outputs)))
                     self._check_widths(left, right)
                     self._allocate(network)
+                    self._note_slow(network)
                 accumulator = self._accumulator(mine, theirs, symmetric=False)
                 accumulator.add(left.by_parameter(), right.by_parameter())
                 accumulator.finish()
@@ -173,6 +194,7 @@ class _Job:
                 with self.open(examples) as network:
                     self._allocate(network)
                     self._add(network, mine, theirs, same)
+                    self._note_slow(network)
                 advance()
 
     def _add(self, network: Opened, mine: Block, theirs: Block, same: bool) -> None:
@@ -202,6 +224,10 @@ class _Job:
             others = network.cotangents(some=_slice(theirs.outputs))
             yield torch.cat([own, others]), slice(0, len(own)), slice(len(own), None)
 
+    def _note_slow(self, network: Opened) -> None:
+        for name, seconds in network.weight_sites.slow.items():
+            self.slow[name] = self.slow.get(name, 0.0) + seconds
+
     def _allocate(self, network: Opened) -> None:
         if self.kernels:
             return
@@ -230,6 +256,20 @@ def _part(group: Sites, examples: slice, directions: slice) -> Sites:
 def _tile(kernel: Tensor, mine: Block, theirs: Block) -> Tensor:
     rows, cols = slice(*mine.examples), slice(*theirs.examples)
     return kernel[rows, cols] if kernel.dim() == 2 else kernel[rows, slice(*mine.outputs), cols, slice(*theirs.outputs)]
+
+
+def traced_kernel(network: Opened, cotangents: Tensor, room: int = UNLIMITED) -> Tensor:
+    """``Σ_j K_{μj,νj}`` over the directions given, of an open forward pass; ``room`` bytes of signals at once."""
+    n, device = len(network.f), network.f.device
+    dtype = reduce_with(torch.promote_types, (p.dtype for p in network.parameters.values()), torch.float32)
+    kernel = torch.zeros(n, n, dtype=torch.promote_types(dtype, network.f.dtype).to_real(), device=device)
+    accumulator = Accumulator({"": kernel}, True, CHUNK.get(device.type, CHUNK["cuda"]), symmetric=True, fuse=True)
+    with torch.no_grad():
+        for group in network.sites(cotangents, room):
+            accumulator.add(group, group)
+        accumulator.finish()
+        mirror(kernel)
+    return kernel
 
 
 def contracted(snapshot: Snapshot, *, trace: bool, by_site: bool) -> dict[str, Tensor]:

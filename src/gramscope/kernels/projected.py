@@ -73,7 +73,7 @@ def projected_trace(
             f"projected_trace must be called without {wrong[0]}, since it gives the trace of the whole kernel. Use "
             f"gs.ntk(model, x, outputs=gs.project({k}), ...) for other kernels of the mixtures."
         )
-    return _mean_and_error(_samples(model, x, x2, projection, options), projection)
+    return mean_and_error(_samples(model, x, x2, projection, options), projection)
 
 
 def _samples(
@@ -101,7 +101,7 @@ def _work(model: nn.Module, x: Any, x2: Any, k: int) -> int:
     return n * m * k**2 * sum(parameter.numel() for parameter in model.parameters())
 
 
-def _mean_and_error(samples: Iterator[Float[Tensor, "n m"]], projection: Projection) -> ProjectedTrace:
+def mean_and_error(samples: Iterator[Float[Tensor, "n m"]], projection: Projection) -> ProjectedTrace:
     """Mean and spread in one pass (Welford 1962), in float64: E[t²] − E[t]² would cancel."""
     first = next(samples)
     mean = first.double()

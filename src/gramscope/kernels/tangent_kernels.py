@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.kernels.dntk import ReadingOptions, dntk
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
-from gramscope.kernels.graph import Graph
+from gramscope.kernels.graph import Graph, weighted
 
 # Singular values of a contraction below this share of the largest are rounding of a matrix of lower rank.
 RANK = 1e-13
@@ -54,7 +54,7 @@ class TangentKernels:
         """``k̂ = J(x) λ J(x2)ᵀ``."""
         left = self._graph(x)
         right = left if x2 is None or x2 is x else self._graph(x2)
-        kernel = left.jvp(self._directions(right))
+        kernel = left.jvp(right.directions(right.expansion.flat_rates(self.metric)))
         return _array((kernel + kernel.T) / 2 if right is left else kernel)
 
     @outside_inference_mode
@@ -98,7 +98,7 @@ class TangentKernels:
         graph, other, fitted = self._graph(x), self._graph(x2), self._graph(train)
         _check_fits(vector, "vector", 1, fitted)
         along = self._direction(fitted, vector)
-        return _array(graph.tangent(along).jvp(self._directions(other)))
+        return _array(graph.tangent(along).jvp(other.directions(other.expansion.flat_rates(self.metric))))
 
     def _tensors(self, x: Any) -> Any:
         """Arrays become tensors in the type and on the device of the parameters."""
@@ -118,16 +118,8 @@ class TangentKernels:
         """``λ Jᵀ v``."""
         return self._weighted(graph, graph.vjp(_column(vector, graph)))[:, 0]
 
-    def _directions(self, graph: Graph) -> Float[Tensor, "p u"]:
-        """``λ Jᵀ``."""
-        size = graph.expansion.rows.size
-        return self._weighted(
-            graph, graph.vjp(torch.eye(size, dtype=graph.expansion.dtype, device=graph.expansion.device))
-        )
-
     def _weighted(self, graph: Graph, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        rates = graph.expansion.flat_rates(self.metric)
-        return vectors if rates is None else rates[:, None] * vectors
+        return weighted(vectors, graph.expansion.flat_rates(self.metric))
 
 
 def _check_fits(array: Any, name: str, axes: int, fitted: Graph) -> None:

@@ -13,10 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.capture.rules.recurrent import STEPS, Cell, network
-
-RECURRENT = {torch.lstm: "lstm", torch.gru: "gru", torch.rnn_tanh: "rnn_tanh", torch.rnn_relu: "rnn_relu"}
-CELLS = {torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
+from gramscope.capture.unrolled import UNROLLED
 
 
 class WrittenOut(TorchFunctionMode):
@@ -26,43 +23,8 @@ class WrittenOut(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in RECURRENT:
-            return unrolled(RECURRENT[func], args)
-        if func in CELLS:
-            return unrolled_cell(func, *args, **kwargs)
         written = _DEFINITIONS.get(func)
         return func(*args, **kwargs) if written is None else written(*args, **kwargs)
-
-
-def unrolled(kind: str, args: tuple[Any, ...]) -> Any:
-    """A recurrent network of torch's arguments, packed or not, in plain operations."""
-    packed = isinstance(args[1], Tensor) and args[1].dtype == torch.int64 and args[1].dim() == 1
-    data, hx, flat, options = (args[0], args[2], args[3], args[4:]) if packed else (args[0], args[1], args[2], args[3:])
-    initial = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
-    if packed:
-        output, final = network(kind, data, args[1].tolist(), initial, flat, *options)
-        return (output, *final)
-    batch_first = options[-1]
-    steps = data.transpose(0, 1) if batch_first else data
-    sizes = [steps.shape[1]] * steps.shape[0]
-    output, final = network(kind, steps.flatten(0, 1), sizes, initial, flat, *options[:-1])
-    output = output.unflatten(0, steps.shape[:2])
-    return (output.transpose(0, 1) if batch_first else output, *final)
-
-
-def unrolled_cell(
-    func: Any,
-    input: Tensor,
-    hx: Any,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Any:
-    kind = func.__name__.removesuffix("_cell")
-    one = Cell(STEPS[kind], w_ih, w_hh, b_ih, b_hh)
-    final = one.step(one, F.linear(input, w_ih, b_ih), tuple(hx) if isinstance(hx, tuple | list) else (hx,))
-    return final if kind == "lstm" else final[0]
 
 
 def _layer_norm(
@@ -206,6 +168,7 @@ _DEFINITIONS: dict[Any, Any] = {
     F.hardsigmoid: _hardsigmoid,
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
+    **UNROLLED,
 }
 if hasattr(F, "rms_norm"):
     _DEFINITIONS[F.rms_norm] = _rms_norm

@@ -28,7 +28,7 @@ from gramscope.capture.network import (
 )
 from gramscope.capture.owners import exponents, quick_owner
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.feature_learning import private_copy
 from gramscope.measures.measure import Facts, Measure
@@ -257,7 +257,7 @@ class AGOPOperator(LinearOperator):
         super().__init__(axes, axes, dtype=dtype, device=f.device, symmetric=True)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        n, count, shape = self._examples, x.shape[1], self._map.shapes[0]
+        n, count, shape = self._examples, x.shape[1], self._map.inputs[0].shape
         if count == 0:
             return x
         tangents = x.T[:, None].expand(count, n, -1).reshape(count, *shape)

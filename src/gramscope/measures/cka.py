@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.html import html_table
 from gramscope.base.warned import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
 from gramscope.measures.features import Reduce, feature_batches, streams_kept
@@ -41,6 +42,14 @@ class SimilarityMatrix:
         import pandas
 
         return pandas.DataFrame(self.values.cpu().numpy(), index=list(self.rows), columns=list(self.columns))
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the matrix with two digits."""
+        rows = [
+            [name, *(f"{value:.2f}" for value in line)]
+            for name, line in zip(self.rows, self.values.tolist(), strict=True)
+        ]
+        return html_table(f"CKA over {self.examples:,} examples", ["", *self.columns], rows)
 
 
 def _place(name: str, layers: tuple[str, ...]) -> int:

@@ -20,7 +20,7 @@ from gramscope.capture.network import (
     unwrap_with_input,
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms
 

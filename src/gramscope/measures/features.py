@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
 from gramscope.capture.activations import At, Layers, Mode, Visit, activations
-from gramscope.capture.surroundings import untouched
+from gramscope.capture.side_effects import untouched
 
 Reduction = Literal["flatten", "pool", "unfold", "last"]
 Reduce = Reduction | Callable[[Tensor], Tensor]

@@ -1,20 +1,24 @@
 """What a network's own activity says about where it will learn: self-referential bias and the structural rank bound."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.base.checks import check_finite
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.rounding import Rounding, numerical_rank, singular_floor
-from gramscope.capture.forms import Outer
-from gramscope.linalg import contract
+from gramscope.capture.backward_graph import BackwardGraph
+from gramscope.capture.sites import OuterSite, Site
+from gramscope.capture.weight_sites import WeightSites
 from gramscope.propagators.global_ntk import GlobalNTK
 from gramscope.propagators.measures import check_count, random_modes, rayleigh
-from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.network import NetworkStates, Place
 from gramscope.propagators.recurrent import RecurrentStates
 from gramscope.propagators.strand import ROLES
 
@@ -139,27 +143,34 @@ def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
 
 
 def _network_bound(states: NetworkStates) -> int:
-    inputs: defaultdict[str, list[Tensor]] = defaultdict(list)
-    fan_out: dict[str, int] = {}
-    plain: set[str] = set()
+    """Where a weight acts in another way than as ``W v``, or only a part of it does, all entries in use count."""
+    ranks: defaultdict[str, int] = defaultdict(int)
+    inputs: defaultdict[Any, list[Tensor]] = defaultdict(list)
+    entries: dict[str, int] = {}
     for place in states.places:
-        for _, piece in place.direct:
-            form, names = piece.use.form, piece.origin.names
-            # Views of one parameter (packed projections) have inputs and outputs of their own: keep to its entries.
-            whole = len(names) == 1 and piece.use.weight.tensor.numel() == states.parameters[names[0]].numel()
-            if isinstance(form, Outer) and whole and len({names[0]} & plain) == 0:
-                rows = form.inputs(slice(None))
-                inputs[names[0]].append(contract("m t g i -> g m t i", rows).flatten(1, 2))
-                fan_out[names[0]] = piece.use.weight.tensor.numel() // (rows.shape[2] * rows.shape[3])
+        used = place.stacked.parameters | place.direct.parameters
+        entries |= {name: real_view(parameter).numel() for name, parameter in used.items()}
+        if place.node.stack is not None:
+            ranks |= {name: entries[name] for name in used}
+            continue
+        for site in _sites(place):
+            if isinstance(site, OuterSite) and site.frame is None:
+                # Uses of a weight and of its transpose have inputs of different kinds.
+                key = site.name, site.order, site.groups, site.fan_in, site.fan_out
+                inputs[key].append(site.inputs[0].transpose(0, 1))  # (g, T, i)
             else:
-                plain.update(names)
-        plain.update(name for piece in place.indirect for name in piece.origin.names)
-        plain.update(name for origin in place.stacked.values() for name in origin.names)
-    total = sum(states.parameters[name].numel() for name in plain)
-    for name, blocks in inputs.items():
-        if name not in plain:
-            same = len({(block.shape[0], block.shape[2]) for block in blocks}) == 1
-            entries = states.parameters[name].numel()
-            ranks = sum(map(numerical_rank, torch.cat(blocks, dim=1))) if same else None
-            total += entries if ranks is None else min(entries, ranks * fan_out[name])
-    return total
+                ranks[site.name] += site.entries
+    for (name, *_, fan_out), blocks in inputs.items():
+        ranks[name] += sum(map(numerical_rank, torch.cat(blocks, dim=1))) * fan_out
+    return sum(min(rank, entries[name]) for name, rank in ranks.items())
+
+
+def _sites(place: Place) -> Iterator[Site]:
+    """The weight sites of one place, all trials taken as one example."""
+    for output in place.node.outputs:
+        if place.direct.parameters and output.requires_grad:
+            with torch.enable_grad():
+                graph = BackwardGraph(output.reshape(1, -1), place.direct.parameters)
+            sites = WeightSites(graph, lambda names: None)
+            for found in sites.sites(torch.ones_like(graph.f.detach())[None]):
+                yield from (site for same in found.values() for site in same)

@@ -6,17 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.capture import rules as _registered  # noqa: F401  (importing registers the rules)
 from gramscope.capture.linear_map import LinearMap, leaves_below
 from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.propagators.layout import Layout, StateSite
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import valid_steps
@@ -56,7 +54,7 @@ def network_states(
         )
     check_finite(f, "the model's output", "Look for NaN in x or in the parameters, or for overflow.")
     trials = _trial_axes(before, x, n, outputs, frozen, nodes)
-    sites = _sites(nodes, trials, {id(p): name for name, p in parameters.items()})
+    sites = _sites(nodes, trials, parameters)
     axes = Axes(trial=n, output=f.shape[1])
     return NetworkStates(nodes, Layout.of(sites), f, axes, parameters)
 
@@ -74,12 +72,12 @@ def _watched(
     """One watched run: its nodes and its outputs (n, C)."""
     x = prepare_input(x)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():  # the model is ours: keep the streams alone
-        watch = Watch(parameters, n)
+        watch = Watch(parameters.values(), n)
         watch.mark_data(x)
         with watch:
             f = evaluate(model, x, n, outputs)
-        known = {get_gradient_edge(parameter).node for parameter in parameters.values()}
-        if watch.has_fresh or not known.isdisjoint(leaves_below([f])):
+        watch.check_intact()
+        if watch.depends_on_parameters(f):
             f = watch.cut(f, "output")  # a parameter reaches the output without passing a real site
     return watch.nodes, f
 
@@ -146,18 +144,19 @@ def _moved_axis(before: Tensor, after: Tensor, n: int) -> Seen:
     return shape, None
 
 
-def _sites(nodes: Sequence[Node], trials: Sequence[Seen], names: dict[int, str]) -> list[StateSite]:
+def _sites(nodes: Sequence[Node], trials: Sequence[Seen], parameters: dict[str, nn.Parameter]) -> list[StateSite]:
     sites: list[StateSite] = []
     taken: dict[str, int] = {}
     for node in nodes:
-        roots = [root for use, _ in node.uses for root in use.weight.roots]
-        roots += [root for weight in node.weights.values() for root in weight.roots]
-        base = _module_of(names[id(roots[0])]) if roots else node.rule
+        made_of = leaves_below(node.outputs if node.named_after is None else [node.named_after]).values()
+        used = {id(leaf) for leaf in made_of}
+        first = next((name for name, parameter in parameters.items() if id(parameter) in used), None)
+        base = node.operation if first is None else _module_of(first)
         for _ in node.leaves:
             taken[base] = taken.get(base, 0) + 1
             name = base if taken[base] == 1 else f"{base}#{taken[base]}"
             shape, trial = trials[len(sites)]
-            sites.append(StateSite(name, _site_axes(shape, trial, node.rule), trial))
+            sites.append(StateSite(name, _site_axes(shape, trial, node.operation), trial))
     return sites
 
 
@@ -165,25 +164,25 @@ def _module_of(parameter: str) -> str:
     return parameter.rpartition(".")[0] or parameter
 
 
-def _site_axes(shape: Sequence[int], trial: int | None, rule: str) -> Axes:
+def _site_axes(shape: Sequence[int], trial: int | None, operation: str) -> Axes:
     """Names for the axes of a state: trial, token or time, unit; channels are the units of a convolution."""
     if not shape:
         return Axes(unit=1)
-    if rule == "recurrent":
+    if operation == "recurrent":
         names = ["trial", "time", "site", "unit"][-len(shape) :]
     else:
         names = [""] * len(shape)
         if trial is not None:
             names[trial] = "trial"
         free = [axis for axis, name in enumerate(names) if not name]
-        convolved = "convolution" in rule and len(free) > 1
+        convolved = "conv" in operation and len(free) > 1
         if free:
             names[free.pop(0) if convolved else free.pop()] = "unit"
         inner = {1: ["token"], 2: ["row", "column"], 3: ["depth", "row", "column"]}.get(len(free))
         inner = inner or [f"token_{i}" for i in range(len(free))]
         for axis, name in zip(free, ["position"] if convolved and len(free) == 1 else inner, strict=True):
             names[axis] = name
-    if rule == "recurrent" and trial != 0:
+    if operation == "recurrent" and trial != 0:
         names[0] = "row"
     return Axes(**dict(zip(names, shape, strict=True)))
 
@@ -209,7 +208,7 @@ def cell_states(
     parameters = _parameters(cell, x, frozen)
     valid = None if mask is None else valid_steps(mask, n, steps).to(x.device)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():
-        watch = Watch(parameters, n, inside=True)
+        watch = Watch(parameters.values(), n, inside=True)
         watch.mark_data(x)
         for part in starts:
             part.requires_grad_()
@@ -224,6 +223,7 @@ def cell_states(
             if valid is not None:
                 new = map_tensors(partial(_kept, alive=valid[t]), new)
             state = watch.cut(new, "cell")
+        watch.check_intact()
     leaves = [leaf for node in watch.nodes for leaf in node.leaves]
     check_finite(
         torch.cat([leaf.detach().flatten() for leaf in leaves]), "the states", "Look for overflow or NaN in x."
@@ -232,7 +232,7 @@ def cell_states(
     layout = _cell_layout(leaves, n, steps, convolved)
     first = torch.stack([_alias(node.leaves[0]) for node in watch.nodes], dim=1)
     axes = Axes(trial=n, time=steps, output=first[0, 0].numel())
-    initial = LinearMap(watch.nodes[0].outputs, starts, [part.shape for part in starts])
+    initial = LinearMap(watch.nodes[0].outputs, starts)
     return NetworkStates(watch.nodes, layout, first, axes, parameters, initial, valid)
 
 
@@ -266,8 +266,8 @@ def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) 
     """
     count = len(leaves) // steps
     names = [f"h{part if count > 1 else ''}[{t}]" for t in range(steps) for part in range(count)]
-    rule = "cell of convolutions" if convolved else "cell"
-    axes = [Axes(trial=n, unit=1) if leaf.dim() == 1 else _site_axes(leaf.shape, 0, rule) for leaf in leaves]
+    kind = "cell of convolutions" if convolved else "cell"
+    axes = [Axes(trial=n, unit=1) if leaf.dim() == 1 else _site_axes(leaf.shape, 0, kind) for leaf in leaves]
     sites = tuple(StateSite(name, own) for name, own in zip(names, axes, strict=True))
     if len(set(axes)) == 1:
         inner = {name: size for name, size in axes[0].items() if name != "trial"}

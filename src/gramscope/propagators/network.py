@@ -9,60 +9,24 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.axes import Axes
-from gramscope.base.errors import UnsupportedError
-from gramscope.capture.forms import Tap
-from gramscope.capture.linear_map import Input, LinearMap, leaves_below
-from gramscope.capture.recorder import Use
-from gramscope.capture.weights import Weight
+from gramscope.capture.linear_map import LinearMap, leaves_below
 from gramscope.propagators.layout import Layout
-from gramscope.propagators.pieces import Origin, Piece, Product
 from gramscope.propagators.states import Changes, States
 from gramscope.propagators.watch import Node
 
 
 class Place:
-    """A node with what leads to it: earlier states, uses of weights, and parameters met out of sight."""
+    """A node with the linear maps that lead to it: from earlier states, and from the parameters between them and it."""
 
-    def __init__(
-        self, node: Node, numbers: Mapping[int, int], parameters: Mapping[Any, Tensor], names: Mapping[int, str]
-    ) -> None:
+    def __init__(self, node: Node, numbers: Mapping[int, int], names: Mapping[Any, str]) -> None:
         self.node = node
         self.sites = [numbers[id(leaf)] for leaf in node.leaves]
         below = leaves_below(node.outputs)
         ancestors = [leaf for leaf in below.values() if id(leaf) in numbers]
         self.ancestors = [numbers[id(leaf)] for leaf in ancestors]
-        self.flow = LinearMap(node.outputs, ancestors, [leaf.shape for leaf in ancestors])
-        hidden = [parameters[graph_node] for graph_node in below if graph_node in parameters]
-        self.direct: list[tuple[int, Piece]] = []  # (which output, piece): the use's result is that output itself
-        self.indirect: list[Piece] = []
-        edges: list[Input] = []
-        for use, shape in node.uses:
-            _check_intact(use, names)
-            output = self._output_of(use)
-            piece = Piece(use, shape, Origin(use.weight, names))
-            if output is None:
-                self.indirect.append(piece)
-                edges.append(use.edge)
-            else:
-                self.direct.append((output, piece))
-        for parameter in hidden:
-            whole = Weight.of_parameter(parameter)
-            use = Use(whole, parameter, get_gradient_edge(parameter), Tap(shape=tuple(parameter.shape)), ())
-            self.indirect.append(Piece(use, parameter.shape, Origin(whole, names)))
-            edges.append(parameter)
-        self.inner = LinearMap(node.outputs, edges, [piece.shape for piece in self.indirect])
-        self.stacked = {name: Origin(weight, names) for name, weight in node.weights.items()}
-
-    def _output_of(self, use: Use) -> int | None:
-        """Which output of the node this use made, if it made one as it stands."""
-        if self.node.stack is not None:
-            return None
-        for place, output in enumerate(self.node.outputs):
-            if output.requires_grad:
-                edge = get_gradient_edge(output)
-                if edge.node == use.edge.node and edge.output_nr == use.edge.output_nr:
-                    return place
-        return None
+        self.flow = LinearMap(node.outputs, ancestors)
+        self.direct = FromParameters(node.outputs, names)
+        self.stacked = FromParameters(list(node.weights.values()), names)
 
     # Each map takes and returns lists over the node's own sites or over its ancestors ---------------
 
@@ -95,34 +59,22 @@ class Place:
 
     def pull(self, own: list[Tensor], names: Collection[str], found: Changes) -> None:
         """Add ``J* q`` of this node to ``found``."""
-        for output, piece in self.direct:
-            if not set(piece.origin.names).isdisjoint(names):
-                _gather(found, piece.pull(own[output]), names)
-        if self.indirect:
-            for piece, signal in zip(self.indirect, self.inner.vjp(self._at_outputs(own)), strict=True):
-                if signal is not None:
-                    _gather(found, piece.pull(signal), names)
-        if self.node.stack is not None:
-            wanted = [own_name for own_name, o in self.stacked.items() if not set(o.names).isdisjoint(names)]
-            for own_name, gradient in self.node.stack.pull(self.node.stack.split(own[0]), wanted).items():
-                _gather(found, self.stacked[own_name].pull(gradient), names)
+        if self.direct.has(names):
+            self.direct.pull(self._at_outputs(own), names, found)
+        stack = self.node.stack
+        if stack is not None and self.stacked.has(names):
+            gradients = stack.pull(stack.split(own[0]), self.node.weights)
+            self.stacked.pull([gradients[name] for name in self.node.weights], names, found)
 
     def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """``J dθ`` of this node."""
-        made = [output.new_zeros(count, *output.shape) for output in self.node.outputs]
-        for output, piece in self.direct:
-            moved = piece.push(changes)
-            if moved is not None:
-                made[output] = made[output] + moved.reshape(made[output].shape)
-        if self.indirect:
-            tangents = [piece.push(changes) for piece in self.indirect]
-            made = [a + b for a, b in zip(made, self.inner.jvp(tangents, count), strict=True)]
+        made = self.direct.push(changes, count)
         stack = self.node.stack
         if stack is None:
             return made
-        own = {name: moved for name, o in self.stacked.items() if (moved := o.push(changes)) is not None}
-        parts = stack.push(own, count)
-        if self.indirect:
+        moved = self.stacked.push(changes, count) if self.stacked.has(changes) else ()
+        parts = stack.push(dict(zip(self.node.weights, moved, strict=False)), count)
+        if self.direct.has(changes):
             still = [torch.zeros_like(part) for part in parts]
             driven = stack.local(still, made[0].transpose(0, 1), made[1])
             parts = [a + b for a, b in zip(parts, driven, strict=True)]
@@ -134,6 +86,28 @@ class Place:
             return own
         _, inputs, initial = stack.local_adjoint(stack.split(own[0]))
         return [inputs.transpose(0, 1), initial]
+
+
+class FromParameters:
+    """How some tensors depend on the parameters that they were made of, at frozen states."""
+
+    def __init__(self, tensors: Sequence[Tensor], names: Mapping[Any, str]) -> None:
+        self.parameters = {names[node]: leaf for node, leaf in leaves_below(tensors).items() if node in names}
+        self._map = LinearMap(tensors, list(self.parameters.values()))
+
+    def has(self, names: Collection[str]) -> bool:
+        """Whether one of these parameters is among them."""
+        return any(name in names for name in self.parameters)
+
+    def pull(self, cotangents: Sequence[Tensor], names: Collection[str], found: Changes) -> None:
+        """Add the gradients of the named parameters to ``found``."""
+        for name, gradient in zip(self.parameters, self._map.vjp(cotangents), strict=True):
+            if gradient is not None and name in names:
+                found[name] = found[name] + gradient if name in found else gradient
+
+    def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
+        """The change of each tensor."""
+        return self._map.jvp([changes.get(name) for name in self.parameters], count)
 
 
 class NetworkStates(States):
@@ -153,9 +127,8 @@ class NetworkStates(States):
         self.initial = initial  # of a cell: from its initial state to its first one
         leaves = [leaf for node in nodes for leaf in node.leaves]
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        by_node = {get_gradient_edge(parameter).node: parameter for parameter in parameters.values()}
-        self.places = [Place(node, numbers, by_node, names) for node in nodes]
+        names = {get_gradient_edge(parameter).node: name for name, parameter in parameters.items()}
+        self.places = [Place(node, numbers, names) for node in nodes]
         self.layout = layout
         self._shapes = [leaf.shape for leaf in leaves]
         self.dtype = torch.promote_types(leaves[0].dtype, torch.float32)
@@ -167,37 +140,8 @@ class NetworkStates(States):
         self.output_axes = output_axes
         seen = [leaf for leaf in leaves_below([output]).values() if id(leaf) in numbers]
         self._seen = [numbers[id(leaf)] for leaf in seen]
-        self._out = LinearMap([output], seen, [leaf.shape for leaf in seen])
+        self._out = LinearMap([output], seen)
         self.output = output.detach()
-        self._grams = self._gram_products()
-
-    def _gram_products(self) -> dict[str, tuple[int, Product]]:
-        """Parameters whose part of K is one Gram matrix at one site: used once, in one contraction."""
-        used: dict[str, int] = {}
-        single: dict[str, tuple[int, Piece]] = {}
-        for place in self.places:
-            for output, piece in place.direct:
-                single[piece.origin.names[0]] = (place.sites[output], piece)
-            origins = [piece.origin for _, piece in place.direct] + [piece.origin for piece in place.indirect]
-            for name in (name for origin in [*origins, *place.stacked.values()] for name in origin.names):
-                used[name] = used.get(name, 0) + 1
-        found = {}
-        for name, (site, piece) in single.items():
-            product = piece.gram_product() if used[name] == 1 else None
-            if product is not None:
-                found[name] = (site, product)
-        return found
-
-    def kernel(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Float[Tensor, "k N"]:
-        grams = [self._grams[name] for name in names if name in self._grams]
-        rest = [name for name in names if name not in self._grams]
-        result = self.push(self.pull(q, rest), len(q))
-        if not grams:
-            return result
-        states, made = self._split(q), self._split(result)
-        for site, product in grams:
-            made[site] = made[site] + product(states[site])
-        return self._join(made)
 
     def _split(self, q: Float[Tensor, "k N"]) -> list[Tensor]:
         """Flat vectors as (k, *shape) of each state as the network had it."""
@@ -273,17 +217,3 @@ class NetworkStates(States):
             if more is not None:
                 parts[site] = more
         return self._join(parts)
-
-
-def _gather(found: Changes, more: Mapping[str, Tensor], names: Collection[str]) -> None:
-    for name, gradient in more.items():
-        if name in names:
-            found[name] = found[name] + gradient if name in found else gradient
-
-
-def _check_intact(use: Use, names: Mapping[int, str]) -> None:
-    if not use.inputs_intact():
-        raise UnsupportedError(
-            f"what {names[id(use.weight.roots[0])]!r} was multiplied with must be kept, but the model overwrote it in "
-            "place afterwards. Replace the in-place operation (x += y by x = x + y)."
-        )

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.streams import streams_put_back
-from gramscope.capture.network import copied, named_parameters, unwrap
+from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
 from gramscope.propagators.global_ntk import GlobalNTK
 
 Loss = Callable[[Tensor], Tensor]
@@ -72,17 +71,10 @@ def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None
 
 
 def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]]:
-    outputs = outputs_of(g).requires_grad_()
-    with streams_put_back(), torch.enable_grad():
-        value = loss(outputs)
-        if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
-            raise InputError(f"loss must return one differentiable number for outputs {tuple(outputs.shape)}.")
-        (gradient,) = torch.autograd.grad(value, outputs, allow_unused=True)
-    if gradient is None:
-        raise InputError("loss must depend on the outputs, but its value does not. Write it in terms of its argument.")
-    check_finite(value.detach(), "the loss", "The outputs are: look for NaN in the targets, or a logarithm of zero.")
+    value, gradient = loss_gradient(loss, outputs_of(g), "loss")
+    check_finite(value, "the loss", "The outputs are: look for NaN in the targets, or a logarithm of zero.")
     check_finite(gradient, "the loss's gradient at the outputs", "The loss is: look for a root or a norm at zero.")
-    return float(value.detach()), gradient.reshape(-1)
+    return float(value), gradient.reshape(-1)
 
 
 def outputs_of(g: GlobalNTK) -> Tensor:

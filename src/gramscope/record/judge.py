@@ -37,7 +37,12 @@ class Judge:
             return F.mse_loss(own_shape, y.reshape(own_shape.shape).to(f.dtype))
         if self.kind == "yes or no":
             return F.binary_cross_entropy_with_logits(own_shape, y.reshape(own_shape.shape).to(f.dtype))
-        return F.cross_entropy(self._by_class(own_shape), y.reshape(-1), ignore_index=IGNORED)
+        return F.cross_entropy(self.by_class(own_shape), y.reshape(-1), ignore_index=IGNORED)
+
+    def losses(self, f: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example with labels for its positions; they sum to ``loss``."""
+        each = F.cross_entropy(self.by_class(f), y.reshape(-1), ignore_index=IGNORED, reduction="none")
+        return each.reshape(len(f), -1).sum(1) / (y != IGNORED).sum()
 
     def accuracy(self, f: Tensor, y: Tensor) -> float | None:
         """Share of labels that are met; None for numbers."""
@@ -47,7 +52,7 @@ class Judge:
             return None
         labels = y.reshape(-1)
         counted = labels != IGNORED
-        right = self._by_class(f.reshape(len(f), *self.shape)).argmax(1) == labels
+        right = self.by_class(f).argmax(1) == labels
         return float(right[counted].double().mean())
 
     def rows(self, y: Tensor) -> Tensor:
@@ -60,12 +65,38 @@ class Judge:
         hot = F.one_hot(labels.clamp(min=0), count).double() * (labels >= 0).unsqueeze(1)
         return hot.reshape(len(y), -1)
 
+    def few_rows(self, y: Tensor) -> Tensor:
+        """Rows with the inner products of ``rows``; n numbers each where labels belong to positions."""
+        if not self.by_position:
+            return self.rows(y)
+        labels = y.reshape(len(y), -1)
+        gram = torch.stack([((labels == own) & (own != IGNORED)).sum(1) for own in labels]).double()
+        values, vectors = torch.linalg.eigh(gram)
+        return vectors * values.clamp(min=0).sqrt()
+
     @property
     def count(self) -> int:
         """Number of classes."""
         return self.shape[-1] if self.classes == -1 else self.shape[0]
 
-    def _by_class(self, f: Tensor) -> Tensor:
+    @property
+    def size(self) -> int:
+        """Outputs of one example; -1 where they were not seen."""
+        return math.prod(self.shape)
+
+    @property
+    def by_position(self) -> bool:
+        """Does each example have several labels, one for each of its positions?"""
+        return self.kind == "classes" and len(self.shape) > 1
+
+    @property
+    def positions(self) -> int:
+        """Labels of one example."""
+        return self.size // self.count if self.by_position else 1
+
+    def by_class(self, f: Tensor) -> Tensor:
+        """The outputs as a row of classes for each label."""
+        f = f.reshape(len(f), *self.shape)
         return f.movedim(self.classes, -1).reshape(-1, f.shape[self.classes])
 
 

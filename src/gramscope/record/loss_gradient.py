@@ -2,27 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, Site
-from gramscope.capture.sites import RowSite
 
 BLOCK_ENTRIES = 2**22  # of gradients of single examples that are held at once
-
-
-def along(site: Site, residual: Float[Tensor, "n C"]) -> Site:
-    """The site with one direction, the loss: signals ``Σ_k e_{nk} ∂f_{nk}/∂u``."""
-    e = residual.to(site.dtype)
-    if isinstance(site, OuterSite):
-        return replace(site, signals=torch.einsum("nk,nkTgo->nTgo", e, site.signals)[:, None])
-    if isinstance(site, LookupSite):
-        return replace(site, signals=torch.einsum("nk,nkTo->nTo", e, site.signals)[:, None])
-    rows = torch.einsum("nk,nkp->np", e, site.rows())[:, None]
-    return RowSite(site.name, site.rule, site.frame, rows)
 
 
 def gradient(sites: Sequence[Site]) -> Float[Tensor, " p"]:

@@ -1,31 +1,37 @@
 """One moment of training: what the measures see, computed once and shared."""
 
+import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int8, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
-from gramscope.capture import OuterSite, Site, Snapshot
-from gramscope.capture.capture import opened
+from gramscope.capture import Snapshot
+from gramscope.capture.backward_graph import UNLIMITED
+from gramscope.capture.capture import Opened, opened, outputs_of
 from gramscope.capture.network import Outputs, named_parameters
-from gramscope.capture.surroundings import in_modes
-from gramscope.kernels.ntk import contracted
-from gramscope.record.budget import Budget
+from gramscope.capture.side_effects import in_modes
+from gramscope.kernels.ntk import traced_kernel
+from gramscope.kernels.projected import ProjectedTrace, mean_and_error
+from gramscope.record.along_loss import AlongLoss, pull_back, sample_positions
+from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing
 from gramscope.record.judge import Judge
-from gramscope.record.loss_gradient import along
 from gramscope.record.relu_units import ReluUnits
 
 if TYPE_CHECKING:
     from gramscope.record.last_update import LastUpdate
+
+SIGNALS = 2**28  # bytes of signals that are held at once, where outputs are very many
+OUTPUT_ROWS = 512  # positions at most, of which outputs are looked at
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +55,7 @@ class Memory:
 
     ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
+    ``signs`` are those of the random mixtures, where outputs are very many.
     """
 
     kernel: Tensor | None = None
@@ -57,45 +64,80 @@ class Memory:
     other: str = ""
     fingerprint: NDArray[np.uint8] | None = None
     weights: dict[str, Tensor] | None = None
+    signs: Int8[Tensor, "C k"] | None = None
 
 
 @dataclass(eq=False)
 class Moment:
-    """The model as it stands. Measures ask for what they need; the snapshot is taken once, in evaluation mode.
+    """The model as it stands. Measures ask for what they need; all share one forward pass, in evaluation mode.
 
-    ``asked`` and ``capture_seconds`` tell whether somebody asked for it and what it took: it is shared, so that it is
-    not a cost of the one that happened to ask first.
+    A context manager: the pass stays open inside, for backward passes. With few outputs an example the kernel goes back
+    along each of them; with very many, along a few random mixtures (see :class:`gramscope.record.condensed.Condensed`).
     """
 
     subject: Subject
     step: int
     memory: Memory = field(default_factory=Memory)
-    asked: bool = False
-    capture_seconds: float | None = None
+    _inside: ExitStack = field(default_factory=ExitStack, repr=False)
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """Inputs and signals of every weight site: one forward pass, one batched backward pass."""
-        self.asked = True
-        return self._snapshot
+    def __enter__(self) -> "Moment":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Make the shared pass. An error is left to the measures, which meet it again and say so."""
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _ = self.along_loss
+
+    def close(self) -> None:
+        """Let go of the forward pass and its outputs; the model's own modes are back."""
+        self._inside.close()
+        for name in ("network", "condensed", "snapshot", "loss_and_residual", "_units"):
+            vars(self).pop(name, None)
 
     @cached_property
-    def _snapshot(self) -> Snapshot:
-        begun = Budget.clock()
-        try:
-            subject = self.subject
-            with (
-                evaluating(subject.model),
-                opened(subject.model, subject.x, outputs=subject.outputs, watch=self._units) as network,
-            ):
-                return network.snapshot(network.cotangents())
-        finally:
-            self.capture_seconds = (self.capture_seconds or 0.0) + Budget.clock() - begun
+    def condensed(self) -> Condensed | None:
+        """What stands for the outputs, where they are very many."""
+        subject, memory = self.subject, self.memory
+        if not has_many_outputs(subject.judge):
+            return None
+        if memory.signs is None:
+            memory.signs = make_signs(subject.judge, next(subject.model.parameters()).device)
+        places = None if self.sampled_positions is None else self.sampled_positions[:OUTPUT_ROWS]
+        return Condensed(subject.judge, subject.y, subject.outputs, memory.signs, places)
+
+    @cached_property
+    def network(self) -> Opened:
+        """The forward pass."""
+        subject, few = self.subject, self.condensed
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(subject.model))
+            made = stack.enter_context(
+                opened(
+                    subject.model,
+                    subject.x,
+                    outputs=few or subject.outputs,
+                    room=self._room,
+                    large=few is not None,
+                    watch=self._units,
+                )
+            )
+            self._inside = stack.pop_all()
+        return made
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """Inputs and signals of every weight site along each output; along the loss alone where they are very many."""
+        few = self.condensed
+        return self.network.snapshot(self.network.cotangents(some=slice(None if few is None else 1)))
 
     @property
     def units(self) -> ReluUnits:
         """Which ReLU units the forward pass turned on."""
-        _ = self.snapshot
+        _ = self.network
         return self._units
 
     @cached_property
@@ -104,12 +146,11 @@ class Moment:
 
     @property
     def f(self) -> Float[Tensor, "n C"]:
-        return self.snapshot.outputs
-
-    @cached_property
-    def targets(self) -> Float[Tensor, "n C"]:
-        """Targets as rows: one-hot for classes."""
-        return self.subject.judge.rows(self.labels_or_values).to(self.f.device)
+        """The outputs. Very many are not kept: each time that they are asked for costs a forward pass."""
+        if self.condensed is None:
+            return self.network.f.detach()
+        with evaluating(self.subject.model):
+            return outputs_of(self.subject.model, self.subject.x, outputs=self.subject.outputs)
 
     @property
     def labels_or_values(self) -> Tensor:
@@ -119,50 +160,88 @@ class Moment:
 
     @cached_property
     def loss_and_residual(self) -> tuple[float, Float[Tensor, "n C"]]:
-        y = self.labels_or_values
-        with torch.enable_grad():
-            f = self.f.detach().clone().requires_grad_()
-            value = self.subject.judge.loss(f, y.to(f.device))
-            (residual,) = torch.autograd.grad(value, f)
-        return float(value.detach()), residual
+        y, few = self.labels_or_values, self.condensed
+        if few is None:
+            return loss_and_residual(self.subject.judge, self.f, y)
+        _ = self.network
+        if few.failure is not None:
+            raise few.failure
+        assert few.residual is not None
+        return few.value, few.residual
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of labels that are met; None where there are none."""
+        _, few = self.loss_and_residual, self.condensed
+        if few is not None:
+            return few.accuracy
+        return self.subject.judge.accuracy(self.f, self.labels_or_values.to(self.f.device))
 
     @cached_property
-    def loss_sites(self) -> dict[str, list[Site]]:
-        """The sites of each parameter, with one direction: the loss."""
-        _, residual = self.loss_and_residual
-        return {name: [along(s, residual) for s in sites] for name, sites in self.snapshot.by_parameter().items()}
+    def along_loss(self) -> AlongLoss:
+        """One backward pass of the loss (of the sum of the outputs, where there is none)."""
+        network = self.network
+        if self.condensed is not None:
+            direction = network.cotangents(some=slice(1))
+        elif self.subject.y is None:
+            direction = torch.ones_like(network.f)[None]
+        else:
+            direction = self.loss_and_residual[1][None]
+        places = self.sampled_positions
+        return pull_back(network, direction, self.subject.judge, places, self._room)
+
+    @property
+    def _room(self) -> int:
+        return UNLIMITED if self.condensed is None else SIGNALS
+
+    @cached_property
+    def sampled_positions(self) -> Int64[Tensor, " rows"] | None:
+        """Where labels belong to positions: which of all (example, position) are looked at."""
+        y, judge = self.subject.y, self.subject.judge
+        return None if y is None or not judge.by_position else sample_positions(y)
 
     @cached_property
     def kernel(self) -> Float[Tensor, "n n"]:
-        """The tangent kernel, traced over outputs."""
-        with torch.no_grad():
-            return contracted(self.snapshot, trace=True, by_site=False)[""]
+        """The tangent kernel, traced over outputs; an estimate where they are very many."""
+        if self.condensed is None:
+            return traced_kernel(self.network, self.network.cotangents())
+        return self.estimate.kernel
 
     @cached_property
-    def features(self) -> dict[str, Float[Tensor, "n d"]]:
-        """What each weight is given, averaged over positions and uses, by parameter name in order of first use."""
-        uses: dict[str, list[OuterSite]] = {}
-        for site in self.snapshot.sites:
-            if isinstance(site, OuterSite) and self.subject.layers(layer_of(site.name)):
-                uses.setdefault(site.name, []).append(site)
-        return {name: _mean_input(sites) for name, sites in uses.items()}
+    def estimate(self) -> ProjectedTrace:
+        """The kernel of random mixtures of very many outputs, with its standard error."""
+        network, mixtures = self.network, mixing()
+        k = mixtures.k
+        each = (k * traced_kernel(network, network.cotangents(some=slice(j, j + 1)), SIGNALS) for j in range(1, 1 + k))
+        return mean_and_error(each, mixtures)
+
+    @property
+    def features(self) -> dict[str, Float[Tensor, "rows d"]]:
+        """What each weight is given, by parameter name; see :class:`gramscope.record.along_loss.AlongLoss`."""
+        return {name: v for name, v in self.along_loss.features.items() if self.subject.layers(layer_of(name))}
 
     @property
     def last(self) -> str | None:
-        """The last weight that makes the outputs; None where none makes one row of them for each example."""
-        outer = [site for site in self.snapshot.sites if isinstance(site, OuterSite)]
-        ends = [site.name for site in outer if site.groups * site.fan_out == self.f.shape[1] and site.positions == 1]
-        return ends[-1] if ends else None
+        """The last weight that makes the outputs; None where none makes one row of them for each example (or label)."""
+        return self.along_loss.last
 
+    @cached_property
+    def targets(self) -> Float[Tensor, "rows C"]:
+        """Targets as rows: one-hot for classes; at the sampled positions, of the classes that are there."""
+        judge, y, device = self.subject.judge, self.labels_or_values, self.network.f.device
+        if self.sampled_positions is None:
+            return judge.rows(y).to(device)
+        _, labels = y.reshape(-1)[self.sampled_positions.to(y.device)].unique(return_inverse=True)
+        return torch.nn.functional.one_hot(labels).double().to(device)
 
-def _mean_input(uses: list[OuterSite]) -> Float[Tensor, "n d"]:
-    """Over all uses of the same entries: the first of a recurrent weight sees zeros alone."""
-    first = uses[0]
-    same = [s for s in uses if s.frame == first.frame and s.inputs.shape[2:] == first.inputs.shape[2:]]
-    if len(same) == 1:
-        return first.inputs.mean(1).flatten(1)
-    positions = sum(site.positions for site in same)
-    return torch.stack([site.inputs.mean(1) * (site.positions / positions) for site in same]).sum(0).flatten(1)
+    @property
+    def output_rows(self) -> Float[Tensor, "rows C"]:
+        """The outputs that belong to the first rows of ``targets`` and ``features``; of a few hundred positions."""
+        _, few, places = self.network, self.condensed, self.sampled_positions
+        if few is not None:
+            assert few.rows is not None
+            return few.rows
+        return self.f if places is None else self.subject.judge.by_class(self.f)[places[:OUTPUT_ROWS].to(self.f.device)]
 
 
 def layers_by_id(model: nn.Module) -> dict[int, str]:

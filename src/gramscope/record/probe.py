@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import streams_put_back
-from gramscope.capture.kept import CopyOnWrite
 from gramscope.capture.network import (
     Outputs,
     count_examples,
@@ -23,11 +22,13 @@ from gramscope.capture.network import (
     output_tensor,
     prepare_input,
 )
-from gramscope.capture.surroundings import untouched
+from gramscope.capture.side_effects import CopyOnWrite, untouched
 from gramscope.hierarchy.losses import Loss
 from gramscope.hierarchy.optimiser import autocast_uncached
+from gramscope.record.along_loss import sample_positions
 from gramscope.record.arguments import globs
-from gramscope.record.judge import Judge, judge_of, plain_labels, unseen
+from gramscope.record.condensed import MIXTURES, SEED, has_many_outputs, rehearses_losses
+from gramscope.record.judge import IGNORED, Judge, judge_of, plain_labels, unseen
 from gramscope.record.moment import Subject, evaluating, layer_of
 from gramscope.record.readings import READERS
 
@@ -149,14 +150,25 @@ def surroundings(model: nn.Module) -> Iterator[CopyOnWrite]:
         yield written
 
 
-def facts(subject: Subject) -> dict[str, Any]:
-    found: dict[str, Any] = {"examples": count_examples(subject.x)}
-    if subject.y is not None and not subject.y.is_floating_point():
-        found["classes"] = int(subject.y.max()) + 1
+def facts(subject: Subject, taken: str) -> dict[str, Any]:
+    """What is said of the probe: its size, where it was taken from, and what stands for outputs that are very many."""
+    judge, y = subject.judge, subject.y
+    found: dict[str, Any] = {"examples": count_examples(subject.x)} | ({"taken": taken} if taken else {})
+    if y is not None and not y.is_floating_point():
+        found["classes"] = int(y.max()) + 1
+    if has_many_outputs(judge):
+        found["kernel"] = f"estimated from {MIXTURES} random mixtures of {judge.size} outputs, seed {SEED}"
+    if y is not None and judge.by_position:
+        rows = len(sample_positions(y))
+        found["features"] = f"of the last layer, at {rows} of {int((y != IGNORED).sum())} labelled positions, seed 0"
+    if rehearses_losses(judge):
+        found["step"] = "changes of the loss of each example, not of its outputs"
     return found
 
 
-def meta(subject: Subject, readers: Sequence[str], name: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
+def meta(
+    subject: Subject, readers: Sequence[str], name: str, config: Mapping[str, Any] | None, taken: str = ""
+) -> dict[str, Any]:
     """What ``meta.json`` says of a run."""
     parameters = named_parameters(subject.model)
     return {
@@ -166,7 +178,7 @@ def meta(subject: Subject, readers: Sequence[str], name: str, config: Mapping[st
         "layers": list(dict.fromkeys(layer_of(n) for n in parameters)),
         "measures": list(readers),
         "facts": {n: {"how_to_read": READERS[n].how_to_read} for n in readers},
-        "probe": facts(subject),
+        "probe": facts(subject, taken),
         "config": dict(config or {}),
     }
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.capture.network import count_examples, evaluate, prepare_input
-from gramscope.capture.surroundings import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.record.moment import Subject, evaluating
 
 

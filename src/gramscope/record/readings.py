@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramscope import measures, spectra
 from gramscope.base.errors import InputError
-from gramscope.capture import OuterSite
-from gramscope.capture.network import named_parameters
+from gramscope.capture.network import count_examples, evaluate, named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.propagators.prediction import predict_step
-from gramscope.record.loss_gradient import gradient
+from gramscope.record.condensed import rehearses_losses
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
 from gramscope.spectra.layouts import Layout
 from gramscope.spectra.shuffled import shuffled_null_checked
@@ -89,20 +88,18 @@ def reader(
 def read_loss(moment: Moment) -> Reading:
     value, _ = moment.loss_and_residual
     scalars = {"loss/probe": value}
-    accuracy = moment.subject.judge.accuracy(moment.f.cpu(), moment.labels_or_values.cpu())
-    if accuracy is not None:
-        scalars["accuracy/probe"] = accuracy
+    if moment.accuracy is not None:
+        scalars["accuracy/probe"] = moment.accuracy
     return Reading(scalars)
 
 
 @reader("shares", "Share of each layer in the loss decrease of a small gradient step; they sum to one.")
 def read_shares(moment: Moment) -> Reading:
+    _ = moment.loss_and_residual  # without a loss there is nothing to share
     by_layer: dict[str, float] = {}
-    total = 0.0
-    for name, sites in moment.loss_sites.items():
-        size = float(gradient(sites).square().sum()) if sites else 0.0
-        total += size
+    for name, size in moment.along_loss.squares.items():
         by_layer[layer_of(name)] = by_layer.get(layer_of(name), 0.0) + size
+    total = sum(by_layer.values())
     if total == 0:
         return Reading()  # no error left, so that there is nothing to share
     return Reading({f"share/{layer}": v / total for layer, v in by_layer.items() if moment.subject.layers(layer)})
@@ -126,10 +123,14 @@ def read_kernel(moment: Moment) -> Reading:
         reading.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
     order, y = torch.arange(len(kernel), device="cpu"), moment.subject.y
     if y is not None:
-        reading.scalars["kernel/alignment"] = measures.kernel_target_alignment(kernel, moment.targets)
+        targets = moment.subject.judge.few_rows(y).to(kernel.device)
+        reading.scalars["kernel/alignment"] = measures.kernel_target_alignment(kernel, targets)
         if not y.is_floating_point() and y.numel() == len(y):
             order = torch.argsort(y.reshape(-1).cpu(), stable=True)
             reading.arrays["kernel/labels"] = y.reshape(-1).cpu()[order].numpy()
+    if moment.condensed is not None:
+        error = moment.estimate.standard_error.double()
+        reading.scalars["kernel/standard_error"] = float(error.norm() / kernel.norm())
     trace, square = float(kernel.trace()), float(kernel.square().sum())
     reading.scalars["kernel/effective_rank"] = trace**2 / square if square else math.nan
     reading.arrays["kernel"] = kernel.cpu()[order][:, order].float().numpy()
@@ -167,8 +168,8 @@ def read_richness(moment: Moment) -> Reading:
     last = moment.last
     if last is None:
         return Reading(missing={"richness": _NO_LAST})
-    features = _inputs(moment, last)
-    reading = Reading({"richness": measures.richness(features, moment.f)})
+    features, outputs = moment.along_loss.features[last], moment.output_rows
+    reading = Reading({"richness": measures.richness(features[: len(outputs)], outputs)})
     if moment.memory.features is None and not moment.memory.resumed:
         moment.memory.features = _kept(features)
         reading.arrays |= _first_moment(moment, "features", moment.memory.features)
@@ -177,10 +178,11 @@ def read_richness(moment: Moment) -> Reading:
     else:
         start = moment.memory.features.to(features.device)
         reading.scalars["richness/initial_similarity"] = measures.initial_similarity(start, features.to(start.dtype))
-    half = len(features) // 2
+    half = len(outputs) // 2
     if half <= features.shape[1] or moment.subject.y is None:  # too few examples to tell eigenfunctions from noise
         return reading
-    curves = measures.richness_curves(features[:half], features[half:], moment.targets[half:], moment.f[half:])
+    some = slice(half, len(outputs))
+    curves = measures.richness_curves(features[:half], features[some], moment.targets[some], outputs[some])
     reading.scalars["richness/effective_dimension"] = curves.effective_dimension
     named = {"quality": curves.quality, "utilisation": curves.utilisation, "intensity": curves.intensity}
     reading.arrays |= {f"richness/{name}": _numpy(curve) for name, curve in named.items() if curve is not None}
@@ -213,8 +215,8 @@ def _spectra_seconds(subject: Subject, capture: float) -> float:
     return sum(10 * 2 * min(s[:2]) ** 3 * math.prod(s[2:]) for s in shapes) / 1e10
 
 
-def _several_captures(subject: Subject, capture: float) -> float:
-    return 5 * capture
+def _several_passes(subject: Subject, one: float) -> float:
+    return 3 * one
 
 
 @reader(
@@ -242,16 +244,11 @@ def read_spectra(moment: Moment) -> Reading:
 @reader(
     "step",
     "One optimiser step rehearsed on the probe: foretold and true change, second order, mask flips.",
-    guess=_several_captures,
+    guess=_several_passes,
     ready=lambda subject: subject.optimizer is not None or subject.lr is not None,
 )
 def read_step(moment: Moment) -> Reading:
-    subject = moment.subject
-    y = moment.labels_or_values
-    step = explain_step(
-        subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None,
-        loss=subject.judge.loss, optimizer=subject.optimizer, outputs=subject.outputs,
-    )  # fmt: skip
+    step = _rehearsed(moment)
     parts = {
         "all": "step/error", "second order": "step/second_order", "mask flips": "step/mask_flips",
         "rounding": "step/rounding",
@@ -268,6 +265,25 @@ def read_step(moment: Moment) -> Reading:
     reading.arrays["step/true"] = _numpy(step.true.flatten().cpu()[chosen])
     reading.missing |= _without_matrix(moment, step, forms)
     return reading
+
+
+def _rehearsed(moment: Moment) -> ExplainedStep:
+    """The step, explained by its outputs; with a vocabulary of them at every token, by the loss of each example."""
+    subject, y = moment.subject, moment.labels_or_values
+    outputs, loss = subject.outputs, subject.judge.loss
+    if rehearses_losses(subject.judge):
+        judge, given = subject.judge, subject.outputs
+
+        def outputs(model: nn.Module, x: Any) -> Tensor:
+            return judge.losses(evaluate(model, x, count_examples(x), given), y)
+
+        def loss(f: Tensor, y: Tensor) -> Tensor:
+            return f.sum()
+
+    return explain_step(
+        subject.model, subject.x, y, lr=subject.lr if subject.optimizer is None else None, loss=loss,
+        optimizer=subject.optimizer, outputs=outputs, by_example=False,
+    )  # fmt: skip
 
 
 def _relative(errors: Mapping[str, float], change: Tensor) -> Reading:
@@ -312,7 +328,7 @@ def _gram_changes(moment: Moment, step: ExplainedStep, forms: Mapping[str, Any])
     "dntk",
     "Change of the kernel in one step: foretold by the dNTK, true, and by crossed kinks.",
     by_default=False,
-    guess=_several_captures,
+    guess=_several_passes,
 )
 def read_dntk(moment: Moment) -> Reading:
     subject = moment.subject
@@ -329,7 +345,7 @@ def read_dntk(moment: Moment) -> Reading:
     "states",
     "Change of every hidden state in one step: foretold by P K P*, against the truth.",
     by_default=False,
-    guess=_several_captures,
+    guess=_several_passes,
 )
 def read_states(moment: Moment) -> Reading:
     subject = moment.subject
@@ -354,12 +370,6 @@ def _rate(moment: Moment) -> float:
 @reader("norm", "Norm of all parameters.", needs_targets=False, weights_only=True)
 def read_norm(moment: Moment) -> Reading:
     return Reading({"norm/parameters": measures.parameter_norm(moment.subject.model)})
-
-
-def _inputs(moment: Moment, name: str) -> Tensor:
-    site = next(s for s in moment.snapshot.sites if s.name == name and isinstance(s, OuterSite))
-    assert isinstance(site, OuterSite)
-    return site.inputs.mean(1).flatten(1)
 
 
 def _numpy(values: Any) -> Any:

@@ -9,7 +9,7 @@ from gramscope.capture.network import named_parameters
 from gramscope.measures.noise_scale import noise_and_signal
 from gramscope.measures.rows import frobenius
 from gramscope.measures.sharpness import sharpness
-from gramscope.record.loss_gradient import example_squares, gradient
+from gramscope.record.condensed import rehearses_losses
 from gramscope.record.moment import Moment, Subject, layer_of
 from gramscope.record.probe_pass import probe_pass
 from gramscope.record.readings import Reading, reader
@@ -32,16 +32,13 @@ def by_layer(norms: Mapping[str, float]) -> dict[str, float]:
     "examples than that have more noise than gradient.",
 )
 def read_gradient(moment: Moment) -> Reading:
-    norms = dict.fromkeys(moment.loss_sites, 0.0)
-    squares: Tensor | float = 0.0
-    for name, sites in moment.loss_sites.items():
-        if sites:
-            norms[name] = frobenius(gradient(sites).double())
-            squares = squares + example_squares(sites).cpu()
-    total, n = math.hypot(*norms.values()), len(moment.f)
+    along = moment.along_loss
+    norms = {name: math.sqrt(square) for name, square in along.squares.items()}
+    total, squares = math.hypot(*norms.values()), along.example_squares
     found = {f"gradient_norm/{layer}": v for layer, v in by_layer(norms).items() if moment.subject.layers(layer)}
     found["gradient_norm"] = total
-    if n > 1 and isinstance(squares, Tensor):
+    if isinstance(squares, Tensor) and len(squares) > 1:
+        n = len(squares)
         # The loss is a mean over examples: what one adds to the gradient is 1/n of its own.
         noise, signal = noise_and_signal(n**2 * squares, total**2)
         if signal > 0:  # else these examples are too few to show more than noise
@@ -84,14 +81,15 @@ def read_dead_units(moment: Moment) -> Reading:
 
 
 def _hessian_seconds(subject: Subject, capture: float) -> float:
-    """Each product goes twice through the backward pass, a capture as often as there are outputs."""
-    return LANCZOS_STEPS * capture
+    """Each product goes twice through the backward pass, and that of second order is longer."""
+    return 3 * LANCZOS_STEPS * capture
 
 
 @reader(
     "sharpness",
     "Greatest eigenvalue of the Hessian of the probe's loss; gradient descent is stable below 2 / learning rate.",
     guess=_hessian_seconds,
+    ready=lambda subject: not rehearses_losses(subject.judge),  # second derivatives of a vocabulary would not fit
 )
 def read_sharpness(moment: Moment) -> Reading:
     subject, y = moment.subject, moment.labels_or_values

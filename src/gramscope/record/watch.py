@@ -1,37 +1,41 @@
 """``watch``: measure a training run while it runs, and change nothing."""
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
-from gramscope.capture.network import Outputs, unwrap_with_input
+from gramscope.capture.network import Outputs, unwrap, unwrap_with_input
 from gramscope.record import probe as probe_module
 from gramscope.record.alerts import Alert, AlertLog
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
-from gramscope.record.budget import LAST_MARGIN, Budget
+from gramscope.record.budget import GUARANTEED, Budget
+from gramscope.record.closing import closing_line
+from gramscope.record.examples import taken
 from gramscope.record.fingerprint import difference, fingerprint
+from gramscope.record.groups import PASS, TOGETHER, Groups
 from gramscope.record.judge import unseen
 from gramscope.record.last_update import LastUpdate
 from gramscope.record.logged import Logged
 from gramscope.record.moment import Memory, Moment, Subject
 from gramscope.record.opening import open_writer
-from gramscope.record.pace import Pace
 from gramscope.record.readings import READERS, Reading
 from gramscope.record.schedule import due_at
 from gramscope.record.sharded import Shards, opened_together
-from gramscope.record.turns import Turns
 from gramscope.store import RunWriter, StoreError
 from gramscope.store.names import FINGERPRINT
 
+R = TypeVar("R")
 _SHARDED_OPTIMIZER = (
     "the optimiser of a sharded model holds shards: its step is not rehearsed, and its updates are not measured. With "
     "lr=... in gs.watch a plain gradient step is rehearsed."
@@ -47,7 +51,7 @@ def watch(
     model: nn.Module,
     probe: Any,
     out: Any = None,
-    every: Any = 50,
+    every: Any = "log:10",
     *,
     measures: Any = "*",
     layers: Any = "*",
@@ -63,11 +67,11 @@ def watch(
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> "Scope":
-    """Watch a training run: which layer learns, how rich the learning is, how far theory foresaw it.
+    """Watch a training run: which layer learns, how rich the learning is, how far theory predicted it.
 
     ::
 
-        with gs.watch(model, probe=(x, y), out="runs/a", every=50) as scope:
+        with gs.watch(model, probe=(x, y), out="runs/a") as scope:
             for batch in loader:
                 ...
                 optimizer.step()
@@ -78,20 +82,22 @@ def watch(
 
     Args:
         model: any module; compiled and data-parallel wrappers are opened.
-        probe: fixed examples (x, y) to measure on, a few hundred. y are numbers, a label for each example or for each
-            of its positions, or 0 and 1 for each output. x may be a tuple or a dict; floats take the model's precision.
+        probe: fixed examples (x, y) to measure on, a few hundred (of token sequences a few). y are numbers, a label for
+            each example or for each of its positions, or 0 and 1 for each output. x may be a tuple or a dict; floats
+            take the model's precision. Also a Dataset or a DataLoader, whose first examples are taken, numpy arrays,
+            or a dict with ``labels``, as Hugging Face models are trained on.
         out: directory of the run; None keeps all of it in ``scope.records`` and ``scope.logged`` only.
-        every: steps between measurements, "log", "log:10", a collection of steps, or a function of the step. The last
-            step is measured too, when the watch is closed.
+        every: steps between measurements, "log:10" (that many in each decade of steps, all of the first ones), "log", a
+            collection of steps, or a function of the step. The last step is measured too, when the watch is closed.
         measures, layers: names or globs of what to measure; ``gramscope.record.READERS`` lists the measures.
         loss: as for ``explain_step``: "mse", "half_squared", "cross_entropy", or (outputs, y) -> number. If None,
             cross-entropy for labels (binary for 0 and 1 with one output each) and mean squared error for numbers.
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
-        overhead: fraction of the training time that measuring may take, the first measurement left out. Measures take
-            turns to stay under it: those that share one capture together, expensive ones (spectra, step) on their own,
-            each turn with the same part of the time. None takes all of them whenever a measurement is due. What the
-            loop logs is kept in either case.
+        overhead: fraction of the training time that measuring may take. Where it is used up, due steps are left out;
+            but the first 12 due steps and the last step are always measured, and 3 seconds in all are always allowed.
+            Expensive measures (spectra, step) are taken less often than the others. None measures everything at every
+            due step. What the loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
             does.
         on_alert: called as on_alert(alert) when a run diverges, has NaN, a dead layer or an exploding gradient, once
@@ -123,6 +129,7 @@ class Scope:
         check_options(on_error, out, loss, lr, forward, on_alert)
         resume, start = resume_step(resume), whole_step(start, "start")
         self.budget = Budget(overhead)
+        probe, taken_from = taken(probe, unwrap(model))
         self.model, probe = unwrap_with_input(model, probe)
         self._shards = shards
         self._due, self._on_error, self._forward = due, on_error, forward
@@ -140,24 +147,24 @@ class Scope:
         self.count = start
         self._logged, self._said = Logged(), set[str]()
         self._alerts = AlertLog(on_alert or (lambda alert: self._warn(str(alert))))
-        self._turns = Turns(self.readers, self.budget)
+        self._groups = Groups(self.readers, self.budget)
+        self._left_out, self._left_out_last = 0, -1  # due steps without a measurement: how many, and the last
         self._hooks: list[Any] = []
         self._closed = False
         self._writer: RunWriter | None = None
         if out is not None and self._writes:
-            meta = probe_module.meta(self.subject, self.readers, name or Path(out).name, config)
+            meta = probe_module.meta(self.subject, self.readers, name or Path(out).name, config, taken_from)
             meta |= {} if shards is None else {"sharded": shards.facts()}
             self._writer = open_writer(out, resume, meta)
         self._memory = self._remembered(resume)
-        self.budget.note("open", self.budget.clock() - self.budget.started)
+        self.budget.spent += self.budget.clock() - self.budget.started
         self._begun = self.count
-        self._pace, self._quiet = Pace(self.budget, self.count), 0  # _quiet: steps that will be refused unasked
         self._opening = not self._memory.resumed
+        self._guaranteed = GUARANTEED if self._opening else 0  # measurements still to come
         self._flush_at = 0.0  # by the budget's clock
         if self._opening:
             self._measure()
             self._opening = False
-            self.budget.uncharged, self._pace.wake = self.budget.spent, 0.0
 
     def _remembered(self, resume: int | bool) -> Memory:
         """Where a resumed run goes on, and what it is compared with: what the first attempt stored."""
@@ -182,40 +189,30 @@ class Scope:
         """Say that an optimiser step was taken. Measures if this step is due; numbers given are kept in any case."""
         if self._hooks:
             self._counted_already(loss, scalars)
-        elif self._quiet:  # most steps of a fast loop: no calls here that can be spared
-            self._quiet -= 1
-            self.count += 1
-            if loss is not None:
-                self._logged.keep(self.count, "loss", loss)
-            if scalars:
-                self._keep(scalars)
         else:
             self.advance(1, loss, **scalars)
 
     def advance(self, steps: int, loss: Any = None, **scalars: Any) -> None:
         """Say that so many optimiser steps were taken, of which the last can be measured if any of them was due."""
-        begun = self.budget.clock()
         if self._ended("step"):
             return
         first, self.count = self.count + 1, self.count + steps
-        self._keep(scalars if loss is None else {"loss": loss, **scalars})
-        kept = self.budget.clock()
-        due = any(map(self._is_due, range(first, self.count + 1)))
-        now = self.budget.clock()
-        self._pace.counted(self.count, now - begun, kept - begun)
-        if due and self._refreshed(now >= self._pace.wake):
+        if loss is not None:
+            self._logged.keep(self.count, "loss", loss)
+        self._keep(scalars)
+        if any(map(self._is_due, range(first, self.count + 1))) and self._refreshed():
             self._measure()
-        elif now >= self._flush_at:
+        if self.budget.clock() >= self._flush_at:
             self._flush()
-        self._quiet = self._pace.quiet_steps(self.count) if self._shards is None else 0
 
-    def _refreshed(self, measure: bool) -> bool:
+    def _refreshed(self) -> bool:
         """Whether to measure now. Of a sharded model rank 0 decides, and all ranks bring its copy up to date."""
         if self._shards is None:
-            return measure
-        begun = self.budget.clock()
-        measure = self._shards.refresh(measure, self.warn_once)
-        self.budget.note("gather", self.budget.clock() - begun)
+            return True
+        begun, groups = self.budget.clock(), self._groups.split(self.subject)
+        wanted = TOGETHER not in groups or self._affordable(TOGETHER, groups, self._guaranteed > 0)
+        measure = self._shards.refresh(wanted, self.warn_once)
+        self.budget.spent += self.budget.clock() - begun
         return measure
 
     def due_next(self) -> bool:
@@ -285,11 +282,7 @@ class Scope:
         return self
 
     def _attached(self, *_: Any) -> None:
-        if self._quiet:
-            self._quiet -= 1
-            self.count += 1
-        else:
-            self.advance(1)
+        self.advance(1)
 
     def use(self, optimizer: Any) -> "Scope":
         """Rehearse steps with this optimiser, without counting its steps."""
@@ -304,7 +297,7 @@ class Scope:
 
     def _next_measured(self) -> int | None:
         """The number of the step that comes, if it is due."""
-        return self.count + 1 if self._writes and not self._quiet and self.due_next() else None
+        return self.count + 1 if self._writes and self.due_next() else None
 
     def _forget_update(self) -> None:
         if self.subject.last_update is not None:
@@ -313,25 +306,31 @@ class Scope:
     def close(self, measure: bool = True) -> None:
         """Let go of the optimiser and of the run's directory.
 
-        A last step without a record is measured before, as the model stands now and as far as ``overhead`` allows, but
-        not with ``measure=False``. What was logged is written in either case.
+        A last step without a record is measured before, as the model stands now, but not with ``measure=False``. What
+        was logged is written in either case. One line (on stderr) says what was measured when, and what it cost.
         """
         if self._closed:
             return
-        self._closed, self._quiet = True, 0
+        self._closed = True
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         with ExitStack() as last:
             last.callback(self._forget_update)
+            last.callback(self._say_what_was_measured)
             last.callback(self.budget.end)
             if self._writer is not None:
                 last.callback(self._writer.close)
             last.callback(self._flush)
             measure = measure and self._shards is None  # gathering needs all ranks, and another may not close
             if measure and self._writes and self.count > (self.records[-1]["step"] if self.records else self._begun):
-                self.budget.margin = LAST_MARGIN
+                self._guaranteed = max(self._guaranteed, 1)
+                self._left_out -= self._left_out_last == self.count
                 self._measure()
+
+    def _say_what_was_measured(self) -> None:
+        if self.records and self.count > self._begun:
+            print(closing_line(self.records, self.readers, self.budget, self._left_out), file=sys.stderr)
 
     def _flush(self) -> None:
         """Hand what was logged to the disk: a crash loses the numbers of a second at most."""
@@ -348,7 +347,7 @@ class Scope:
             self.warn_once("logged", f"what was logged up to step {self.count} is not written yet: {error}")
         if self._writes:
             self._alerts.check(self._logged.series)
-        self.budget.note("logging", self.budget.clock() - begun)
+        self.budget.spent += self.budget.clock() - begun
 
     def __repr__(self) -> str:
         where = "memory" if self._writer is None else repr(str(self._writer.path))
@@ -382,55 +381,48 @@ class Scope:
     def _measure(self) -> None:
         if not self._writes:
             return
+        self._wait()  # training's own work that is still queued is not measuring
         with self.budget.all_counted():
-            turns = self._turns.split(self.subject)
-            foreseen = {turn: self._turns.foreseen(names, self.subject) for turn, names in turns.items()}
-            cold = [turn for turn, names in turns.items() if not all(map(self.budget.settled, names))]
-            chosen = self._first(foreseen) if self._opening else self.budget.choose(foreseen, cold)
-            if chosen or self._opening:
-                self._measure_turns({turn: names for turn, names in turns.items() if turn in chosen}, turns)
+            groups = self._groups.split(self.subject)
+            guaranteed = self._guaranteed > 0
+            self.budget.due += 1
+            if TOGETHER in groups and not self._affordable(TOGETHER, groups, guaranteed):
+                self._left_out, self._left_out_last = self._left_out + 1, self.count
+            elif groups or self._opening:
+                self._guaranteed -= guaranteed
+                self._measure_groups(groups, guaranteed)
                 self._wait()
-            least = min((self._turns.foreseen(names, self.subject) or 0.0 for names in turns.values()), default=0.0)
-            self._pace.sleep(least, bool(chosen))
 
-    def _first(self, foreseen: Mapping[str, float | None]) -> list[str]:
-        """Before any training there is no time to share: what is cheap is read, and all of it without a limit."""
-        return [turn for turn, cost in foreseen.items() if self.budget.share is None or cost is None]
+    def _affordable(self, group: str, groups: Mapping[str, Sequence[str]], guaranteed: bool) -> bool:
+        return self._groups.affordable(group, groups[group], self.subject, guaranteed)
 
-    def _measure_turns(self, chosen: Mapping[str, Sequence[str]], turns: Mapping[str, Sequence[str]]) -> None:
-        scalars: dict[str, float] = {}
-        arrays: dict[str, Any] = {}
-        failures: dict[str, str] = {}
-        moment = Moment(self.subject, self.count, self._memory)
-        if chosen:
-            with probe_module.surroundings(self.model):
-                for turn, names in chosen.items():
-                    before = self.budget.spent
-                    for name in names:
-                        reading = self._timed(name, moment, failures)
-                        scalars |= reading.scalars
-                        arrays |= reading.arrays
-                    if not self._opening:  # the cold start is nobody's turn
-                        self.budget.charge(turn, self.budget.spent - before)
-        del moment
-        skipped = [name for turn, names in turns.items() if turn not in chosen for name in names]
+    def _measure_groups(self, groups: Mapping[str, Sequence[str]], guaranteed: bool) -> None:
+        found, failures, skipped = Reading(), dict[str, str](), list[str]()
+        with probe_module.surroundings(self.model), Moment(self.subject, self.count, self._memory) as moment:
+            # What the shared pass serves comes before what makes passes of its own.
+            for group, names in sorted(groups.items(), key=lambda g: any(READERS[n].guess for n in g[1])):
+                if group != TOGETHER and not self._affordable(group, groups, guaranteed):
+                    skipped += names
+                    continue
+                before = self.budget.spent
+                if group == TOGETHER and any(not READERS[n].weights_only and READERS[n].guess is None for n in names):
+                    self._time(PASS, moment.open)
+                warm = all(self.budget.taken.get(name) for name in names)
+                for name in names:
+                    reading = self._time(name, partial(self._read, name, moment, failures))
+                    found.scalars |= reading.scalars
+                    found.arrays |= reading.arrays
+                if warm:
+                    self._groups.charge(group, self.budget.spent - before, guaranteed)
         if skipped:
-            scalars["skipped"] = float(len(skipped))
-        self._commit(scalars, arrays, failures, skipped)
+            found.scalars["skipped"] = float(len(skipped))
+        self._commit(found.scalars, found.arrays, failures, skipped)
 
-    def _timed(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
-        clock, captured, moment.asked = self.budget.clock, moment.capture_seconds, False
-        begun = clock()
-        reading = self._read(name, moment, failures)
-        seconds = clock() - begun
-        if moment.asked:
-            self._turns.capturing.add(name)
-        if moment.capture_seconds is not None and moment.capture_seconds != captured:
-            shared = moment.capture_seconds - (captured or 0.0)
-            self.budget.note("capture", shared)
-            seconds -= shared
-        self.budget.note(name, seconds)
-        return reading
+    def _time(self, name: str, work: Callable[[], R]) -> R:
+        begun = self.budget.clock()
+        result = work()
+        self.budget.note(name, self.budget.clock() - begun)
+        return result
 
     def _wait(self) -> None:
         device = next(self.model.parameters()).device
@@ -440,6 +432,8 @@ class Scope:
     def _read(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
+            if READERS[name].guess is not None:
+                moment.close()  # it makes passes of its own
             try:
                 reading = READERS[name].read(moment)
             except Exception as error:
@@ -462,7 +456,6 @@ class Scope:
         self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str], skipped: Sequence[str]
     ) -> None:
         self._flush()
-        begun = self.budget.clock()
         measured, scalars = scalars, {**self._logged.at(self.count), **scalars}
         if not self._opening:  # before any training it would be a share of nothing
             scalars["overhead"] = self.budget.overhead
@@ -481,7 +474,6 @@ class Scope:
                 if self._on_error == "raise":
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
-        self.budget.note("commit", self.budget.clock() - begun)
         self._alerts.measured(self.count, measured)
 
     def _warn(self, message: str) -> None:

@@ -132,7 +132,8 @@ class Plot:
     """One drawing. ``frames`` are alternatives; ``at[i]`` is the frame for position i of the panel's control, or None.
 
     Without ``at`` the drawing stands still and shows its only frame. ``run`` is set where the whole drawing belongs to
-    one run, so that it is hidden with the run.
+    one run, so that it is hidden with the run. ``empty`` is said where there is no frame; without it the drawing is
+    hidden there.
     """
 
     caption: str
@@ -223,10 +224,10 @@ def numbers(values: Numbers) -> list[int | float | None]:
     >>> numbers(np.array([1234567.0, 0.123456789, np.nan]))
     [1234567, 0.123457, None]
     """
-    return [_rounded(value) if math.isfinite(value) else None for value in values.tolist()]
+    return [rounded(value) if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _rounded(value: float) -> int | float:
+def rounded(value: float) -> int | float:
     return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")
 
 

@@ -1,14 +1,16 @@
 """From run directories to views: opened, named apart, and damage noted."""
 
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from gramscope.base.errors import InputError
 from gramscope.report.view import RunView, Series, joined, series_by_name
-from gramscope.store import Run, open_run
+from gramscope.store import Run, find_runs, open_run
 from gramscope.store.logged import LOGGED_FILE
 from gramscope.store.records import SCALARS_FILE
 
@@ -17,7 +19,7 @@ Sources = Source | Sequence[Source]
 
 
 def open_all(runs: Sources) -> list[Run]:
-    """One run or several, given as directories or as opened runs."""
+    """One run or several, given as directories, as folders of runs, as patterns ("runs/*") or as opened runs."""
     given = [runs] if isinstance(runs, str | os.PathLike | Run) else list(runs)
     if not given:
         raise InputError("runs must name at least one run directory, got none. Pass one, e.g. 'runs/a'.")
@@ -26,7 +28,13 @@ def open_all(runs: Sources) -> list[Run]:
             raise InputError(
                 f"runs must be directories or opened runs, got {type(run).__name__}. Pass a path, e.g. 'runs/a'."
             )
-    return [run if isinstance(run, Run) else open_run(run) for run in given]
+    return [opened for run in given for opened in ([run] if isinstance(run, Run) else _opened(run))]
+
+
+def _opened(path: str | os.PathLike[str]) -> list[Run]:
+    inside = find_runs(path)
+    # Without a run inside the reader says what is wrong with the path.
+    return [Run(run) for run in inside] if inside else [open_run(path)]
 
 
 def views_of(runs: Sequence[Run]) -> list[RunView]:
@@ -49,6 +57,18 @@ def apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     ]
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collection: decoding makes a million objects and no garbage, and each search costs a second."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def _view(run: Run, name: str, index: int) -> RunView:
     records = run.view
 
@@ -57,15 +77,16 @@ def _view(run: Run, name: str, index: int) -> RunView:
         # The first read compares the checksum of the whole file; the others come from the same bytes.
         return {array: run.array(array, step, check=place == 0) for place, array in enumerate(held)}
 
-    array_steps: dict[str, list[int]] = {}
-    for record in records:
-        for array in record.arrays.names if record.arrays else ():
-            array_steps.setdefault(array, []).append(record.step)
     steps = [record.step for record in records]
-    series = series_by_name(steps, [record.scalars for record in records])
-    for logged, found in run.logged().items():
-        values = found.to_numpy()
-        own = Series(logged, found.index.to_numpy().astype(np.float64), np.where(np.isfinite(values), values, np.nan))
+    with _no_collection():
+        array_steps: dict[str, list[int]] = {}
+        for record in records:
+            for array in record.arrays.names if record.arrays else ():
+                array_steps.setdefault(array, []).append(record.step)
+        series = series_by_name(steps, [record.scalars for record in records])
+    for logged, found in run.logged_numbers().items():
+        finite = np.where(np.isfinite(found.values), found.values, np.nan)
+        own = Series(logged, found.steps.astype(np.float64), finite)
         series[logged] = joined(series[logged], own) if logged in series else own
     view = RunView(
         name,

@@ -17,16 +17,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
 from gramscope.report.opening import Sources, open_all, views_of
-from gramscope.report.panels import Absent, all_panels
-from gramscope.report.summary import RULE, Words, compared, in_words
+from gramscope.report.panels import Absent, all_panels, all_runs
+from gramscope.report.regimes import RULE, regime
+from gramscope.report.runs_table import RunsTable, runs_table
+from gramscope.report.summary import Words, compared, in_words
 from gramscope.report.svg import write_svgs
 from gramscope.report.view import RunView
+from gramscope.store import Run
 from gramscope.store.errors import disk_trouble
 from gramscope.store.meta import check_not_of_a_run
 
 HERE = Path(str(files("gramscope.report")))
+SCRIPTS = ("vendor/plotly-cartesian.min.js", "templates/runs.js", "templates/page.js")
+FEW_RUNS = 8  # up to so many a page has a card and drawings for each
 
 
 def report(
@@ -42,7 +48,8 @@ def report(
     was recorded; panels without data are listed as left out. It is written whole or not at all, after the figures.
 
     Args:
-        runs: a run directory, an opened run (:func:`gramscope.store.open_run`), or several of them, to be overlaid.
+        runs: a run directory, a folder of runs, a pattern ("runs/*"), an opened run (:func:`gramscope.store.open_run`),
+            or several of them. Up to eight are drawn in full; of more there is a table with small drawings.
         out: the file; its folder is made if need be.
         svg_dir: a folder for the figures as SVG files as well, one for each drawing (at the last position of a slider).
         title: of the page.
@@ -79,26 +86,37 @@ def report(
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """All that the page tells, before it is HTML."""
+    """All that the page tells, before it is HTML; ``table`` is None of a single run."""
 
     views: Sequence[RunView]
     panels: Sequence[Panel]
     absent: Sequence[Absent]
     words: Sequence[Words]
     compared: Sequence[str]
+    table: RunsTable | None
+
+    @property
+    def many(self) -> bool:
+        """Whether the runs are too many for a card and drawings of each: the table then leads."""
+        return len(self.views) > FEW_RUNS
 
 
-def gather(runs: Sequence[Any]) -> Content:
+def gather(runs: Sequence[Run]) -> Content:
     """Read the runs and build panels and words."""
     views = views_of(runs)
-    panels, absent = all_panels(views)
+    panels, absent = all_panels(views) if len(views) <= FEW_RUNS else (_of_many(views), [])
     # The words come last: drawing has found out which arrays cannot be read.
-    return Content(views, panels, absent, [in_words(view) for view in views], compared(views))
+    words = [in_words(view) for view in views]
+    return Content(views, panels, absent, words, compared(views), runs_table(views) if len(views) > 1 else None)
+
+
+def _of_many(views: Sequence[RunView]) -> list[Panel]:
+    drawn = all_runs.panel(views, {view.index: regime(view) for view in views})
+    return [drawn] if drawn else []
 
 
 def rendered(content: Content, title: str, *, live_ms: int = 0, version: str = "", status: str = "") -> str:
     """The whole page; with ``live_ms`` it asks its server for news at this interval."""
-    css, js, plotly = _part("templates/page.css"), _part("templates/page.js"), _part("vendor/plotly-cartesian.min.js")
     data = {**payload(content), "version": version, "status": status}
     return (
         _environment()
@@ -111,9 +129,8 @@ def rendered(content: Content, title: str, *, live_ms: int = 0, version: str = "
             version=__version__,
             made=datetime.now(UTC).isoformat(sep=" ", timespec="minutes"),
             runs=[_run_line(view) for view in content.views],
-            css=css,
-            js=js,
-            plotly=plotly,
+            css=_part("templates/page.css"),
+            scripts=[_part(name) for name in SCRIPTS],
             data=script_json(data),
         )
     )
@@ -129,6 +146,8 @@ def payload(content: Content) -> dict[str, Any]:
     return {
         "runs": [{"name": view.name, "index": view.index} for view in content.views],
         "panels": [panel.json() for panel in content.panels],
+        "table": content.table.json() if content.table else None,
+        "colours": all_runs.COLOURS,
         "log_steps": any(_crowded(view.steps) for view in content.views),
     }
 
@@ -149,8 +168,8 @@ def script_json(value: Any) -> str:
 
 
 def policy(live: bool) -> str:
-    """Only our two scripts may run, by their hashes; nothing may be fetched, but for news of a live run."""
-    hashes = " ".join(_hash(_part(name)) for name in ("vendor/plotly-cartesian.min.js", "templates/page.js"))
+    """Only our scripts may run, by their hashes; nothing may be fetched, but for news of a live run."""
+    hashes = " ".join(_hash(_part(name)) for name in SCRIPTS)
     connect = "; connect-src 'self'" if live else ""
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:{connect}; "
@@ -169,6 +188,10 @@ def _fragment_names(content: Content) -> Mapping[str, Any]:
         "words": content.words,
         "compared": content.compared,
         "rule": RULE,
+        "topics": TOPICS,
+        "table": content.table,
+        "many": content.many,
+        "few_runs": FEW_RUNS,
     }
 
 

@@ -6,9 +6,10 @@ path, so there is nothing outside the run, nor a file inside it, that could be a
 
 import hashlib
 import json
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -17,8 +18,8 @@ from urllib.parse import urlsplit
 
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.report.opening import Sources, open_all
-from gramscope.report.page import Content, fragment, gather, payload, policy, rendered
-from gramscope.store import Run
+from gramscope.report.page import FEW_RUNS, Content, fragment, gather, payload, policy, rendered
+from gramscope.store import Run, StoreError, find_runs
 
 LOOPBACK = "127.0.0.1"
 HEADERS = {
@@ -35,7 +36,7 @@ def serve(run: Sources, port: int = 0, *, every: float = 2.0, title: str = "gram
     """Serve the report of a run (or of several) on loopback while it grows; returns at once.
 
     Args:
-        run: a run directory, an opened run, or several.
+        run: a run directory, a folder of runs (those that begin later join), a pattern, an opened run, or several.
         port: of 127.0.0.1; 0 takes a free one, see ``.url``.
         every: seconds between two questions of the page for news.
         title: of the page.
@@ -55,20 +56,23 @@ def serve(run: Sources, port: int = 0, *, every: float = 2.0, title: str = "gram
         raise InputError(f"port must lie in 0..65535, got {port}. Pass 0 for a free one.")
     if not every > 0:
         raise InputError(f"every must be a positive number of seconds, got {every}.")
-    return ReportServer(Live(open_all(run), title, round(1000 * every)), port)
+    return ReportServer(Live(run, title, round(1000 * every)), port)
 
 
 class Live:
-    """The newest page of some runs, built again only when a run has grown."""
+    """The newest page of some runs, built again only when a run has grown, or has begun in a folder of runs."""
 
-    def __init__(self, runs: Sequence[Run], title: str, every_ms: int) -> None:
-        self.runs, self.title, self.every_ms = runs, title, max(100, every_ms)
+    def __init__(self, sources: Sources, title: str, every_ms: int) -> None:
+        self.runs, self.title, self.every_ms = open_all(sources), title, max(100, every_ms)
+        given = [sources] if isinstance(sources, str | os.PathLike | Run) else sources
+        self._folders = [source for source in given if not isinstance(source, Run)]
         self._lock = threading.Lock()
         self._content: Content | None = None
         self.version = ""
 
     def _refreshed(self) -> Content:
         changed = [run.refresh() for run in self.runs]  # all of them: any() alone would stop at the first
+        changed.append(self._joined())
         if any(changed):
             self._content = None  # forgotten first, so that an error while reading does not keep the old page for new
         if self._content is None:
@@ -78,11 +82,23 @@ class Live:
             self.version = hashlib.sha256(f"{told}{lines}".encode()).hexdigest()[:16]
         return self._content
 
+    def _joined(self) -> bool:
+        """Whether runs have begun since."""
+        known = {run.path for run in self.runs}
+        before = len(self.runs)
+        for path in (path for folder in self._folders for path in find_runs(folder)):
+            if path.absolute() not in known:
+                with suppress(StoreError):  # its first lines are not written yet: the next question will find it
+                    self.runs.append(Run(path))
+        return len(self.runs) > before
+
     def _status(self, content: Content) -> str:
         ends = [
             f"{view.name} at step {view.end:,}" if len(view.steps) else f"{view.name} has no step yet"
             for view in content.views
         ]
+        if len(ends) > FEW_RUNS:
+            return f"Following {len(ends)} runs; the longest is at step {max(view.end for view in content.views):,}."
         return f"Following: {'; '.join(ends)}."
 
     def page(self) -> str:

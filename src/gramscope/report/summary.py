@@ -2,43 +2,34 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gramscope.report.advice import TOPICS, Finding
 from gramscope.report.panels.drawing import number, percent
-from gramscope.report.panels.kernels import moved, written_as_alignment
+from gramscope.report.panels.kernels import largest
 from gramscope.report.panels.steps import missed
 from gramscope.report.panels.validity import (
-    BLOWN,
-    ENOUGH_READINGS,
-    ENOUGH_STEPS,
     LOSSES,
     Divergence,
-    begun_again,
+    at_step,
     change,
     divergence,
     enough,
     readings,
-    retrained,
     sound,
     speaks_of_finite,
     tells_change,
 )
+from gramscope.report.regimes import kernel_drift, regime, undone, verdict
 from gramscope.report.view import RunView, Series
 
-LAZY, RICH = 0.5, 1.0  # of |K - K₀| / |K₀|: below a half stands still, from its own size on has moved
-LAZY_ALIGNED, RICH_ALIGNED = 0.1, 0.3  # of 1 - alignment with the start, where that was recorded instead
-RICH_FEATURES, LAZY_FEATURES = 0.2, 0.5  # of D_LR
+# Conventions, not calibrated.
 IDLE = 0.02  # a layer with a smaller share does not learn
-STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
-RULE = (
-    f"lazy or rich is judged by how far the kernel moved, as a fraction of its size at the start (below {LAZY} lazy, "
-    f"above {RICH} rich; of one minus the alignment {LAZY_ALIGNED} and {RICH_ALIGNED}); without a kernel by D_LR "
-    f"(above {LAZY_FEATURES} lazy, below {RICH_FEATURES} rich); a verdict takes {ENOUGH_READINGS} readings from "
-    f"the start on, over {ENOUGH_STEPS} steps, and a run whose loss ends not finite or over {BLOWN:.0f} times its "
-    "start diverged"
-)
+HEAD = 0.8  # a last layer with a larger share does the learning alone
+GAP = 0.1  # of train accuracy over test accuracy: less is no overfitting
+DEAD = 0.5  # a layer with a larger share of dead units is dying
 
 
 @dataclass(frozen=True)
@@ -47,21 +38,31 @@ class Words:
 
     name: str
     index: int
-    verdict: str
-    findings: Sequence[str]
+    verdict: Finding
+    findings: Sequence[Finding]
     warnings: Sequence[str]
 
 
 def in_words(view: RunView) -> Words:
     """The findings of one run, each with the number it rests on."""
     if not len(view.steps):
-        return Words(view.name, view.index, "No step has been committed yet.", (), tuple(_troubles(view, None)))
+        empty = Finding("No step has been committed yet.")
+        return Words(view.name, view.index, empty, (), tuple(_troubles(view, None)))
     end, part = divergence(view), sound(view)
-    found = _outcome(view)
+    kind = regime(view)
+    found = [Finding(_outcome(view))]
     if len(part.steps):
-        before = [*_layers(part), *_moments(part), *_features(part), *_prediction(part)]
-        found += before if end is None else [f"Before it diverged: {line}" for line in before]
-    return Words(view.name, view.index, _verdict(view, end), tuple(found), tuple(_troubles(view, end)))
+        before = [
+            *_layers(part),
+            *_moments(part),
+            *overfitting(part),
+            *_dead(part),
+            *_features(part),
+            *_prediction(part),
+        ]
+        found += before if end is None else [replace(f, text=f"Before it diverged: {f.text}") for f in before]
+    head = Finding(verdict(view, end), kind if kind in TOPICS else "")
+    return Words(view.name, view.index, head, tuple(found), tuple(_troubles(view, end)))
 
 
 def compared(views: Sequence[RunView]) -> list[str]:
@@ -71,7 +72,11 @@ def compared(views: Sequence[RunView]) -> list[str]:
     ends = {view.name: end for view in views if (end := divergence(view)) is not None}
     ranked = [view for view in views if view.name not in ends]
     said = [f"{name} diverged at step {end.step:,} and is not ranked." for name, end in ends.items()]
-    drifts = {view.name: drift.last for view in ranked if (drift := _drift(view)) is not None and enough(view, drift)}
+    drifts = {
+        view.name: largest(drift)[1]
+        for view in ranked
+        if (drift := kernel_drift(view)) is not None and enough(view, drift)
+    }
     if len(drifts) > 1:
         most, least = max(drifts, key=lambda name: drifts[name]), min(drifts, key=lambda name: drifts[name])
         said.append(
@@ -92,81 +97,6 @@ def _ranking(views: Sequence[RunView]) -> list[str]:
     return []
 
 
-def _drift(view: RunView) -> Series | None:
-    """How far the kernel moved, where that can be said: read twice, and from one start, of the same parameters."""
-    drift = moved(view)
-    if drift is None or readings(drift) < 2 or _undone(view) is not None:
-        return None
-    return drift
-
-
-def _undone(view: RunView) -> str | None:
-    """Why the drift that was recorded is not one from the start of the run; None where it is."""
-    drift, switch = moved(view), retrained(view)
-    if switch is not None:
-        return f"{switch}, so the kernel's drift compares different parameters"
-    again = begun_again(drift) if drift is not None else None
-    return None if again is None else f"the kernel's drift was measured anew from step {again:,}, as after a restart"
-
-
-def regime(view: RunView) -> str:
-    """By the page's rule "lazy", "rich", "in between" or "diverged"; else "too short" to tell, or "unknown"."""
-    if divergence(view) is not None:
-        return "diverged"
-    drift, richness = _drift(view), view.series.get("richness")
-    if drift is not None and enough(view, drift):
-        lazy, rich = (LAZY_ALIGNED, RICH_ALIGNED) if _aligned(view) else (LAZY, RICH)
-        return "lazy" if drift.last < lazy else "rich" if drift.last > rich else "in between"
-    if richness is not None and enough(view, richness):
-        value = richness.last
-        return "lazy" if value > LAZY_FEATURES else "rich" if value < RICH_FEATURES else "in between"
-    return "too short" if any(s is not None and readings(s) for s in (moved(view), richness)) else "unknown"
-
-
-def _aligned(view: RunView) -> bool:
-    return written_as_alignment(view.series["kernel/drift"])
-
-
-def _verdict(view: RunView, end: Divergence | None) -> str:
-    kind, drift, richness = regime(view), _drift(view), view.series.get("richness")
-    if end is not None:
-        return f"The run diverged at step {end.step:,}: {end.how}."
-    if kind == "too short":
-        return _too_short(view)
-    grounds = []
-    if drift is not None:
-        grounds.append(f"kernel drift {number(drift.last)}")
-    if richness is not None and not math.isnan(richness.last):
-        grounds.append(f"D_LR {number(richness.last)}" + (" alone" if _undone(view) is not None else ""))
-    because = f" ({', '.join(grounds)})" if grounds else ""
-    lazy = "neither its features nor its loss moved much" if _unlearnt(view) else "its features hardly moved"
-    return {
-        "lazy": f"The run is lazy: {lazy}{because}.",
-        "rich": f"The run is rich: it changed its features{because}.",
-        "in between": f"The run lies between lazy and rich{because}.",
-        "unknown": "Neither a kernel nor richness was recorded, so lazy or rich cannot be told.",
-    }[kind]
-
-
-def _too_short(view: RunView) -> str:
-    why = _undone(view)
-    if why is not None and enough(view, moved(view)):
-        return f"Lazy or rich cannot be told: {why}."
-    found = [series for series in (moved(view), view.series.get("richness")) if series is not None]
-    most = max(readings(series) for series in found)
-    return (
-        f"There is not enough to tell lazy from rich: it takes {ENOUGH_READINGS} readings of the kernel or of richness "
-        f"from the start on, over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up to step "
-        f"{view.end:,}."
-    )
-
-
-def _unlearnt(view: RunView) -> bool:
-    """Whether the probe's loss stands still too: then still features say nothing about how the network learns."""
-    loss = view.series.get("loss/probe")
-    return loss is not None and tells_change(view, loss) and loss.first - loss.last < STILL * abs(loss.first)
-
-
 ACCURACIES = ("accuracy", "accuracy/probe")
 WORDS = {
     "loss": "Loss",
@@ -183,7 +113,7 @@ def _first_of(view: RunView, names: Sequence[str]) -> Series | None:
     return next((series for series in found if tells_change(view, series)), found[0] if found else None)
 
 
-def _outcome(view: RunView) -> list[str]:
+def _outcome(view: RunView) -> str:
     said = []
     for names, say in ((LOSSES, number), (ACCURACIES, percent), (("accuracy/test",), percent)):
         series = _first_of(view, names)
@@ -191,30 +121,37 @@ def _outcome(view: RunView) -> list[str]:
             said.append(f"{WORDS[series.name]} {change(view, series, say)}")
     records = "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records"
     span = f"over {records} up to step {view.end:,}"
-    return [f"{'; '.join(said)}, {span}."] if said else [f"Watched {span}."]
+    return f"{'; '.join(said)}, {span}." if said else f"Watched {span}."
 
 
-def _layers(view: RunView) -> list[str]:
+def _layers(view: RunView) -> list[Finding]:
     family = {name: s.finite for name, s in view.family("share").items() if len(s.finite.values)}
     if not family:
         return []
     first, last = _leader(family, 0), _leader(family, -1)
     share_first, share_last = percent(family[first].first), percent(family[last].last)
+    begin, end = at_step(family[first], 0), at_step(family[last])
     if not all(tells_change(view, s) for s in family.values()):
-        return [f"At step {family[last].steps[-1]:,.0f} layer {last} learns most ({share_last} of the loss decrease)."]
+        return [Finding(f"At {end} layer {last} learns most ({share_last} of the loss decrease).")]
     if first == last:
-        said = [
-            f"Layer {first} learns most, at first ({share_first} of the loss decrease) and at the end ({share_last})."
-        ]
+        text = (
+            f"Layer {first} learns most, at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
+        )
     else:
-        said = [
-            f"At first layer {first} learns most ({share_first} of the loss decrease), at the end layer {last} "
+        text = (
+            f"At {begin} layer {first} learns most ({share_first} of the loss decrease), at {end} layer {last} "
             f"({share_last})."
-        ]
+        )
+    said = [Finding(text)]
+    if len(family) > 1 and last == list(family)[-1] and family[last].last >= HEAD:
+        said.append(Finding(f"At {end} the last layer, {last}, does {share_last} of the learning.", "head"))
+    return said + _idle(family)
+
+
+def _idle(family: Mapping[str, Series]) -> list[Finding]:
     quiet = min(IDLE, 0.2 / len(family))  # of many layers each has little
     idle = [name for name, s in family.items() if float(np.abs(s.values).max()) < quiet]
-    if idle:
-        said.append(f"{_listed(idle)} never had {percent(quiet)} of the learning.")
+    said = [f"{_listed(idle)} never had {percent(quiet)} of the learning."] if idle else []
     stopped = {
         name: step for name, s in family.items() if name not in idle and (step := _stopped(s, quiet)) is not None
     }
@@ -229,7 +166,7 @@ def _layers(view: RunView) -> list[str]:
             f"Layer {name} stopped learning at step {step:,.0f}: its share then stays below {percent(quiet)}."
             for name, step in stopped.items()
         ]
-    return said
+    return [Finding(text, "idle layer") for text in said]
 
 
 def _leader(family: Mapping[str, Series], place: int) -> str:
@@ -249,9 +186,9 @@ def _stopped(series: Series, quiet: float) -> float | None:
     return float(series.steps[busy[-1] + 1])
 
 
-def _moments(view: RunView) -> list[str]:
+def _moments(view: RunView) -> list[Finding]:
     said = []
-    drift = _drift(view)
+    drift = kernel_drift(view)
     if drift is not None and regime(view) != "lazy" and tells_change(view, drift):
         half, most = _reached(drift, 0.5), _reached(drift, 0.9)
         said.append(
@@ -261,14 +198,9 @@ def _moments(view: RunView) -> list[str]:
         )
     loss = _first_of(view, LOSSES)
     if loss is not None and tells_change(view, loss) and loss.last < loss.first:
-        said.append(f"Nine tenths of the fall of the loss were done by step {_reached(loss, 0.9):,.0f}.")
-    train, test = _first_of(view, ACCURACIES), view.series.get("accuracy/test")
-    if train is not None and test is not None and tells_change(view, train) and tells_change(view, test):
-        learnt, general = _reached(train, 0.9), _reached(test, 0.9)
-        if test.last > test.first + 0.3 and general > 3 * max(learnt, 1.0):
-            said.append(
-                f"Test accuracy came late: train had it by step {learnt:,.0f}, test only by {general:,.0f} (grokking)."
-            )
+        said.append(
+            f"Nine tenths of the fall of the loss were done by step {_reached(loss, 0.9):,.0f}{_resolution(loss)}."
+        )
     changes = _changes_of_lead(view)
     if changes:
         said.append(
@@ -276,16 +208,79 @@ def _moments(view: RunView) -> list[str]:
             + ", ".join(f"to layer {name} at step {step:,.0f}" for step, name in changes[:4])
             + "."
         )
-    return said
+    return [*map(Finding, said), *_late(view)]
+
+
+def _resolution(series: Series) -> str:
+    """Between which measurements the step lies, where they are so far apart that it matters.
+
+    It may have been reached at any step since the measurement before.
+    """
+    known, reached = series.finite, _reached(series, 0.9)
+    place = int(np.searchsorted(known.steps, reached))
+    before = float(known.steps[place - 1]) if place else reached
+    coarse = reached - before > max(1.0, 0.05 * float(known.steps[-1] - known.steps[0]))
+    return f" (and not yet by step {before:,.0f}, the measurement before)" if coarse else ""
+
+
+def _late(view: RunView) -> list[Finding]:
+    train, test = _first_of(view, ACCURACIES), view.series.get("accuracy/test")
+    if train is None or test is None or not (tells_change(view, train) and tells_change(view, test)):
+        return []
+    learnt, general = _reached(train, 0.9), _reached(test, 0.9)
+    if test.last <= test.first + 0.3 or general <= 3 * max(learnt, 1.0):
+        return []
+    text = f"Test accuracy came late: train had it by step {learnt:,.0f}, test only by {general:,.0f} (grokking)."
+    return [Finding(text, "grokking")]
+
+
+TEST_LOSSES = ("loss/test", "loss/val", "loss/validation", "test_loss", "val_loss", "eval_loss")
+TEST_ACCURACIES = ("accuracy/test", "accuracy/val", "accuracy/validation", "test_acc", "val_acc", "eval_accuracy")
+
+
+def overfitting(view: RunView) -> list[Finding]:
+    """A test loss that rises again, or a test accuracy that stays behind; told of series with a beginning only."""
+    loss = _first_of(view, TEST_LOSSES)
+    if loss is not None and tells_change(view, loss):
+        known = loss.finite
+        best = int(known.values.argmin())
+        if best < len(known.values) - 1 and known.last > 1.1 * float(known.values[best]) > 0:
+            text = (
+                f"The test loss was lowest at step {known.steps[best]:,.0f} ({number(float(known.values[best]))}) and "
+                f"ends higher ({number(known.last)} at {at_step(loss)})."
+            )
+            return [Finding(text, "overfitting")]
+    train, test = _first_of(view, ACCURACIES), _first_of(view, TEST_ACCURACIES)
+    if train is None or test is None or not (tells_change(view, train) and tells_change(view, test)):
+        return []
+    if train.last - test.last <= GAP:
+        return []
+    text = (
+        f"{WORDS[train.name]} ends at {percent(train.last)} ({at_step(train)}), test accuracy at {percent(test.last)} "
+        f"({at_step(test)})."
+    )
+    return [Finding(text, "overfitting")]
+
+
+def _dead(view: RunView) -> list[Finding]:
+    """Layers in which more than half of the units are off for the whole probe."""
+    family = {name: s for name, s in view.family("dead_units").items() if len(s.finite.values)}
+    dying = [f"{name} ({percent(s.last)} at {at_step(s)})" for name, s in family.items() if s.last > DEAD]
+    shown = ", ".join(dying[:4]) + (f" and {len(dying) - 4} more" if len(dying) > 4 else "")
+    return [Finding(f"More than half of the units are dead in {shown}.", "dead units")] if dying else []
 
 
 def _reached(series: Series, part: float) -> float:
-    """The first step from which on ``part`` of the whole change from start to end stays done."""
+    """The first step at which ``part`` of the whole change from start to end is done, and stays done.
+
+    It stays done where nine of ten later measurements have it too, up to a twentieth of the change: one noisy value
+    near the end must not move the step there.
+    """
     known = series.finite
     whole = known.values[-1] - known.values[0]
     done = (known.values - known.values[0]) / whole if whole else np.ones_like(known.values)
-    before = np.flatnonzero(done < part)
-    return float(known.steps[before[-1] + 1 if len(before) else 0])
+    kept = np.cumsum((done >= part - 0.05)[::-1])[::-1] / np.arange(len(done), 0, -1)
+    return float(known.steps[np.flatnonzero((done >= part) & (kept >= 0.9))[0]])
 
 
 def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
@@ -297,36 +292,38 @@ def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
     values = np.stack([np.nan_to_num(s.values, nan=-np.inf) for s in family.values()])
     leaders, steps = values.argmax(0), next(iter(family.values())).steps
     changes, current, held = [], int(leaders[0]), max(2, len(steps) // 5)
-    for place in range(1, len(steps) - held + 1):
-        if leaders[place] != current and (leaders[place : place + held] == leaders[place]).all():
+    begins = np.flatnonzero(np.diff(leaders, prepend=-1))  # of each time that one layer leads without a break
+    for place, length in zip(begins.tolist(), np.diff(np.append(begins, len(leaders))).tolist(), strict=True):
+        if leaders[place] != current and length >= held:
             current = int(leaders[place])
             changes.append((float(steps[place]), names[current]))
     return changes
 
 
-def _features(view: RunView) -> list[str]:
+def _features(view: RunView) -> list[Finding]:
     growth = {name: s.last - s.first for name, s in view.family("target_linearity").items() if tells_change(view, s)}
     if not growth:
         return []
     most = max(growth, key=lambda name: abs(growth[name]))
     series = view.series[f"target_linearity/{most}"]
-    first, last = number(series.first), number(series.last)
-    if first == last:
-        return ["Target linearity changed visibly in no layer."]
-    return [f"Target linearity changed most in layer {most}: {first} → {last}."]
+    if number(series.first) == number(series.last):
+        text = f"Target linearity changed visibly in no layer from {at_step(series, 0)} to {at_step(series)}."
+    else:
+        text = f"Target linearity changed most in layer {most}: {change(view, series)}."
+    return [Finding(text, "target linearity")]
 
 
-def _prediction(view: RunView) -> list[str]:
+def _prediction(view: RunView) -> list[Finding]:
     words = missed(view)
-    return [f"First-order theory missed {words}."] if words else []
+    return [Finding(f"First-order theory missed {words}.", "first order")] if words else []
 
 
 def _troubles(view: RunView, end: Divergence | None) -> list[str]:
     said = [*_not_finite(view), *_failures(view)]
     loss = _first_of(view, LOSSES)
     if end is None and loss is not None and tells_change(view, loss) and loss.last > 1.5 * abs(loss.first):
-        said.append(f"The loss rose: {number(loss.first)} → {number(loss.last)}.")
-    why = _undone(view)
+        said.append(f"The loss rose: {change(view, loss)}.")
+    why = undone(view)
     if why is not None:
         said.append(f"{why[0].upper()}{why[1:]}; it is not judged.")
     notes = view.meta.get("notes")
@@ -335,18 +332,22 @@ def _troubles(view: RunView, end: Divergence | None) -> list[str]:
 
 
 def _not_finite(view: RunView) -> list[str]:
-    """One line for all names that went wrong at the same records."""
+    """One line for all names that went wrong at the same records; what a failure explains is told there."""
+    explained = {(step, measure) for step, measure, message in view.failures if NOT_DEFINED in message}
     grouped: dict[tuple[float, ...], list[str]] = {}
     for name, series in view.series.items():
-        bad = series.steps[~np.isfinite(series.values)]
-        if len(bad):
-            grouped.setdefault(tuple(bad.tolist()), []).append(name)
+        bad = [step for step in series.steps[~np.isfinite(series.values)].tolist() if (step, name) not in explained]
+        if bad:
+            grouped.setdefault(tuple(bad), []).append(name)
     said = []
     for steps, names in grouped.items():
         at = f"step {steps[0]:,.0f}" if len(steps) == 1 else f"{len(steps):,} records, first at step {steps[0]:,.0f}"
         verb = "is not a finite number" if len(names) == 1 else "are not finite numbers"
         said.append(f"{_joined(names)} {verb} at {at}.")
     return said
+
+
+NOT_DEFINED = "is not defined: "  # how a measure says that there is nothing to measure, rather than that it failed
 
 
 def _failures(view: RunView) -> list[str]:
@@ -358,13 +359,15 @@ def _failures(view: RunView) -> list[str]:
     for (measure, message), steps in causes.items():
         reason = "" if speaks_of_finite(message) else message
         grouped.setdefault((reason, tuple(steps)), []).append((measure, message))
-    said = []
-    for (_, failed), found in grouped.items():
-        names = list(dict.fromkeys(measure for measure, _ in found))
-        times = "" if len(failed) == 1 else f" and {len(failed) - 1:,} more"
-        what = "Measure" if len(names) == 1 else "Measures"
-        said.append(f"{what} {_joined(names, 8)} failed at step {failed[0]:,}{times}: {found[0][1]}")
-    return said
+    return [_failure([name for name, _ in found], failed, found[0][1]) for (_, failed), found in grouped.items()]
+
+
+def _failure(measures: Sequence[str], steps: Sequence[int], message: str) -> str:
+    at = f"at step {steps[0]:,}" + ("" if len(steps) == 1 else f" and {len(steps) - 1:,} more")
+    if NOT_DEFINED in message:
+        return f"{at[0].upper()}{at[1:]}: {message.replace('. NaN is returned.', '').rstrip('.')}."
+    names = list(dict.fromkeys(measures))
+    return f"{'Measure' if len(names) == 1 else 'Measures'} {_joined(names, 8)} failed {at}: {message}"
 
 
 def _joined(names: Sequence[str], most: int = 4) -> str:

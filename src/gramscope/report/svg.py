@@ -38,6 +38,8 @@ def write_svgs(panels: Sequence[Panel], folder: Path) -> list[Path]:
     for panel in panels:
         position = panel.control.start if panel.control else 0
         for place, plot in enumerate((*panel.still, *panel.moving)):
+            if plot.frame(position) is None and not plot.empty:
+                continue
             moves = panel.control is not None and plot.at is not None
             where = (
                 f" ({panel.control.label.lower()}: {panel.control.options[position]})"

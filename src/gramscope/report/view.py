@@ -3,12 +3,16 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gramscope.base.errors import GramscopeError
 from gramscope.report.figure import Numbers
+
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +23,9 @@ class Series:
     steps: Numbers
     values: Numbers
 
-    @property
+    @cached_property
     def finite(self) -> "Series":
+        """The points whose value is finite."""
         keep = np.isfinite(self.values)
         return Series(self.name, self.steps[keep], self.values[keep])
 
@@ -159,15 +164,30 @@ def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
     return [name for _, name in sorted(enumerate(names), key=key)]
 
 
-def series_by_name(steps: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
-    """The scalars of all records as one series a name; what is not a number is NaN."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    for step, row in zip(steps, rows, strict=True):
-        for name, value in row.items():
-            xs, ys = found.setdefault(name, ([], []))
-            xs.append(float(step))
-            ys.append(_number(value))
-    return {name: Series(name, np.array(xs), np.array(ys)) for name, (xs, ys) in found.items()}
+def series_by_name(steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> dict[str, Series]:
+    """The scalars of all records as one series a name; what is not finite is NaN.
+
+    Records of the same names are taken together: a long run has few kinds of records.
+    """
+    kinds: dict[tuple[str, ...], tuple[list[int], list[list[float]]]] = {}
+    for place, row in enumerate(rows):
+        places, values = kinds.setdefault(tuple(row), ([], []))
+        places.append(place)
+        values.append(list(row.values()))
+    found: dict[str, list[tuple[Places, Numbers]]] = {}
+    for names, (places, values) in kinds.items():
+        block = np.array(values, dtype=np.float64).reshape(len(places), len(names))
+        for name, column in zip(names, block.T, strict=True):
+            found.setdefault(name, []).append((np.array(places), column))
+    all_steps = np.array(steps, dtype=np.float64)
+    return {name: _in_order_of_records(name, parts, all_steps) for name, parts in found.items()}
+
+
+def _in_order_of_records(name: str, parts: Sequence[tuple[Places, Numbers]], steps: Numbers) -> Series:
+    places = np.concatenate([place for place, _ in parts])
+    values = np.concatenate([column for _, column in parts])
+    order = np.argsort(places, kind="stable")
+    return Series(name, steps[places[order]], np.where(np.isfinite(values), values, np.nan)[order])
 
 
 def joined(recorded: Series, logged: Series) -> Series:
@@ -176,11 +196,3 @@ def joined(recorded: Series, logged: Series) -> Series:
     steps = np.concatenate([recorded.steps[alone], logged.steps])
     order = np.argsort(steps, kind="stable")
     return Series(recorded.name, steps[order], np.concatenate([recorded.values[alone], logged.values])[order])
-
-
-def _number(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return math.nan
-    return number if math.isfinite(number) else math.nan

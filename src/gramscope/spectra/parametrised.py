@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from gramscope.capture.surroundings import in_modes, untouched
+from gramscope.capture.side_effects import in_modes, untouched
 
 
 def effective_weights(module: nn.Module) -> tuple[dict[str, Tensor | str], dict[str, str]]:

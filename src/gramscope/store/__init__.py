@@ -7,6 +7,8 @@ from gramscope.base.lazy import lazy_names
 if TYPE_CHECKING:
     from gramscope.store.errors import StoreError as StoreError
     from gramscope.store.files import Disk as Disk
+    from gramscope.store.folders import find_runs as find_runs
+    from gramscope.store.folders import open_runs as open_runs
     from gramscope.store.names import file_name as file_name
     from gramscope.store.reader import Run as Run
     from gramscope.store.reader import open_run as open_run
@@ -25,7 +27,9 @@ _NAMES = {
     "RunWriter": "writer",
     "StoreError": "errors",
     "file_name": "names",
+    "find_runs": "folders",
     "open_run": "reader",
+    "open_runs": "folders",
 }
 
 __all__ = [
@@ -37,7 +41,9 @@ __all__ = [
     "RunWriter",
     "StoreError",
     "file_name",
+    "find_runs",
     "open_run",
+    "open_runs",
 ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 import numpy.typing as npt
 
 from gramscope.base.errors import InputError
+from gramscope.base.html import html_table
 from gramscope.base.warned import warn
 from gramscope.store.arrays import read_arrays
 from gramscope.store.errors import StoreError
@@ -44,7 +45,23 @@ def open_run(path: str | os.PathLike[str]) -> "Run":
     ([0, 50], [2.0, 0.5], [[1.0, 0.0], [0.0, 1.0]])
     >>> folder.cleanup()
     """
+    _check_no_parent(Path(path))
     return Run(path)
+
+
+def _check_no_parent(path: Path) -> None:
+    """A folder of runs is not a run; the error names what is inside."""
+    from gramscope.store.folders import find_runs, is_run
+
+    if not path.is_dir() or is_run(path):
+        return
+    inside = find_runs(path)
+    if inside:
+        raise InputError(
+            f"{path} must be a run directory, but it is a folder that holds {len(inside)} of them: "
+            f"{_some([str(run.relative_to(path)) for run in inside])}. Open one of them, or all with "
+            f"gramscope.store.open_runs({str(path)!r}); gramscope.report({str(path)!r}) draws all."
+        )
 
 
 class Run:
@@ -157,7 +174,11 @@ class Run:
         """What the loop logged, by name: every number at its own step, whether or not a record stands there."""
         from gramscope.store import views
 
-        return views.logged(newest_logged(self._logged, self.records))
+        return views.logged(self.logged_numbers())
+
+    def logged_numbers(self) -> dict[str, Logged]:
+        """The same as plain arrays, which need no pandas."""
+        return newest_logged(self._logged, self.records)
 
     def history(self) -> "DataFrame":
         """Scalars of all attempts, superseded ones too; index ``attempt``, ``step``, ``superseded``."""
@@ -302,6 +323,33 @@ class Run:
         stacks = [self.stacked(name) for name in self.array_names()]
         attributes = {"gramscope_run": self.name, "meta": json.dumps(self.meta)}
         return views.dataset(self.scalars(), self.times(), stacks, attributes)
+
+    def plot(self, names: str | Sequence[str] = "*") -> Any:
+        """A matplotlib figure: one drawing for each measure, its layers as lines; ``names`` chooses, e.g. "share/*".
+
+        :func:`gramscope.report` draws more, with words and references.
+        """
+        from gramscope.store.pictures import picture_of_run
+
+        return picture_of_run(self.name, self._series(), names)
+
+    def _series(self) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Steps and values by name: of the records, and of what was logged where it has the name too."""
+        recorded = {str(name): column.dropna() for name, column in self.scalars().items()}
+        return {
+            name: (each.index.to_numpy(), each.to_numpy())
+            for name, each in {**recorded, **self.logged()}.items()
+            if len(each)
+        }
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the first and the last value of everything the run holds."""
+        rows = [
+            [name, f"{values[0]:.4g}", f"{steps[0]:,}", f"{values[-1]:.4g}", f"{steps[-1]:,}"]
+            for name, (steps, values) in self._series().items()
+        ]
+        notes = [f"{self.path}: {len(self._view):,} records. run.plot() draws them, gramscope.report(run) tells more."]
+        return html_table(f"Run {self.name}", ["name", "first", "at step", "last", "at step"], rows, notes)
 
     def __repr__(self) -> str:
         span = f"{len(self.steps)} steps up to {self.steps[-1]}" if self._view else "no steps yet"

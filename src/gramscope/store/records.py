@@ -6,9 +6,11 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from gramscope.base.errors import InputError
+from gramscope.store.errors import StoreError
 from gramscope.store.names import check_name
 
 SCHEMA = 1
@@ -17,7 +19,11 @@ META_FILE, SCALARS_FILE, ARRAYS_FOLDER = "meta.json", "scalars.jsonl", "arrays"
 # No slash can hide in these characters, so a record cannot name a file outside arrays/.
 _ARRAYS_FILE = re.compile(r"arrays/step_[A-Za-z0-9_.-]+\.safetensors")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_decode = json.JSONDecoder().decode
 _CHECK = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')
+# How encode_line begins a line, and how it ends the line of a step (an event stands between failures and crc32).
+_HEAD = re.compile(rb'\{"step":(\d{1,18}),"time":([0-9.e+-]+),"attempt":(\d{1,9}),"scalars":\{')
+_TAIL = re.compile(rb'\},"crc32":"([0-9a-f]{8})"\}$')
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,39 @@ class Record:
 
 class DamagedLine(Exception):
     """A line of ``scalars.jsonl`` that is no commit record."""
+
+
+class _Decoded:
+    """A field that is decoded, with its sisters, when the first of them is asked for."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, record: "SealedRecord", owner: type) -> Any:
+        held = record.__dict__
+        try:
+            scalars, arrays, failures = _held(_decode(held["line"].decode()))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise StoreError(
+                f"the record of step {record.step} must be one that gramscope wrote, but it is not ({error}), although "
+                "its CRC-32 agrees. It was altered; restore the run from a copy."
+            ) from error
+        held.update(scalars=scalars, arrays=arrays, failures=failures, line=b"")
+        return held[self.name]
+
+
+class SealedRecord(Record):
+    """A step whose line agrees with its CRC-32: what it holds beside its step is decoded when it is asked for.
+
+    Decoding takes ten times as long as the check, and who opens a long run seldom asks for every number.
+    """
+
+    scalars = _Decoded()
+    arrays = _Decoded()
+    failures = _Decoded()
+
+    def __init__(self, line: bytes, step: int, time: float, attempt: int) -> None:
+        self.__dict__.update(line=line, step=step, time=time, attempt=attempt, event="step")
 
 
 def encode_line(record: Record) -> bytes:
@@ -92,6 +131,10 @@ def opened(line: bytes) -> Any:
 
 def decode_line(line: bytes) -> Record:
     """The record of one line (with or without its newline); raises :class:`DamagedLine` for anything else."""
+    head, tail = _HEAD.match(line), _TAIL.search(line)
+    if head and tail and zlib.crc32(b"}", zlib.crc32(line[: tail.start() + 1])) == int(tail[1], 16):
+        step, time, attempt = head.groups()
+        return SealedRecord(line, int(step), float(time), int(attempt))
     content = opened(line)
     try:
         return _record(content)
@@ -102,18 +145,39 @@ def decode_line(line: bytes) -> Record:
 def _record(content: Any) -> Record:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    arrays = content.get("arrays")
-    scalars = _object(content.get("scalars"), "scalars")
-    failures = _object(content.get("failures"), "failures")
+    scalars, arrays, failures = _held(content)
     return Record(
         step=_count(content["step"], "step"),
         time=number(content.get("time", "NaN")),
         attempt=_count(content.get("attempt", 0), "attempt"),
-        scalars={check_name(name, "a scalar"): number(value) for name, value in scalars.items()},
-        arrays=None if arrays is None else _arrays(arrays),
-        failures={check_name(name, "a measure"): clean_text(message) for name, message in failures.items()},
+        scalars=scalars,
+        arrays=arrays,
+        failures=failures,
         event=str(content.get("event", "step")),
     )
+
+
+def _held(content: dict[str, Any]) -> tuple[dict[str, float], Arrays | None, dict[str, str]]:
+    arrays, failures = content.get("arrays"), _object(content.get("failures"), "failures")
+    return (
+        _numbers(_object(content.get("scalars"), "scalars")),
+        None if arrays is None else _arrays(arrays),
+        {check_name(name, "a measure"): clean_text(message) for name, message in failures.items()},
+    )
+
+
+def _numbers(content: dict[str, Any]) -> dict[str, float]:
+    _check_names(tuple(content))
+    if set(map(type, content.values())) <= {float}:  # as it mostly is, and then nothing is to be made of it
+        return content
+    return {name: number(value) for name, value in content.items()}
+
+
+@lru_cache(maxsize=256)
+def _check_names(names: tuple[str, ...]) -> None:
+    """Remembered: the records of a run have few sets of names."""
+    for name in names:
+        check_name(name, "a scalar")
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The one writer of a run: arrays first, then the line that commits them."""
 
-import dataclasses
 import errno
 import hashlib
 import math
@@ -214,8 +213,8 @@ class RunWriter:
             if self._last is None:
                 raise InputError("there must be a step to amend, but the run has none yet. Append one first.")
             values = {check_name(name, "a scalar"): _number(value, name) for name, value in scalars.items()}
-            scalars = {**self._last.scalars, **values}
-            record = dataclasses.replace(self._last, scalars=scalars, attempt=self.attempt)
+            last, joined = self._last, {**self._last.scalars, **values}
+            record = Record(last.step, last.time, self.attempt, joined, last.arrays, last.failures)
             with disk_trouble(f"committing step {record.step} to {self.path}"):
                 self._mend()
                 self._commit(record)

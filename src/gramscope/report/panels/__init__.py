@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gramscope.report.figure import Panel
-from gramscope.report.panels import gram, kernels, layers, others, richness, spectra, steps, training
+from gramscope.report.panels import gram, health, kernels, layers, others, richness, spectra, steps, training
 from gramscope.report.view import RunView
 
 
@@ -35,6 +35,7 @@ KNOWN = (
     Entry(spectra.TITLE, "the arrays spectrum/<weight>, or alpha/<weight>", spectra.panel),
     Entry(layers.FLIPS, "flips/<activation>", layers.flips),
     Entry(steps.TITLE, "step/predicted_loss_change or the arrays step/predicted and step/true", steps.panel),
+    Entry(health.TITLE, "gradient_norm/<layer>, update_ratio/<layer>, dead_units/<layer>, …", health.panel),
     Entry(kernels.MATRIX, "the array kernel", kernels.matrix),
 )
 # Whatever the panels above did not take: nothing that a run holds is dropped.

@@ -1,5 +1,6 @@
 """The few drawings that the panels share: lines over steps, by run or by layer, and frames over steps."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MOST_FRAMES = 12
 MOST_COLUMNS = 200
 MANY = 24  # more lines than this cannot be told apart by colour, nor listed beside a figure
+REFERENCE = Colour(7)  # grey
 SAMPLED = 8  # of very many lines, in the legend
 
 
@@ -30,6 +32,18 @@ def mode(x: Numbers) -> str:
 
 def line(name: str, series: Series, run: int | None, colour: Colour, dash: str = "solid") -> Line:
     return Line(name, series.steps, series.values, run, colour, dash, mode(series.steps))  # type: ignore[arg-type]
+
+
+def reference(name: str, value: float, steps: Sequence[Numbers], colour: Colour = REFERENCE) -> Line:
+    """A dotted level over the steps of the series it is compared with."""
+    ends = np.array([min(float(s.min()) for s in steps), max(float(s.max()) for s in steps)])
+    return Line(name, ends, np.full(2, value), None, colour, "dot")
+
+
+def thresholds(lazy: float, rich: float, steps: Sequence[Numbers], highest: float = math.inf) -> list[Mark]:
+    """The two levels of the verdict as dotted lines; one far above all values would hide them and is left out."""
+    levels = ((f"lazy below {lazy:g}", lazy, 0.9), (f"rich above {rich:g}", rich, 0.2))
+    return [reference(name, level, steps, Colour(depth=depth)) for name, level, depth in levels if level <= 4 * highest]
 
 
 def by_run(views: Sequence[RunView], parts: Iterable[Mapping[str, Series]]) -> list[Mark]:

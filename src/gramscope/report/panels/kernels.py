@@ -13,9 +13,11 @@ from gramscope.report.panels.drawing import (
     number,
     shown_steps,
     step_control,
+    thresholds,
     unit_range,
 )
 from gramscope.report.panels.validity import ENOUGH_READINGS, change, retrained
+from gramscope.report.thresholds import LAZY_KERNEL, RICH_KERNEL
 from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"
@@ -39,6 +41,13 @@ def written_as_alignment(series: Series) -> bool:
     return abs(series.first - 1) < 1e-3 and float(series.finite.values.max()) < 1 + 1e-3
 
 
+def largest(drift: Series) -> tuple[float, float]:
+    """Step and value of the largest drift: with large steps a kernel grows first and then shrinks again."""
+    known = drift.finite
+    place = int(known.values.argmax())
+    return float(known.steps[place]), float(known.values[place])
+
+
 def moves(views: Sequence[RunView]) -> Panel | None:
     drifts = [{"": series} if (series := moved(view)) is not None else {} for view in views]
     targets = [{"": series} if (series := view.get("kernel/alignment")) is not None else {} for view in views]
@@ -56,6 +65,10 @@ def moves(views: Sequence[RunView]) -> Panel | None:
     ):
         if any(found):
             marks = by_run(views, found)
+            if found is drifts and not turned:
+                known = [series.finite for each in drifts for series in each.values()]
+                highest = max(float(series.values.max()) for series in known)
+                marks += thresholds(LAZY_KERNEL, RICH_KERNEL, [series.steps for series in known], highest)
             bounds = unit_range(marks) if found is targets else None
             plots.append(Plot(title, STEP, Axis(axis, range=bounds), [marks], height=280))
     if turned:
@@ -71,8 +84,8 @@ def moves(views: Sequence[RunView]) -> Panel | None:
     return Panel(
         "kernel-moves",
         MOVES,
-        "Drift near 0: the features stand still (lazy); 1: the kernel moved by its own size (rich); "
-        "an alignment with the targets that rises means that the kernel turned towards the task.",
+        f"A run whose largest drift is below {LAZY_KERNEL} is lazy, above {RICH_KERNEL} rich, unless its features "
+        "stand still; an alignment with the targets that rises means that the kernel turned towards the task.",
         words,
         plots,
         notes=notes,
@@ -82,7 +95,9 @@ def moves(views: Sequence[RunView]) -> Panel | None:
 def _words(view: RunView, drift: Series | None, target: Series | None) -> str:
     said = []
     if drift is not None:
-        said.append(f"kernel drift {number(drift.last)} at step {drift.finite.steps[-1]:,.0f}")
+        step, most = largest(drift)
+        beside = f" (largest {number(most)} at step {step:,.0f})" if number(most) != number(drift.last) else ""
+        said.append(f"kernel drift {number(drift.last)} at step {drift.finite.steps[-1]:,.0f}{beside}")
     if target is not None:
         said.append(f"alignment with the targets {change(view, target)}")
     return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: no kernel recorded."

@@ -1,10 +1,11 @@
 """What is measured layer by layer: shares in the learning, target linearity, mask flips."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from gramscope.report.figure import Axis, Line, Panel, Plot
+from gramscope.report.figure import Axis, Colour, Line, Panel, Plot
 from gramscope.report.panels.drawing import (
     STEP,
     by_layer,
@@ -16,9 +17,12 @@ from gramscope.report.panels.drawing import (
     mapped_note,
     number,
     percent,
+    reference,
     table,
+    unit_range,
 )
-from gramscope.report.panels.validity import tells_change
+from gramscope.report.panels.validity import at_step, change, tells_change
+from gramscope.report.references import linearity_null, probe_size
 from gramscope.report.view import RunView, Series
 
 SHARES = "Which layer learns"
@@ -101,8 +105,8 @@ def _share_words(view: RunView, family: Mapping[str, Series]) -> str:
         when = measured[last].finite.steps[-1]
         return f"{view.name}: at step {when:,.0f} layer {last} leads with {percent(measured[last].last)}."
     return (
-        f"{view.name}: at first layer {first} leads with {percent(measured[first].first)}, "
-        f"at the end layer {last} with {percent(measured[last].last)}."
+        f"{view.name}: at {at_step(measured[first], 0)} layer {first} leads with {percent(measured[first].first)}, "
+        f"at {at_step(measured[last])} layer {last} with {percent(measured[last].last)}."
     )
 
 
@@ -110,29 +114,60 @@ def linearity(views: Sequence[RunView]) -> Panel | None:
     families = [view.family("target_linearity") for view in views]
     if not any(families):
         return None
-    limits = common_limits(families)
-    plots = [
-        heat_over_steps(caption(views, view, "target linearity"), "target linearity", view, family, limits)
-        for view, family in zip(views, families, strict=True)
-        if family
-    ]
+    limits = common_limits(filter(many, families))
+    colours = colours_of(families)
+    plots, notes = [], []
+    for view, family in zip(views, families, strict=True):
+        title = caption(views, view, "target linearity")
+        if many(family):
+            plots.append(heat_over_steps(title, "target linearity", view, family, limits))
+        elif family:
+            marks = [*by_layer(view, family, colours), *_nulls(view, family, colours)]
+            axis = Axis("target linearity", range=unit_range(marks))
+            plots.append(Plot(title, STEP, axis, [marks], run=view.index))
+        notes += _null_notes(view, family)
     words = []
     for view, family in zip(views, families, strict=True):
         growth = {name: s.last - s.first for name, s in family.items() if tells_change(view, s)}
         if growth:
             most = max(growth, key=lambda name: abs(growth[name]))
-            first, last = number(family[most].first), number(family[most].last)
-            moved = f"layer {most} changed most, {first} → {last}" if first != last else "no layer changed visibly"
-            words.append(f"{view.name}: {moved}.")
+            still = number(family[most].first) == number(family[most].last)
+            moved = f"layer {most} changed most, {change(view, family[most])}"
+            words.append(f"{view.name}: {'no layer changed visibly' if still else moved}.")
     return Panel(
         "linearity",
         LINEARITY,
-        "Bright means that a linear map of this layer's features already gives the targets; "
-        "read each row from left to right, and the rows downwards through the network.",
+        "1 means that a linear map of this layer's inputs gives the targets. The dotted line of a layer is its null, "
+        "what random targets reach: only what lies above it was learnt or was in the data.",
         words,
         plots,
-        notes=["All runs are drawn on one scale of colours."] if len(plots) > 1 else [],
+        notes=notes + mapped_note([view.name for view, family in zip(views, families, strict=True) if many(family)]),
     )
+
+
+def _nulls(view: RunView, family: Mapping[str, Series], colours: Mapping[str, Colour]) -> list[Line]:
+    """A dotted level for each layer whose sizes are known, in the layer's colour."""
+    return [
+        replace(reference(f"{layer}, null", null, [series.steps], colours[layer]), run=view.index, legend=False)
+        for layer, series in family.items()
+        if len(series.steps) and (null := linearity_null(view, layer)) is not None
+    ]
+
+
+def _null_notes(view: RunView, family: Mapping[str, Series]) -> list[str]:
+    nulls = {layer: linearity_null(view, layer) for layer in family}
+    full = [layer for layer, null in nulls.items() if null == 1]
+    unknown = [layer for layer, null in nulls.items() if null is None]
+    said = []
+    if full:
+        said.append(
+            f"{view.name}: layer {', '.join(full)} has at least as many inputs as the probe has examples "
+            f"({probe_size(view):,}): target linearity is 1 there for any targets, random ones too, and says nothing. "
+            "Take a larger probe."
+        )
+    if unknown:
+        said.append(f"{view.name}: the null of layer {', '.join(unknown)} is not known; its sizes are not in the run.")
+    return said
 
 
 def flips(views: Sequence[RunView]) -> Panel | None:

@@ -1,6 +1,6 @@
 """Whatever else a run holds: names that no panel knows are drawn as they are, never dropped."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,20 +23,27 @@ from gramscope.store.names import FINGERPRINT
 
 SCALARS = "Other measurements"
 ARRAYS = "Other arrays"
+SKIPPED = "skipped"  # how many measures the time budget left out at a step: the watcher's own bookkeeping
 HOW = "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part."
 
 
 def scalars(views: Sequence[RunView]) -> Panel | None:
+    plots, notes = drawn_as_recorded(views, lambda name: name != SKIPPED)
+    if not plots:
+        return None
+    return Panel("others", SCALARS, HOW, [f"Drawn: {', '.join(plot.caption for plot in plots)}."], plots, notes=notes)
+
+
+def drawn_as_recorded(views: Sequence[RunView], wanted: Callable[[str], bool]) -> tuple[list[Plot], list[str]]:
+    """A drawing for each measure among the names that no panel has shown, its parts as lines; and how to read them."""
     groups: dict[str, list[dict[str, Series]]] = {}
     for place, view in enumerate(views):
-        for name in view.untaken:
+        for name in filter(wanted, view.untaken):
             prefix, _, part = name.partition("/")
             group = groups.setdefault(prefix, [{} for _ in views])
             series = view.get(name)
             if series is not None:
                 group[place][part] = series
-    if not groups:
-        return None
     plots, notes = [], []
     for prefix, found in groups.items():
         if len(views) == 1 and many(found[0]):
@@ -50,7 +57,7 @@ def scalars(views: Sequence[RunView]) -> Panel | None:
         how = next((text for view in views if (text := view.fact(prefix, "how_to_read"))), "")
         if how:
             notes.append(f"{prefix}: {how}")
-    return Panel("others", SCALARS, HOW, [f"Drawn: {', '.join(groups)}."], plots, notes=notes)
+    return plots, notes
 
 
 def _many(views: Sequence[RunView], found: Sequence[dict[str, Series]]) -> list[Mark]:

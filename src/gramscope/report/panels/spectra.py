@@ -59,8 +59,20 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         _words(views, weights, exponents),
         plots,
         Control("select", "Weight", weights, 0),
-        _undefined(views, weights, exponents),
+        [*_undefined(views, weights, exponents), *_without_null(views, weights, exponents)],
     )
+
+
+def _without_null(
+    views: Sequence[RunView], weights: Sequence[str], exponents: dict[str, list[dict[str, Series]]]
+) -> list[str]:
+    """α without the α of the shuffled weight says nothing, so its absence is told."""
+    said = []
+    for place, view in enumerate(views):
+        bare = [w for w in weights if "α" in exponents[w][place] and "null" not in exponents[w][place]]
+        if bare:
+            said.append(f"{view.name}: the null of α was not recorded for {', '.join(bare)}; their α cannot be judged.")
+    return said
 
 
 def _known(series: Series) -> bool:

@@ -65,7 +65,16 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         [words for view in views if (words := _words(view))],
         plots,
         control,
+        _notes(views),
     )
+
+
+def _notes(views: Sequence[RunView]) -> list[str]:
+    """The reference of an error is what rounding alone may cause."""
+    without = [view.name for view in views if "step/error" in view.series and "step/rounding" not in view.series]
+    if not without:
+        return []
+    return [f"{', '.join(without)}: rounding was not recorded, so a small error may be rounding alone."]
 
 
 def missed(view: RunView) -> str:

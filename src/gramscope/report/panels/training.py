@@ -9,6 +9,11 @@ from gramscope.report.view import RunView, Series
 
 TITLE = "Loss and accuracy"
 UPKEEP = "Upkeep"
+COSTLY = 0.2  # of the training: four times what the watcher keeps to by default
+SHORT = (
+    "a few measurements cost as much as the training. By default gs.watch keeps to 5 % of the training time in longer "
+    "runs (docs/watch.md)."
+)
 
 
 def panel(views: Sequence[RunView]) -> Panel | None:
@@ -68,4 +73,6 @@ def upkeep(views: Sequence[RunView]) -> Panel | None:
         if (overhead := view.get("overhead")) is not None
     ]
     how = "The overhead is the time that watching took as a fraction of the training's; the other curves are context."
-    return Panel("upkeep", UPKEEP, how, words, plots)
+    costly = [view.name for view in views if (s := view.get("overhead")) is not None and s.last > COSTLY]
+    notes = [f"{', '.join(costly)}: measured without a time budget, or so short that {SHORT}"] if costly else []
+    return Panel("upkeep", UPKEEP, how, words, plots, notes=notes)

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from gramscope.report.figure import Numbers
 from gramscope.report.panels.drawing import number
-from gramscope.report.view import RunView, Series
+from gramscope.report.view import RunView, Series, in_order
 
 BLOWN = 100.0  # times the loss at the start: no learning ends there
 ENOUGH_READINGS, ENOUGH_STEPS = 3, 10
@@ -125,19 +124,20 @@ def sound(view: RunView) -> RunView:
 
 def retrained(view: RunView) -> Retrained | None:
     """The first change of the set of layers whose shares were measured, which are those that train."""
-    prefix = "share/"
-    by_step: dict[int, set[str]] = {}
-    for name, series in view.series.items():
-        if name.startswith(prefix):
-            for step in series.steps.tolist():
-                by_step.setdefault(int(step), set()).add(name[len(prefix) :])
-    steps = sorted(by_step)
-    for before, after in pairwise(steps):
-        if by_step[before] != by_step[after]:
-            joined, left = by_step[after] - by_step[before], by_step[before] - by_step[after]
-            order = [name for name in view.layer_order if name in joined | left] or sorted(joined | left)
-            return Retrained(after, [n for n in order if n in joined], [n for n in order if n in left])
-    return None
+    shares = {name.removeprefix("share/"): s.steps for name, s in view.series.items() if name.startswith("share/")}
+    if all(np.array_equal(own, next(iter(shares.values()))) for own in shares.values()):
+        return None
+    steps = np.unique(np.concatenate(list(shares.values())))
+    measured = np.stack([np.isin(steps, own) for own in shares.values()])  # (layers, steps)
+    changes = np.flatnonzero((measured[:, 1:] != measured[:, :-1]).any(0))
+    if not len(changes):
+        return None
+    before, after = measured[:, changes[0]], measured[:, changes[0] + 1]
+    names = in_order(shares, view.layer_order)
+    place = {name: index for index, name in enumerate(shares)}
+    joined = [name for name in names if after[place[name]] and not before[place[name]]]
+    left = [name for name in names if before[place[name]] and not after[place[name]]]
+    return Retrained(int(steps[changes[0] + 1]), joined, left)
 
 
 def enough(view: RunView, series: Series | None) -> bool:
@@ -162,16 +162,19 @@ def _span(series: Series) -> float:
     return float(steps[-1] - steps[0]) if len(steps) else 0.0
 
 
+def at_step(series: Series, place: int = -1) -> str:
+    """The step of a finite value of a series, the last one if not said otherwise."""
+    return f"step {series.finite.steps[place]:,.0f}"
+
+
 def change(view: RunView, series: Series, say: Callable[[float], str] = number) -> str:
-    """From the first number to the last where that is a change of the run, else the last alone and where it stands."""
+    """From the first number to the last, each with its step, where that is a change of the run; else the last alone."""
     known = series.finite
     if not len(known.values):
         return "never finite" if len(series.values) else "not measured"
-    stopped = known.steps[-1] < series.steps[-1]
-    whole = tells_change(view, series)
-    when = "" if whole and not stopped and known.steps[-1] == view.end else f" at step {known.steps[-1]:,.0f}"
-    numbers = f"{say(known.first)} → {say(known.last)}" if whole else say(known.last)
-    return numbers + when + (", then not finite" if stopped else "")
+    first = f"{say(known.first)} at {at_step(series, 0)} → " if tells_change(view, series) else ""
+    stopped = ", then not finite" if known.steps[-1] < series.steps[-1] else ""
+    return f"{first}{say(known.last)} at {at_step(series)}{stopped}"
 
 
 def begun_again(series: Series) -> int | None:

@@ -191,7 +191,7 @@
     const boxes = section(panel).querySelectorAll(".plot");
     panel.plots.forEach((plot, place) => {
       const box = boxes[place], marks = frame(panel, plot);
-      box.closest("figure").hidden = plot.run !== null && state.hidden.has(plot.run);
+      box.closest("figure").hidden = (plot.run !== null && state.hidden.has(plot.run)) || (!marks && !plot.empty);
       if (box.closest("figure").hidden) return;
       box.querySelector(":scope > .none, :scope > .lacks")?.remove();
       const settings = layout(plot, marks || []);
@@ -201,6 +201,7 @@
       if (told) box.append(element("p", told, marks && marks.filter(shown).flatMap(finite).some(drawable) ? "lacks" : "none"));
     });
     section(panel).querySelectorAll("details[open] .table").forEach((box) => fillTable(box, panel));
+    if (panel.key === "all-runs") runs.draw();
   }
 
   function element(tag, content, name) {
@@ -331,6 +332,7 @@
     const control = event.target;
     if (!control.matches(".control input, .control select")) return;
     const panel = panelOf(control);
+    if (!panel) return; // the table's filter is no panel's
     state.at[panel.key] = Number(control.value);
     tell(panel);
     draw(panel);
@@ -338,7 +340,7 @@
   byId("runs").addEventListener("change", (event) => {
     const run = Number(event.target.dataset.run);
     if (event.target.checked) state.hidden.delete(run); else state.hidden.add(run);
-    hideRuns();
+    runs.cards();
     drawAll();
   });
   byId("log-steps").addEventListener("change", (event) => { state.logSteps = event.target.checked; drawAll(); });
@@ -367,14 +369,18 @@
     control.value = position(panel);
   }
 
-  function hideRuns() {
-    document.querySelectorAll("article[data-of-run]").forEach((node) => { node.hidden = state.hidden.has(Number(node.dataset.ofRun)); });
+  const runs = gramscopeRuns({ data: () => data, hidden: state.hidden, element, colour, symbol, css, text, said, cell, save, position, frame, config,
+    logSteps: () => state.logSteps, redraw: () => { tellRuns(); runs.draw(); drawAll(); } });
+
+  function tellRuns() {
+    document.querySelectorAll("#runs [data-run]").forEach((box) => { box.checked = !state.hidden.has(Number(box.dataset.run)); });
   }
 
   // Following a run that grows ---------------------------------------------------------------------------------------
   const shape = (payload) => JSON.stringify(payload.panels.map((panel) => [panel.key, panel.plots.map((plot) => plot.caption), panel.control?.kind]));
 
   function take(payload) {
+    if (JSON.stringify(payload.runs) !== JSON.stringify(data.runs)) { location.reload(); return; } // a run has begun
     const same = shape(payload) === shape(data), old = Object.fromEntries(data.panels.map((panel) => [panel.key, panel]));
     const fresh = new DOMParser().parseFromString(payload.html, "text/html");
     data = payload;
@@ -382,7 +388,7 @@
       const replacement = fresh.querySelector(`[data-part="${CSS.escape(node.dataset.part)}"]`);
       if (replacement) node.replaceChildren(...replacement.childNodes);
     });
-    else byId("live").replaceChildren(...fresh.body.childNodes);
+    else { byId("live").replaceChildren(...fresh.body.childNodes); runs.begin(); }
     for (const panel of data.panels) {
       const before = old[panel.key]?.control;
       // A slider left at the end stays at the end; one that was moved stays at its step.
@@ -393,7 +399,7 @@
       }
       tell(panel);
     }
-    hideRuns();
+    runs.draw();
     drawAll();
   }
 
@@ -420,6 +426,8 @@
   byId("log-steps").checked = state.logSteps;
   applyTheme();
   data.panels.forEach(tell);
+  runs.begin();
+  runs.draw();
   drawAll();
   if (root.dataset.live) { byId("status").textContent = data.status; setTimeout(follow, Number(root.dataset.live)); }
 })();

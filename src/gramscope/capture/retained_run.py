@@ -1,10 +1,9 @@
-"""Meetings: every operation in which a weight met data, kept alive, so that tangents can be sent through it.
+"""A forward pass that is kept alive, with named layers opened and every use of a weight: tangents are sent through it.
 
 A ``Snapshot`` holds numbers. Transports between layers need the graph itself: which data tensor each weight met, how it
 depends on a perturbation of a chosen layer, and the operation, to be run again on a tangent.
 """
 
-import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,15 +18,15 @@ from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
-from gramscope.capture.recorder import PYTHON_ROOMS, RULES, Recorder, opened, writes
-from gramscope.capture.rules import recurrent
+from gramscope.capture.side_effects import writes
+from gramscope.capture.weight_uses import WeightUses, settle
 
 R = TypeVar("R")
 INPUT = "input"  # the name of layer 0, the model's input
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
+class WeightUse:
     """``u = func(data..., weights...)``; ``edges`` carry the signals ∂f/∂u, one for each floating output."""
 
     func: Callable[..., Any]
@@ -36,16 +35,16 @@ class Meeting:
     data: tuple[Tensor, ...]  # live: they depend on the perturbed layer through the graph
     weights: tuple[Tensor, ...]  # parameters, or tensors made of them
     edges: tuple[GradientEdge, ...]
-    versions: tuple[int, ...]
+    versions: tuple[int, ...]  # of data and weights
 
     def rerun(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Fresh leaves for data and weights, and the outputs that the operation makes of them."""
-        for tensor, version in zip(self.data, self.versions, strict=True):
+        for tensor, version in zip((*self.data, *self.weights), self.versions, strict=True):
             if tensor._version != version:
                 name = getattr(self.func, "__name__", "operation")
                 raise UnsupportedError(
-                    f"the input of a {name} must be as it was when its weight met it, but it was overwritten in place "
-                    "later. Write the model without that in-place operation."
+                    f"the operands of a {name} must be as they were when weight and data met, but one was overwritten "
+                    "in place later. Write the model without that in-place operation."
                 )
         data = [t.detach().requires_grad_() for t in self.data]
         weights = [t.detach().requires_grad_() for t in self.weights]
@@ -55,45 +54,33 @@ class Meeting:
         return data, weights, outputs
 
 
-class Meetings(Recorder):
-    """Keeps each meeting of a weight with data, instead of the numbers that came of it."""
+class _RetainedUses(WeightUses):
+    """Keeps each use of a weight."""
 
     def __init__(self, parameters: dict[str, Tensor], examples: int) -> None:
-        super().__init__(parameters, examples)
-        self.meetings: list[Meeting] = []
+        super().__init__(parameters.values(), examples)
+        self.kept: list[WeightUse] = []
 
-    def stand_in(self, value: Any) -> Any:
-        return value
-
-    def note(self, value: Any, leaf: Any, output: Tensor, form: Any) -> None:
-        return None  # a weight that enters alone, as data, meets no tangent
-
-    def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        known = RULES.get(func)
-        if known is not None and known.__module__ == recurrent.__name__:
-            return known(self, func, *args, **kwargs)
-        if isinstance(func, types.FunctionType) and func.__module__ in PYTHON_ROOMS:
-            with self:
-                return opened(func)(*args, **kwargs)
+    def use(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if writes(func):
             raise UnsupportedError(
                 f"a weight must not be written into data in place, but {func.__name__} does so. Write the model with "
                 "the out-of-place operation."
             )
-        data = tuple({id(t): t for t in tensors_in((args, kwargs)) if self._fact(t) is None}.values())
-        floating = tuple(t for t in data if t.is_floating_point() and t.requires_grad)
-        weights = tuple({id(t): t for t in tensors_in((args, kwargs)) if self.weight(t) is not None}.values())
-        output = map_tensors(self.settle, func(*args, **kwargs))
+        operands = {id(t): t for t in tensors_in((args, kwargs))}.values()
+        data = tuple(t for t in operands if self.is_data(t) and t.is_floating_point() and t.requires_grad)
+        weights = tuple(t for t in operands if self.is_weight(t))
+        output = map_tensors(settle, func(*args, **kwargs))
         made = [t for t in tensors_in(output) if t.is_floating_point()]
-        if floating and made:
+        if data and made:
             edges = tuple(get_gradient_edge(t) for t in made)
-            versions = tuple(t._version for t in floating)
-            self.meetings.append(Meeting(func, args, kwargs, floating, weights, edges, versions))
+            versions = tuple(t._version for t in (*data, *weights))
+            self.kept.append(WeightUse(func, args, kwargs, data, weights, edges, versions))
         return output
 
 
 @dataclass(frozen=True, eq=False)
-class Passage:
+class RetainedRun:
     """One forward pass with named layers opened: perturbations δ that were added to them, and their values.
 
     ``f`` (n, C) and the layers depend on every δ through a graph that stays alive.
@@ -102,7 +89,7 @@ class Passage:
     f: Tensor
     values: dict[str, Tensor]
     perturbations: dict[str, Tensor]
-    meetings: tuple[Meeting, ...]
+    uses: tuple[WeightUse, ...]
     parameters: dict[str, Tensor]
     function: ModelFunction
 
@@ -121,7 +108,7 @@ def open_layers(
     frozen: bool = False,
     precision: Precision = None,
     watch: bool = True,
-) -> Passage:
+) -> RetainedRun:
     """Run ``model`` once with a zero perturbation added to the output of each named module (``"input"``: to x).
 
     The model, its buffers, hooks and flags are as before when this returns; the graph keeps what it needs.
@@ -129,19 +116,19 @@ def open_layers(
     function = ModelFunction(model, x, outputs, frozen, precision)
     _check_layers(function.model, layers)
     parameters = {name: p.requires_grad_() for name, p in function.parameters.items()}
-    openings, recorder = _Openings(), Meetings(parameters, function.examples)
+    openings, uses = _Openings(), _RetainedUses(parameters, function.examples)
 
     def run() -> Tensor:
         given = openings.open_input(function.x) if INPUT in layers else function.x
-        recorder.mark_data(given)
+        uses.mark_data(given)
         hooked = openings.hooked(function.model, [name for name in layers if name != INPUT])
-        with hooked, recorder if watch else nullcontext():
+        with hooked, uses if watch else nullcontext():
             return function.outputs_with_graph(given)
 
     with function.context():
         f = function.at(list(parameters.values()), run)
     openings.check(layers)
-    return Passage(f, openings.values, openings.perturbations, tuple(recorder.meetings), parameters, function)
+    return RetainedRun(f, openings.values, openings.perturbations, tuple(uses.kept), parameters, function)
 
 
 class _Openings:

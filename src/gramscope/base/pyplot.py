@@ -1,0 +1,12 @@
+"""matplotlib, which only pictures need."""
+
+from typing import Any
+
+
+def load_pyplot() -> Any:
+    """``matplotlib.pyplot``, or an error that says how to get it."""
+    try:
+        from matplotlib import pyplot as found
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'gramscope[plot]'") from error
+    return found

@@ -1,0 +1,302 @@
+"""What a measured forward pass may change besides its result, put back; and the switches it runs under.
+
+Buffers are copied beforehand. Parameters, which may be large, are copied when an operation is about to write into them:
+weights that are normalised or clamped in the forward pass. Plain attributes of modules (counters, caches, random
+generators) are noted as they are.
+"""
+
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from gramscope.base.nested import tensors_in
+from gramscope.base.streams import streams_put_back
+
+_ONE_AT_A_TIME = threading.RLock()
+# These write running statistics without counting it as a change.
+STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
+# What these hold is noted; what other objects hold is left to their owner.
+COLLECTIONS = (list, dict, set, deque)
+
+
+class CopyOnWrite(TorchFunctionMode):
+    """Keeps the value of every parameter and buffer that an operation writes into, from before the first time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._known: dict[int, list[Tensor]] = {}
+        self._saved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        for tensor in (*model.parameters(), *model.buffers()):
+            if not tensor.is_meta and not is_lazy(tensor):
+                self._known.setdefault(_memory(tensor), []).append(tensor)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if writes(func) or name == "__set__":
+            self._save(args[:1])
+        elif name in STATISTICS and _in_training(name, args, kwargs):
+            self._save((args, kwargs))
+        elif "out" in kwargs:
+            self._save(kwargs["out"])
+        return func(*args, **kwargs)
+
+    def _save(self, written: Any) -> None:
+        for target in tensors_in(written):
+            for tensor in self._known.get(_memory(target), ()):
+                if id(tensor) not in self._saved:
+                    place = tensor.data  # `tensor.data = other` puts it elsewhere in memory
+                    self._saved[id(tensor)] = tensor, place, place.clone()
+
+    def put_back(self) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor, place, value in self._saved.values():
+                if not torch.equal(place, value):
+                    place.copy_(value)
+                if _memory(tensor) != _memory(place):
+                    tensor.data = place
+
+
+@cache
+def writes(func: Callable[..., Any]) -> bool:
+    """An operation that overwrites its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place
+        or name == "__setitem__"
+        or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
+    )
+
+
+def _in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """The flag that all these functions take in the sixth place: statistics are those of the batch, and are noted."""
+    flag = kwargs.get("use_input_stats" if name == "instance_norm" else "training")
+    if flag is None:
+        flag = args[5] if len(args) > 5 else name == "instance_norm"
+    return bool(flag)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor lies; 0 for those that lie nowhere (inside a transform of torch.func, sparse ones)."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def restorer_of_attributes(model: nn.Module) -> Callable[[], None]:
+    """Plain attributes of every module as they are now: numbers, tensors, generators, and what collections hold."""
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    noted = [(vars(module), dict(vars(module)), _contents(module)) for module in modules]
+
+    def restore() -> None:
+        for attributes, before, contents in noted:
+            for name in set(attributes) - set(before):
+                del attributes[name]
+            for name, value in before.items():
+                if attributes.get(name, attributes) is not value and name not in _OWN:
+                    attributes[name] = value
+            for put_back in contents:
+                put_back()
+
+    return restore
+
+
+# Registries of nn.Module itself, which have their own ways to be restored.
+_OWN = frozenset(vars(nn.Module()))
+
+
+def _contents(module: nn.Module) -> list[Callable[[], Any]]:
+    found: list[Callable[[], Any]] = []
+    for name, value in vars(module).items():
+        if name in _OWN:
+            continue
+        if isinstance(value, torch.Generator):
+            found.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, Tensor) and not value.is_meta and value.is_leaf:
+            found.append(partial(_refill_tensor, value, value.detach().clone()))
+        elif isinstance(value, COLLECTIONS):
+            found.append(partial(_refill, value, value.copy()))
+    return found
+
+
+def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        if tensor.shape == value.shape and not torch.equal(tensor, value):
+            tensor.copy_(value)
+
+
+def _refill(collection: Any, kept: Any) -> None:
+    """The same entries again, by identity; a collection that kept them is not written to."""
+    entries = [list(c.items()) if isinstance(c, dict) else [(entry,) for entry in c] for c in (collection, kept)]
+    if len(collection) == len(kept) and all(
+        a is b for one, other in zip(*entries, strict=True) for a, b in zip(one, other, strict=True)
+    ):
+        return
+    collection.clear()
+    if isinstance(collection, list | deque):
+        collection.extend(kept)
+    else:
+        collection.update(kept)
+
+
+@contextmanager
+def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite]:
+    """Random streams, parameters, buffers, plain attributes and flags after the block as before, also after an error.
+
+    Other threads that draw from torch's global stream meanwhile will draw the same numbers again. Unless
+    ``throughout``, the caller enters what it is given around the model's own code, which alone may write to
+    parameters: to watch for that costs some microseconds an operation.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())  # torch imports sympy on first use, which adds a filter
+        # Operations without a batching rule run one direction at a time, which is as exact; nothing for a user to do.
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+        # Streams and switches belong to the whole process: one measurement at a time.
+        stack.enter_context(_ONE_AT_A_TIME)
+        stack.enter_context(streams_put_back())
+        stack.callback(_restorer_of_state(model))
+        stack.callback(restorer_of_attributes(model))
+        written = CopyOnWrite(model)
+        stack.callback(written.put_back)
+        if throughout:
+            stack.enter_context(written)
+        yield written
+
+
+def _restorer_of_state(model: nn.Module) -> Any:
+    """Buffers, and tables that torch renormalises in the forward pass (embeddings with max_norm)."""
+    held: list[tuple[dict[str, Any], str, Tensor, Tensor, Callable[[], bool]]] = []
+    for module in model.modules():
+        owners: list[dict[str, Any]] = [module._buffers]
+        if getattr(module, "max_norm", None) is not None:
+            owners.append(module._parameters)
+        for owner in owners:
+            for name, tensor in owner.items():
+                if tensor is not None and not tensor.is_meta and not is_lazy(tensor):
+                    value = tensor.detach().clone()
+                    held.append((owner, name, tensor, value, partial(_changed, tensor, value, tensor._version, module)))
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    plain = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    names = [(module._buffers, frozenset(module._buffers)) for module in plain]
+
+    def restore() -> None:
+        with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference mode turns gradients on
+            for owner, name, tensor, value, changed in held:
+                owner[name] = tensor
+                if changed():
+                    tensor.copy_(value)
+        for buffers, known in names:
+            for name in set(buffers) - known:
+                del buffers[name]
+        for parameter, flag in flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+
+    return restore
+
+
+def _changed(tensor: Tensor, value: Tensor, version: int, module: nn.Module) -> bool:
+    """Batch norm writes its statistics without counting it as a change, so in training the values are compared."""
+    return tensor._version != version or (module.training and not torch.equal(tensor, value))
+
+
+@contextmanager
+def plain_execution(fused_attention: bool = False) -> Iterator[None]:
+    """Every operation in the backward graph, and differentiable in a batch.
+
+    Gradients on; no compiled code; no encoder fast path (it hides weights), no fused attention unless asked for (it
+    has no batched backward pass, and none of second order); checkpointed segments run as they stand, since their
+    recomputation would not be watched.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if not fused_attention:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_without_checkpoints())
+        stack.enter_context(eager_execution())
+        yield
+
+
+@contextmanager
+def eager_execution() -> Iterator[None]:
+    """No compiled code and no fused encoder layers: both pass over the modules inside them, and hide weights."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # nothing is compiled before that, and importing it takes seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Checkpointed functions are called directly; exact, at the memory that checkpointing would have saved."""
+
+    def run_directly(run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+        return run_function(*args)
+
+    def do_nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    reentrant, name = checkpointing.CheckpointFunction, "_checkpoint_without_reentrant_generator"
+    generator = getattr(checkpointing, name, None)
+    had_own = "apply" in reentrant.__dict__
+    reentrant.apply = run_directly  # type: ignore[method-assign]
+    if generator is not None:
+        setattr(checkpointing, name, do_nothing)
+    try:
+        yield
+    finally:
+        if not had_own:
+            del reentrant.apply
+        if generator is not None:
+            setattr(checkpointing, name, generator)
+
+
+@contextmanager
+def open_recurrences(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers step by step: fused ones of cuDNN and oneDNN hide their signals, and have one derivative."""
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        yield
+        return
+    # The documented switches set more than these two.
+    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+    torch._C._set_cudnn_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(cudnn)
+        torch._C._set_mkldnn_enabled(onednn)
+
+
+@contextmanager
+def in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Train and eval flags as noted in ``modes``, and back."""
+    now = [(module, module.training) for module, _ in modes]
+    for module, training in modes:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in now:
+            module.training = training

@@ -1,0 +1,155 @@
+"""Where weights meet data in a forward pass.
+
+A torch function mode sees every operation, whatever module, function or operator wrote it. Each tensor is data (it
+depends on the input), a weight (it depends on parameters only) or a constant. What is done where a weight meets data is
+up to a subclass; nothing is replaced, and autograd's graph is that of the model itself.
+"""
+
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gramscope.base.errors import UnsupportedError
+from gramscope.base.nested import map_tensors, tensors_in
+from gramscope.capture.side_effects import writes
+from gramscope.capture.unrolled import UNROLLED, initial_place
+
+_FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
+# Python functions of these modules check for modes before their body; see `_with_open_body`.
+_PYTHON = {"torch.nn.functional", "torch.functional", "torch._tensor"}
+
+
+class WeightUses(TorchFunctionMode):
+    """Calls :meth:`use` for every operation in which one of ``parameters``, or what was made of them, meets data."""
+
+    def __init__(self, parameters: Iterable[Tensor], examples: int) -> None:
+        super().__init__()
+        self.examples = examples
+        self._is_data: dict[int, tuple[weakref.ref[Tensor], bool]] = {}  # by id; False for weights
+        for parameter in parameters:
+            self._note(parameter, data=False)
+
+    def use(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The result of an operation in which a weight meets data."""
+        return func(*args, **kwargs)
+
+    # What is known of a tensor -------------------------------------------------------------------
+
+    def mark_data(self, value: Any) -> None:
+        """Every tensor in ``value`` depends on the input."""
+        for tensor in tensors_in(value):
+            self._note(tensor, data=True)
+
+    def is_data(self, tensor: Tensor) -> bool:
+        known = self._known(tensor)
+        # What has a history that nobody saw (the result of torch.func.vjp) may depend on anything.
+        return tensor.requires_grad and not tensor.is_leaf if known is None else known
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        return self._known(tensor) is False
+
+    def _known(self, tensor: Tensor) -> bool | None:
+        entry = self._is_data.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
+
+    def _note(self, tensor: Tensor, data: bool) -> None:
+        self._is_data[id(tensor)] = weakref.ref(tensor), data
+
+    # The mode itself -------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _differentiating():
+            return func(*args, **kwargs)
+        operands = tensors_in((args, kwargs))
+        data = any(map(self.is_data, operands))
+        weights = torch.is_grad_enabled() and any(map(self.is_weight, operands))
+        # A weight that is itself overwritten with data needs no care: autograd keeps track.
+        meets = data and weights and not (writes(func) and self.is_weight(args[0]))
+        output = self._meet(func, args, kwargs) if meets else func(*args, **kwargs)
+        made = tensors_in((output, args[0] if writes(func) else None))
+        if data or (func in _FACTORIES and self._has_examples(output)):
+            self.mark_data(made)
+        elif weights:
+            for tensor in made:
+                if tensor.requires_grad:
+                    self._note(tensor, data=False)
+        return output
+
+    def _has_examples(self, tensor: Tensor) -> bool:
+        """A fresh zero state (n, H) is the start of a recurrence, not a constant shared by all examples."""
+        return tensor.is_floating_point() and tensor.dim() > 1 and self.examples in tensor.shape[:2]
+
+    def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if any(tensor.is_nested for tensor in tensors_in((args, kwargs))):
+            raise UnsupportedError(
+                "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
+            )
+        if func in UNROLLED:
+            return self.recurrent(func, args, kwargs)
+        if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON:
+            with self:
+                return _with_open_body(func)(*args, **kwargs)
+        return self.use(func, args, kwargs)
+
+    def recurrent(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A fused recurrent layer or cell: by its single steps, each watched. Learned first states are data."""
+        place = initial_place(args)
+        initial = map_tensors(lambda state: state.view_as(state), args[place])
+        self.mark_data(initial)
+        with self:
+            return UNROLLED[func](*args[:place], initial, *args[place + 1 :], **kwargs)
+
+
+def _differentiating() -> bool:
+    """Inside torch.func.grad, vjp or jvp, whose graphs are no business of ours: parameters enter them as they are."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return False
+    stack = torch._C._functorch.get_interpreter_stack()
+    return any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack or ())
+
+
+_OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _with_open_body(func: types.FunctionType) -> Callable[..., Any]:
+    """The same Python function with its check for modes switched off, so that its body is watched.
+
+    ``torch.nn.functional.multi_head_attention_forward`` and its like hand the whole call to an active mode
+    before they do anything. A copy with other globals goes straight to the body, and patches nothing.
+    """
+    if func not in _OPENED:
+        closed = dict.fromkeys(
+            ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
+            lambda *_, **__: False,
+        )
+        clone = types.FunctionType(
+            func.__code__, {**func.__globals__, **closed}, func.__name__, func.__defaults__, func.__closure__
+        )
+        clone.__kwdefaults__ = func.__kwdefaults__
+        _OPENED[func] = clone
+    return _OPENED[func]
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory under a new node that is no view, so that in-place operations append to it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def settle(tensor: Tensor) -> Tensor:
+    """``tensor`` with a gradient edge that later in-place operations cannot bypass."""
+    return _Alias.apply(tensor) if tensor._is_view() else tensor  # type: ignore[no-untyped-call]

@@ -1,0 +1,136 @@
+"""Dense kernels and their velocities, from the weight sites of the outputs and of their derivative along a direction.
+
+``J v`` is a function of the parameters like the outputs themselves, so that the engine of :func:`gramscope.ntk` finds
+the sites of its graph, too: they hold the rows of ``J̇ = D_v J``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import InputError
+from gramscope.base.memory import Memory, memory_budget
+from gramscope.capture.backward_graph import BackwardGraph, incoming
+from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
+from gramscope.capture.weight_sites import WeightSites
+from gramscope.kernels.accumulate import Accumulator, Sites
+from gramscope.kernels.assemble import summed_rows
+from gramscope.kernels.graph import INFINITE, Graph, Tangent
+from gramscope.kernels.pieces import strips
+
+R = TypeVar("R")
+# Tensors of the size of the signals that are held for each output: as they came, and arranged for their products.
+OVERHEAD = 3
+
+
+def dense_kernel(graph: Graph, rates: Float[Tensor, " p"] | None, memory: Memory) -> Float[Tensor, "u u"]:
+    """``J λ Jᵀ``."""
+    rows = _WeightedRows(graph, graph.f, rates)
+    kernel = _product(rows, rows, memory)
+    return (kernel + kernel.T) / 2  # both halves are sums of the same numbers in another order
+
+
+def dense_velocity(
+    graph: Graph, tangent: Tangent, rates: Float[Tensor, " p"] | None, memory: Memory
+) -> Float[Tensor, "u u"]:
+    """``J̇ λ Jᵀ + J λ J̇ᵀ``, the derivative of the kernel along the direction of ``tangent``."""
+    if not tangent.g.requires_grad:
+        size = graph.expansion.rows.size
+        return torch.zeros(size, size, dtype=graph.expansion.dtype, device=graph.expansion.device)
+    moved = _product(_WeightedRows(graph, tangent.g, rates), _WeightedRows(graph, graph.f, rates), memory)
+    check_finite(moved, "second derivatives of the outputs", INFINITE)
+    return moved + moved.T
+
+
+class _WeightedRows:
+    """Sites that hold the rows of ``∂outputs/∂θ √λ``."""
+
+    def __init__(self, graph: Graph, outputs: Float[Tensor, "n C"], rates: Float[Tensor, " p"] | None) -> None:
+        self.expansion, self.leaves = graph.expansion, graph.leaves
+        parameters = dict(zip(self.expansion.parameters, graph.leaves, strict=True))
+        self.roots: dict[str, Tensor] = {}
+        if rates is not None:
+            parts = self.expansion.function.split(rates.sqrt()[:, None])
+            self.roots = {name: part.flatten() for name, part in zip(parameters, parts, strict=True)}
+        # Coupled examples are as exact, with fewer sites.
+        self.sites = self._within(lambda: WeightSites(BackwardGraph(outputs, parameters), lambda names: None))
+
+    def _within(self, work: Callable[[], R]) -> R:
+        with self.expansion.surroundings():
+            return self.expansion.function.at(self.leaves, work)
+
+    def bytes_per_output(self) -> int:
+        signals = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, self.sites.edges))
+        rows = max((len(root) for root in self.roots.values() if not _is_constant(root)), default=0)
+        return OVERHEAD * (signals + rows * self.expansion.examples * self.expansion.dtype.itemsize)
+
+    def of_outputs(self, start: int, stop: int) -> Sites:
+        n, width = self.expansion.f.shape
+        unit = torch.zeros(stop - start, 1, width, dtype=self.expansion.f.dtype, device=self.expansion.device)
+        unit[range(stop - start), 0, range(start, stop)] = 1
+        found = self._within(lambda: list(self.sites.sites(unit.expand(-1, n, -1))))
+        return {name: tuple(map(_turned, sites)) for group in found for name, sites in group.items()}
+
+    def weighted(self, name: str, sites: tuple[Site, ...]) -> tuple[Site, ...]:
+        root = self.roots.get(name)
+        if root is None:
+            return sites
+        if _is_constant(root):
+            return tuple(_scaled(site, float(root[0])) for site in sites)
+        rows = summed_rows(sites)
+        return (RowSite(name, "weighted", None, rows * root.to(rows)),)
+
+
+def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float[Tensor, "u u"]:
+    """The product of the rows of both, some outputs at a time, one parameter after the other."""
+    expansion = left.expansion
+    n, width = expansion.f.shape
+    result = torch.zeros(n, width, n, width, dtype=expansion.dtype, device=expansion.device)
+    each, budget = left.bytes_per_output() + right.bytes_per_output(), memory_budget(memory, expansion.device)
+    room = budget - 3 * result.nbytes
+    if room < each:
+        raise InputError(
+            f"memory must be at least {3 * result.nbytes + each:,} bytes for this kernel of {n * width} rows, got "
+            f"{budget:,}. Choose fewer outputs or examples, or use the operator form, which holds no rows."
+        )
+    blocks = list(strips(width, room // each))
+    for rows in blocks:
+        mine = left.of_outputs(*rows)
+        for columns in blocks:
+            theirs = mine if right is left and columns == rows else right.of_outputs(*columns)
+            tile = result[:, slice(*rows), :, slice(*columns)]
+            with torch.no_grad(), expansion.surroundings():
+                accumulator = Accumulator({"": tile}, False, room // 8, symmetric=False, fuse=True)
+                for name in (name for name in mine if theirs.get(name) and mine[name]):
+                    one = left.weighted(name, mine[name])
+                    accumulator.add({name: one}, {name: right.weighted(name, theirs[name])})
+                accumulator.finish()
+    return result.reshape(n * width, n * width)
+
+
+def _turned(site: Site) -> Site:
+    """A use of a transposed matrix as one of the matrix itself: ``J v`` uses both, and alike uses need no rows."""
+    if not isinstance(site, OuterSite) or site.frame is None or len(site.order) != 2 or len(site.frame.shape) != 2:
+        return site
+    entries, shape = site.frame.entries, site.frame.shape
+    transposed = torch.arange(math.prod(shape), device=entries.device).reshape(shape).T.flatten()
+    if not torch.equal(entries, transposed):
+        return site
+    return replace(site, frame=None, order=(site.order[1], site.order[0]))
+
+
+def _is_constant(root: Tensor) -> bool:
+    return bool((root == root[0]).all())
+
+
+def _scaled(site: Site, factor: float) -> Site:
+    if isinstance(site, OuterSite | LookupSite):
+        return replace(site, signals=site.signals * factor)
+    assert isinstance(site, RowSite)
+    return replace(site, gradient=site.gradient * factor)

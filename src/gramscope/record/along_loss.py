@@ -1,0 +1,76 @@
+"""One backward pass along the loss: how large the gradient of each weight is, and what each weight is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from gramscope.capture import OuterSite
+from gramscope.capture.capture import Opened
+from gramscope.record.judge import IGNORED, Judge
+from gramscope.record.loss_gradient import example_squares, gradient
+
+SAMPLED_POSITIONS = 2048  # rows at most, of which features are looked at
+SEED = 0
+
+
+def sample_positions(y: Int64[Tensor, "n ..."]) -> Int64[Tensor, " rows"]:
+    """Some of all labels that count, in random order, always the same for the same number of them."""
+    counted = (y.reshape(-1).cpu() != IGNORED).nonzero()[:, 0]
+    order = torch.randperm(len(counted), generator=torch.Generator("cpu").manual_seed(SEED), device="cpu")
+    return counted[order[:SAMPLED_POSITIONS]]
+
+
+@dataclass(eq=False)
+class AlongLoss:
+    """``squares``: squared norm of the gradient of the loss by parameter. ``last``: the last weight that makes outputs.
+
+    ``example_squares``: squared norm of what each example adds to the gradient.
+
+    ``features`` (rows, d): what each weight is given, averaged over positions and uses, in order of first use; where
+    labels belong to positions, what the last weight is given at the sampled ones.
+    """
+
+    squares: dict[str, float]
+    features: dict[str, Float[Tensor, "rows d"]] = field(default_factory=dict)
+    last: str | None = None
+    example_squares: Float64[Tensor, " n"] | float = 0.0
+
+
+def pull_back(
+    network: Opened, direction: Float[Tensor, "1 n C"], judge: Judge, places: Int64[Tensor, " rows"] | None, room: int
+) -> AlongLoss:
+    """The backward pass, some parameters at a time; at most ``room`` bytes of signals are held at once."""
+    found = AlongLoss(dict.fromkeys(network.parameters, 0.0))
+    for group in network.sites(direction, room):
+        for name, sites in group.items():
+            if sites:
+                found.squares[name] = float(gradient(sites).double().square().sum())
+                found.example_squares = found.example_squares + example_squares(sites).cpu()
+            outer = [site for site in sites if isinstance(site, OuterSite)]
+            last = found.last is None and any(_makes_outputs(site, judge) for site in outer)
+            if last:
+                found.last = name
+            if places is not None and last:
+                inputs = next(site.inputs for site in outer if _makes_outputs(site, judge)).flatten(0, 1)
+                found.features[name] = inputs[places.to(inputs.device)].flatten(1)
+            elif places is None and outer:
+                found.features = {name: _mean_input(outer), **found.features}  # the pass begins at the end
+    return found
+
+
+def _makes_outputs(site: OuterSite, judge: Judge) -> bool:
+    rows = judge.positions
+    return site.positions == rows and site.groups * site.fan_out * rows == judge.size
+
+
+def _mean_input(uses: Sequence[OuterSite]) -> Float[Tensor, "n d"]:
+    """Over all uses of the same entries: the first of a recurrent weight sees zeros alone."""
+    first = uses[0]
+    same = [s for s in uses if s.frame == first.frame and s.inputs.shape[2:] == first.inputs.shape[2:]]
+    if len(same) == 1:
+        return first.inputs.mean(1).flatten(1)
+    positions = sum(site.positions for site in same)
+    return torch.stack([site.inputs.mean(1) * (site.positions / positions) for site in same]).sum(0).flatten(1)

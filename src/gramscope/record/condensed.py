@@ -1,0 +1,114 @@
+"""Few numbers in place of very many outputs (a vocabulary of logits at every token): the loss, and random mixtures."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+
+from gramscope.capture.network import Outputs, count_examples, evaluate
+from gramscope.capture.projection import Projection, project
+from gramscope.record.judge import Judge
+
+EXACT_OUTPUTS = 32  # up to so many outputs an example, each has a backward pass of its own
+MIXTURES, SEED = 4, 0  # beyond, so many random mixtures of all outputs
+CHUNK = 2**22  # outputs whose signs are floats at one time
+
+
+def has_many_outputs(judge: Judge) -> bool:
+    return judge.size > EXACT_OUTPUTS
+
+
+def rehearses_losses(judge: Judge) -> bool:
+    """Is a step explained by the loss of each example, because its outputs are a vocabulary at every position?"""
+    return has_many_outputs(judge) and judge.by_position and judge.own is None
+
+
+def make_signs(judge: Judge, device: torch.device) -> Int8[Tensor, "C k"]:
+    """The signs of ``gs.project(MIXTURES, SEED)``, kept in one byte each: they are the same at every measurement."""
+    mixtures, like = mixing(), torch.empty(0, dtype=torch.int8, device=device)
+    steps = range(0, judge.size, CHUNK)
+    return torch.cat([mixtures.signs(start, min(start + CHUNK, judge.size), like) for start in steps])
+
+
+def mixing() -> Projection:
+    return project(MIXTURES, SEED)
+
+
+class Condensed:
+    """Outputs (n, 1 + k) of (model, x): the loss to first order, and k random mixtures of all outputs.
+
+    The first, ``Σ_c e_μc f_μc`` with ``e = ∂loss/∂f`` held, has the gradient of the loss as the sum over its examples.
+    The others are those of ``gs.project(k)``. The outputs f (n, C) themselves are let go: what is said of them
+    (``value`` of the loss, ``accuracy``, some ``rows``) is read off at once. ``failure`` says why there is no loss.
+    """
+
+    def __init__(
+        self, judge: Judge, y: Tensor | None, outputs: Outputs, signs: Int8[Tensor, "C k"], places: Tensor | None
+    ) -> None:
+        self.judge, self.y, self.outputs, self.signs, self.places = judge, y, outputs, signs, places
+        self.value = float("nan")
+        self.accuracy: float | None = None
+        self.residual: Tensor | None = None
+        self.rows: Tensor | None = None
+        self.failure: Exception | None = None
+
+    def __call__(self, model: nn.Module, x: Any) -> Float[Tensor, "n few"]:
+        f = evaluate(model, x, count_examples(x), self.outputs)
+        if self.residual is None:  # later calls are of some examples alone, to see where the weights are
+            self._look(f.detach())
+        assert self.residual is not None
+        few: Tensor = _Few.apply(f, self.residual[: len(f)], self.signs)  # type: ignore[no-untyped-call]
+        return few
+
+    def _look(self, f: Float[Tensor, "n C"]) -> None:
+        self.rows = f if self.places is None else self.judge.by_class(f)[self.places.to(f.device)]
+        self.residual = torch.ones_like(f[:, :1]).expand_as(f)  # the sum of the outputs, where there is no loss
+        if self.y is None:
+            return
+        try:
+            self.value, self.residual = loss_and_residual(self.judge, f, self.y)
+            self.accuracy = self.judge.accuracy(f, self.y.to(f.device))
+        except Exception as error:
+            self.failure = error
+
+
+class _Few(torch.autograd.Function):
+    """``(Σ_c e_c f_c, f S / √k)``. Only the signs, one byte each, and e are held for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, residual: Tensor, signs: Tensor) -> Tensor:
+        ctx.save_for_backward(residual, signs)
+        few = f.new_zeros(len(f), 1 + signs.shape[1])
+        for some in _chunks(signs):
+            part = f[:, some]
+            few[:, 0] += (residual[:, some] * part).sum(1)
+            few[:, 1:] += part @ signs[some].to(f.dtype)
+        few[:, 1:] /= signs.shape[1] ** 0.5
+        return few
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        residual, signs = ctx.saved_tensors
+        (given,) = gradients
+        along, mixed = given[:, :1], given[:, 1:] / signs.shape[1] ** 0.5
+        if len(signs) <= CHUNK:
+            return along * residual + mixed @ signs.to(given.dtype).T, None, None
+        found = torch.empty_like(residual, memory_format=torch.contiguous_format)
+        for some in _chunks(signs):
+            torch.mm(mixed, signs[some].to(given.dtype).T, out=found[:, some])
+            found[:, some].addcmul_(along, residual[:, some])
+        return found, None, None
+
+
+def _chunks(signs: Tensor) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, len(signs), CHUNK)]
+
+
+def loss_and_residual(judge: Judge, f: Float[Tensor, "n C"], y: Tensor) -> tuple[float, Float[Tensor, "n C"]]:
+    """The loss and its gradient at the outputs."""
+    with torch.enable_grad():
+        f = f.detach().requires_grad_()
+        value = judge.loss(f, y.to(f.device))
+        (residual,) = torch.autograd.grad(value, f)
+    return float(value.detach()), residual

@@ -1,0 +1,154 @@
+"""Lazy or rich: the verdict on a run, and what it rests on."""
+
+import math
+from dataclasses import dataclass
+
+from gramscope.report.panels.drawing import number
+from gramscope.report.panels.kernels import largest, moved, written_as_alignment
+from gramscope.report.panels.richness import feature_change
+from gramscope.report.panels.validity import (
+    BLOWN,
+    ENOUGH_READINGS,
+    ENOUGH_STEPS,
+    Divergence,
+    at_step,
+    begun_again,
+    divergence,
+    enough,
+    readings,
+    retrained,
+    tells_change,
+)
+from gramscope.report.references import lazy_richness
+from gramscope.report.thresholds import (
+    LAZY_ALIGNED,
+    LAZY_FEATURES,
+    LAZY_KERNEL,
+    RICH_ALIGNED,
+    RICH_FEATURES,
+    RICH_KERNEL,
+)
+from gramscope.report.view import RunView, Series
+
+STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
+
+RULE = (
+    "a run is lazy where its feature change (one minus the CKA of the last hidden features with those at the start) "
+    f"is below {LAZY_FEATURES} or its largest kernel drift |K − K₀| / |K₀| below {LAZY_KERNEL}. It is rich where "
+    f"the largest drift is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above "
+    f"{RICH_FEATURES} rich). These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict "
+    f"takes {ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run whose loss ends "
+    f"not finite or over {BLOWN:.0f} times its start has diverged"
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What can tell the regimes apart; NaN where it was not recorded."""
+
+    feature_change: float
+    kernel_drift: float  # the largest of the run
+    relative_richness: float  # D_LR divided by its value for white features
+
+
+def evidence(view: RunView) -> Evidence:
+    features, drift, richness = feature_change(view), moved(view), view.series.get("richness")
+    lazy = lazy_richness(view)
+    return Evidence(
+        math.nan if features is None else features.last,
+        math.nan if drift is None else largest(drift)[1],
+        math.nan if richness is None or lazy is None else richness.last / lazy,
+    )
+
+
+def kernel_drift(view: RunView) -> Series | None:
+    """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters."""
+    drift = moved(view)
+    return None if drift is None or readings(drift) < 2 or undone(view) is not None else drift
+
+
+def undone(view: RunView) -> str | None:
+    """Why the drift that was recorded is not one from the start of the run; None where it is."""
+    drift, switch = moved(view), retrained(view)
+    if switch is not None:
+        return f"{switch}, so the kernel's drift compares different parameters"
+    again = begun_again(drift) if drift is not None else None
+    return None if again is None else f"the kernel's drift was measured anew from step {again:,}, as after a restart"
+
+
+def regime(view: RunView) -> str:
+    """By the page's rule "lazy", "rich", "in between" or "diverged"; else "too short" to tell, or "unknown"."""
+    if divergence(view) is not None:
+        return "diverged"
+    features, drift = feature_change(view), kernel_drift(view)
+    still = features is not None and enough(view, features) and features.last < LAZY_FEATURES
+    if drift is not None and enough(view, drift):
+        # The kernel also moves where a readout alone trains: features that stand still make a run lazy all the same.
+        aligned = written_as_alignment(view.series["kernel/drift"])
+        by_kernel = judged(
+            largest(drift)[1], *((LAZY_ALIGNED, RICH_ALIGNED) if aligned else (LAZY_KERNEL, RICH_KERNEL))
+        )
+        return "lazy" if still else by_kernel
+    if features is not None and enough(view, features):
+        return judged(features.last, LAZY_FEATURES, RICH_FEATURES)
+    return "too short" if any(s is not None and readings(s) for s in (moved(view), features)) else "unknown"
+
+
+def judged(value: float, lazy: float, rich: float) -> str:
+    """
+    >>> judged(0.1, lazy=0.2, rich=0.5), judged(0.3, 0.2, 0.5), judged(0.6, 0.2, 0.5)
+    ('lazy', 'in between', 'rich')
+    """
+    return "lazy" if value < lazy else "rich" if value > rich else "in between"
+
+
+def verdict(view: RunView, end: Divergence | None) -> str:
+    """The regime in one sentence, with the numbers it rests on."""
+    if end is not None:
+        return f"The run diverged at step {end.step:,}: {end.how}."
+    kind = regime(view)
+    if kind == "too short":
+        return _too_short(view)
+    if kind == "unknown":
+        return _unknown(view)
+    features, drift = feature_change(view), kernel_drift(view)
+    grounds = [] if features is None else [f"feature change {number(features.last)} at {at_step(features)}"]
+    if drift is not None:
+        step, value = largest(drift)
+        grounds.append(f"largest kernel drift {number(value)} at step {step:,.0f}")
+    lazy = "neither its features nor its loss moved much" if unlearnt(view) else "its features hardly moved"
+    told = {
+        "lazy": f"The run is lazy: {lazy}",
+        "rich": "The run is rich: it changed its features",
+        "in between": "The run lies between lazy and rich",
+    }[kind]
+    return f"{told} ({', '.join(grounds)})."
+
+
+def _unknown(view: RunView) -> str:
+    richness = view.series.get("richness")
+    if richness is not None and readings(richness):
+        return (
+            "Lazy or rich cannot be told: neither the change of the features nor a kernel was recorded, and D_LR alone "
+            "does not tell (docs/calibration.md)."
+        )
+    return "Lazy or rich cannot be told: neither the change of the features nor a kernel was recorded."
+
+
+def _too_short(view: RunView) -> str:
+    why = undone(view)
+    if why is not None and enough(view, moved(view)):
+        return f"Lazy or rich cannot be told: {why}."
+    found = [series for series in (moved(view), feature_change(view)) if series is not None]
+    most = max(readings(series) for series in found)
+    return (
+        f"There is not enough to tell lazy from rich: it takes {ENOUGH_READINGS} measurements of the features or of "
+        f"the kernel from the start on, over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up "
+        f"to step {view.end:,}."
+    )
+
+
+def unlearnt(view: RunView) -> bool:
+    """Whether the probe's loss stands still too: then still features say nothing about how the network learns."""
+    loss = view.series.get("loss/probe")
+    return loss is not None and tells_change(view, loss) and loss.first - loss.last < STILL * abs(loss.first)

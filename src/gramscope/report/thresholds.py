@@ -1,0 +1,6 @@
+"""The numbers that part lazy from rich runs."""
+
+# Fitted by benchmarks/calibration.py on runs of known regime; docs/calibration.md has the verdict on others.
+LAZY_FEATURES, RICH_FEATURES = 0.14, 0.33  # of 1 - CKA(features at the start, features now)
+LAZY_KERNEL, RICH_KERNEL = 0.33, 2.6  # of the largest |K - K₀| / |K₀|, where every layer trains
+LAZY_ALIGNED, RICH_ALIGNED = 0.1, 0.3  # of 1 - alignment(K₀, K), which other recorders write; not calibrated
