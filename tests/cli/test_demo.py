@@ -38,7 +38,7 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
 def test_the_demo_separates_the_regimes_in_every_measure_it_shows(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
-    rich, lazy = (json.loads(done.output)["runs"][name] for name in ("rich", "lazy"))
+    rich, lazy = (json.loads(done.stdout)["runs"][name] for name in ("rich", "lazy"))
     for key in ("kernel/drift", "kernel/alignment", "target_linearity/6", "step/error", "share/0", "share/2"):
         assert rich[key] > 1.2 * lazy[key], key
     for key in ("richness", "richness/initial_similarity", "share/6"):

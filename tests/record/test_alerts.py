@@ -11,7 +11,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.record.alerts import find_alerts
+from gramscope.record.alerts import AlertLog, find_alerts
 from gramscope.record.watch import WatchWarning
 
 
@@ -69,7 +69,7 @@ def test_an_alert_says_what_it_saw():
     (alert,) = find_alerts({"loss": (range(12), [2.0, 1.0] + 10 * [9.0])})
     assert (alert.value, alert.threshold) == (9.0, 1.0 + 3 * 2.0)
     assert str(alert) == (
-        "divergence: loss is 9 at step 11 (threshold 7). Lower the learning rate, warm it up, or clip gradients."
+        "divergence: 'loss' is 9 (threshold 7) at step 11. Lower the learning rate, warm it up, or clip gradients."
     )
 
 
@@ -108,7 +108,7 @@ def test_a_layer_that_dies():
     scope, model = watched(every=1)
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
-    with pytest.warns(WatchWarning, match=r"dead layer: dead_units/0 is 1 at step 1 \(threshold 0\.99\)"):
+    with pytest.warns(WatchWarning, match=r"dead layer: 'dead_units/0' is 1 \(threshold 0\.99\) at step 1"):
         scope.step()
     scope.step()
     assert [(alert.what, alert.where, alert.step) for alert in scope.alerts] == [("dead layer", "dead_units/0", 1)]
@@ -141,7 +141,7 @@ def test_what_the_function_raises_stops_training():
         raise Stop(str(alert))
 
     scope, _ = watched(on_alert=stop, measures="norm", every=1)
-    with pytest.raises(Stop, match="not finite: loss is nan at step 1"), scope:
+    with pytest.raises(Stop, match="not finite: 'loss' at step 1"), scope:
         scope.step(loss=math.nan)
     assert scope.closed
 
@@ -149,3 +149,11 @@ def test_what_the_function_raises_stops_training():
 def test_on_alert_must_be_a_function():
     with pytest.raises(InputError, match="on_alert must be a function of an alert, got 'print'"):
         watched(on_alert="print")
+
+
+def test_what_is_not_finite_is_told_once_and_kept_for_every_series():
+    told = []
+    log = AlertLog(told.append)
+    log.measured(3, {"loss/probe": float("nan"), "weight_norm/0": float("inf")})
+    assert [alert.where for alert in told] == ["loss/probe"]
+    assert {alert.where for alert in log.alerts} == {"loss/probe", "weight_norm/0"}

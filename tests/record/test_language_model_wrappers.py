@@ -30,6 +30,7 @@ def compiled_in_place(model, optimizer):
 
 def accelerated(model, optimizer):
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # another test may have set it up
     return accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model, optimizer)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+import gramscope.store.folders  # noqa: F401  (before the user changes, who may not read Python's own files)
 from gramscope.store import Run, RunWriter, StoreError, open_run
 
 LOSS = {"loss": 1.0}

@@ -37,8 +37,8 @@ class Alert:
     threshold: float
 
     def __str__(self) -> str:
-        against = "" if self.what == "not finite" else f" (threshold {self.threshold:.3g})"
-        return f"{self.what}: {self.where} is {self.value:.3g} at step {self.step}{against}. {_ADVICE[self.what]}"
+        found = "" if self.what == "not finite" else f" is {self.value:.3g} (threshold {self.threshold:.3g})"
+        return f"{self.what}: {self.where!r}{found} at step {self.step}. {_ADVICE[self.what]}"
 
 
 def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
@@ -123,7 +123,7 @@ _WHAT: dict[Rule, str] = {
 
 
 class AlertLog:
-    """Alerts of a run in progress; ``tell`` is called once for each kind and series."""
+    """Alerts of a run in progress; ``tell`` is called once for each kind and series, and once for all not finite."""
 
     def __init__(self, tell: Callable[[Alert], Any]) -> None:
         self.alerts: list[Alert] = []
@@ -142,5 +142,7 @@ class AlertLog:
         known = {(alert.what, alert.where) for alert in self.alerts}
         for alert in find_alerts(series):
             if (alert.what, alert.where) not in known:
+                once = alert.what != "not finite" or all(other.what != alert.what for other in self.alerts)
                 self.alerts.append(alert)
-                self._tell(alert)
+                if once:
+                    self._tell(alert)

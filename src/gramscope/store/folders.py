@@ -14,7 +14,7 @@ MAX_DEPTH = 3  # runs/<sweep>/<run>; below it lie the arrays and checkpoints of 
 
 def is_run(path: Path) -> bool:
     """Whether ``path`` is a run directory: it holds a ``meta.json``."""
-    return (path / META_FILE).is_file()
+    return os.path.isfile(path / META_FILE)  # False where it may not be looked at
 
 
 def find_runs(path: str | os.PathLike[str]) -> list[Path]:
@@ -43,7 +43,10 @@ def find_runs(path: str | os.PathLike[str]) -> list[Path]:
 def _below(folder: Path, depth: int) -> list[Path]:
     if depth == 0:
         return []
-    inner = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    try:
+        inner = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    except PermissionError:  # whatever lies there is not the user's
+        return []
     return [run for path in inner for run in ([path] if is_run(path) else _below(path, depth - 1))]
 
 

@@ -53,7 +53,7 @@ def _check_no_parent(path: Path) -> None:
     """A folder of runs is not a run; the error names what is inside."""
     from gramscope.store.folders import find_runs, is_run
 
-    if not path.is_dir() or is_run(path):
+    if not os.path.isdir(path) or is_run(path):
         return
     inside = find_runs(path)
     if inside:
