@@ -44,11 +44,12 @@ def pull_back(
 ) -> AlongLoss:
     """The backward pass, some parameters at a time; at most ``room`` bytes of signals are held at once."""
     found = AlongLoss(dict.fromkeys(network.parameters, 0.0))
+    squares, by_example = dict[str, Tensor](), list[Tensor]()  # on the device, which need not stop for them
     for group in network.sites(direction, room):
         for name, sites in group.items():
             if sites:
-                found.squares[name] = float(gradient(sites).double().square().sum())
-                found.example_squares = found.example_squares + example_squares(sites).cpu()
+                squares[name] = gradient(sites).double().square().sum()
+                by_example.append(example_squares(sites))
             outer = [site for site in sites if isinstance(site, OuterSite)]
             last = found.last is None and any(_makes_outputs(site, judge) for site in outer)
             if last:
@@ -58,6 +59,9 @@ def pull_back(
                 found.features[name] = inputs[places.to(inputs.device)].flatten(1)
             elif places is None and outer:
                 found.features = {name: _mean_input(outer), **found.features}  # the pass begins at the end
+    if squares:
+        found.squares.update(zip(squares, torch.stack(list(squares.values())).tolist(), strict=True))
+        found.example_squares = torch.stack(by_example).sum(0).cpu()
     return found
 
 

@@ -1,7 +1,7 @@
 """Which ReLU units are on, for which examples, named by the layer whose weights came last before the ReLU."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 RELUS = {F.relu, F.relu6, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 UNITS_SECOND = ("conv", "batch_norm", "instance_norm", "group_norm")  # operations that have channels on axis 1
@@ -43,11 +42,19 @@ class ReluUnits(TorchFunctionMode):
         if func in RELUS:
             self._note(result.detach())
             return result
-        layers = [self._layers[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._layers]
-        if layers and isinstance(result, Tensor):
+        layer = self._layer_among((*args, *(kwargs or {}).values()))
+        if layer is not None and isinstance(result, Tensor):
             name = getattr(func, "__name__", "")
-            self._layer, self._axis = layers[0], 1 if any(part in name for part in UNITS_SECOND) else -1
+            self._layer, self._axis = layer, 1 if any(part in name for part in UNITS_SECOND) else -1
         return result
+
+    def _layer_among(self, given: Iterable[Any]) -> str | None:
+        """The layer of the first parameter among the arguments of an operation, or in a list of them."""
+        for one in given:
+            layer = self._layer_among(one) if isinstance(one, list | tuple) else self._layers.get(id(one))
+            if layer is not None:
+                return layer
+        return None
 
     def _note(self, activations: Tensor) -> None:
         axis = self._axis if activations.dim() > 2 else -1
