@@ -9,7 +9,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.record import READERS, Reader, Reading
-from gramscope.record.budget import FREE, GUARANTEED, MARGIN, Budget
+from gramscope.record.budget import FREE, GUARANTEED, MARGIN, WIDEST, Budget
 from gramscope.record.closing import closing_line
 
 X, Y = torch.randn(6, 4), torch.randint(0, 2, (6,))
@@ -71,6 +71,7 @@ def test_every_run_has_a_page(clock, register, steps, seconds):
     assert len(taken) >= 12
     assert taken[:GUARANTEED] == LOG[:GUARANTEED]
     assert taken[-1] == steps
+    assert all(after <= 1.3 * WIDEST * max(1, before) for before, after in itertools.pairwise(taken)), "no long blank"
 
 
 def test_two_runs_are_measured_at_the_same_steps(clock, register):
@@ -110,7 +111,8 @@ def test_the_budget_is_kept_after_the_guaranteed_ones(clock, register):
     train(scope, clock, GUARANTEED - 1, 0.1)
     assert len(taken) == GUARANTEED
     train(scope, clock, 2000, 0.1)
-    charged = (len(taken) - GUARANTEED) * 0.1
+    wide = sum(after >= WIDEST * before for before, after in itertools.pairwise(taken[GUARANTEED - 1 :]))
+    charged = (len(taken) - GUARANTEED - wide) * 0.1
     allowed = max(FREE, MARGIN * SHARE * 2011 * 0.1)
     assert allowed - 0.15 <= charged <= allowed
     gaps = [b - a for a, b in itertools.pairwise(taken)]
@@ -199,7 +201,9 @@ def test_what_is_logged_is_kept_when_nothing_can_be_measured(tmp_path, clock, re
     run.refresh()
     assert run.logged()["loss"].to_dict() == expected
     assert run.logged()["lr"].to_dict() == dict.fromkeys(expected, 0.1)
-    assert GUARANTEED < len(run.steps) < GUARANTEED + 5
+    assert (
+        GUARANTEED < len(run.steps) < GUARANTEED + 9
+    )  # 3, 9, 27 and 81 times the steps of the first twelve, and the last
 
 
 def test_what_was_paid_stands_still_after_the_end(clock, register):

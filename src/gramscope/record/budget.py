@@ -11,6 +11,7 @@ from typing import Any
 from gramscope.base.errors import InputError
 
 GUARANTEED = 12  # measurements that every run has, whatever they cost
+WIDEST = 3  # and one more whenever the steps are so many times those of the last measurement
 FREE = 3.0  # seconds that measuring may take in any case, so that a short run has a full page,
 SPREAD = 24  # over so many due steps
 MARGIN = 0.4  # the rest is for the guaranteed measurements and for what cannot be timed from here, such as cold caches

@@ -19,7 +19,7 @@ from gramscope.capture.network import Outputs, unwrap, unwrap_with_input
 from gramscope.record import probe as probe_module
 from gramscope.record.alerts import Alert, AlertLog
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
-from gramscope.record.budget import GUARANTEED, Budget
+from gramscope.record.budget import GUARANTEED, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.examples import taken
 from gramscope.record.fingerprint import difference, fingerprint
@@ -210,7 +210,7 @@ class Scope:
         if self._shards is None:
             return True
         begun, groups = self.budget.clock(), self._groups.split(self.subject)
-        wanted = TOGETHER not in groups or self._affordable(TOGETHER, groups, self._guaranteed > 0)
+        wanted = TOGETHER not in groups or self._affordable(TOGETHER, groups, self._is_guaranteed)
         measure = self._shards.refresh(wanted, self.warn_once)
         self.budget.spent += self.budget.clock() - begun
         return measure
@@ -384,14 +384,20 @@ class Scope:
         self._wait()  # training's own work that is still queued is not measuring
         with self.budget.all_counted():
             groups = self._groups.split(self.subject)
-            guaranteed = self._guaranteed > 0
+            guaranteed = self._is_guaranteed
             self.budget.due += 1
             if TOGETHER in groups and not self._affordable(TOGETHER, groups, guaranteed):
                 self._left_out, self._left_out_last = self._left_out + 1, self.count
             elif groups or self._opening:
-                self._guaranteed -= guaranteed
+                self._guaranteed = max(0, self._guaranteed - 1)
                 self._measure_groups(groups, guaranteed)
                 self._wait()
+
+    @property
+    def _is_guaranteed(self) -> bool:
+        """The first ones of a run, and later one now and then, so that no long stretch of a run is left blank."""
+        last = self.records[-1]["step"] if self.records else self._begun
+        return self._guaranteed > 0 or self.count >= WIDEST * max(last, 1)
 
     def _affordable(self, group: str, groups: Mapping[str, Sequence[str]], guaranteed: bool) -> bool:
         return self._groups.affordable(group, groups[group], self.subject, guaranteed)
