@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gramscope import base as base
     from gramscope import hierarchy as hierarchy
     from gramscope import kernels as kernels
     from gramscope import linalg as linalg
@@ -14,7 +15,28 @@ if TYPE_CHECKING:
     from gramscope import store as store
     from gramscope import tasks as tasks
     from gramscope import theory as theory
+    from gramscope.base.errors import CoupledExamplesError as CoupledExamplesError
+    from gramscope.base.errors import GramscopeError as GramscopeError
+    from gramscope.base.errors import InputError as InputError
+    from gramscope.base.errors import UnsupportedError as UnsupportedError
     from gramscope.capture.capture import capture as capture
+    from gramscope.capture.projection import project as project
+    from gramscope.capture.sites import Snapshot as Snapshot
+    from gramscope.hierarchy.explain import explain_step as explain_step
+    from gramscope.kernels.kernel import Kernel as Kernel
+    from gramscope.kernels.kernel import kernel as kernel
+    from gramscope.kernels.ntk import ntk as ntk
+    from gramscope.kernels.operator import ntk_operator as ntk_operator
+    from gramscope.linalg import LinearOperator as LinearOperator
+    from gramscope.measures import Measure as Measure
+    from gramscope.record.adapters import to_mlflow as to_mlflow
+    from gramscope.record.adapters import to_tensorboard as to_tensorboard
+    from gramscope.record.adapters import to_wandb as to_wandb
+    from gramscope.record.alerts import Alert as Alert
+    from gramscope.record.watch import watch as watch
+    from gramscope.report import report as report
+    from gramscope.store import Run as Run
+    from gramscope.store import open_run as open_run
 
 __version__ = "0.1.0"
 
@@ -60,16 +82,18 @@ _ROOMS = (
 __all__ = [*_NAMES, *_ROOMS, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        module, _, attribute = _NAMES[name].partition(":")
-        value = getattr(import_module(module), attribute)
-    elif name in _ROOMS:
-        value = import_module(f"gramscope.{name}")
-    else:
-        raise AttributeError(f"gramscope has no {name!r}; it has {', '.join(__all__)}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # so that a type checker knows every name and no other
+
+    def __getattr__(name: str) -> Any:
+        if name in _NAMES:
+            module, _, attribute = _NAMES[name].partition(":")
+            value = getattr(import_module(module), attribute)
+        elif name in _ROOMS:
+            value = import_module(f"gramscope.{name}")
+        else:
+            raise AttributeError(f"gramscope has no {name!r}; it has {', '.join(__all__)}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -146,7 +146,8 @@ _NAMES = {
 __all__ = list(_NAMES)
 
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+if not TYPE_CHECKING:  # so that a type checker knows every name and no other
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
 
 
 class _Room(ModuleType):

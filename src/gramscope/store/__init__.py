@@ -47,4 +47,5 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+if not TYPE_CHECKING:  # so that a type checker knows every name and no other
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -1,6 +1,37 @@
 """Finite-width theory: recursions, criticality, nearly-kernel machines (PDLT chapter 11). Arrays only."""
 
+from typing import TYPE_CHECKING
+
 from gramscope.base.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from gramscope.theory.activations import Activation as Activation
+    from gramscope.theory.activations import Kinked as Kinked
+    from gramscope.theory.activations import resolve as resolve
+    from gramscope.theory.closed_flows import SingleInput as SingleInput
+    from gramscope.theory.closed_flows import scale_invariant_layer as scale_invariant_layer
+    from gramscope.theory.closed_flows import vanishing_kernel_layer as vanishing_kernel_layer
+    from gramscope.theory.comparison import Comparison as Comparison
+    from gramscope.theory.criticality import CriticalPoint as CriticalPoint
+    from gramscope.theory.criticality import Susceptibilities as Susceptibilities
+    from gramscope.theory.criticality import critical_point as critical_point
+    from gramscope.theory.criticality import equivalent_learning_rates as equivalent_learning_rates
+    from gramscope.theory.criticality import susceptibilities as susceptibilities
+    from gramscope.theory.cutoff import DepthToWidth as DepthToWidth
+    from gramscope.theory.cutoff import depth_to_width as depth_to_width
+    from gramscope.theory.cutoff import strengths as strengths
+    from gramscope.theory.families import Moments as Moments
+    from gramscope.theory.finite_width import FiniteWidthMLP as FiniteWidthMLP
+    from gramscope.theory.finite_width import Flow as Flow
+    from gramscope.theory.moments import gaussian_moments as gaussian_moments
+    from gramscope.theory.nearly_kernel import NearlyKernelRegressor as NearlyKernelRegressor
+    from gramscope.theory.nearly_kernel import algorithm_matrices as algorithm_matrices
+    from gramscope.theory.plots import plot_kernel_flow as plot_kernel_flow
+    from gramscope.theory.plots import plot_strengths as plot_strengths
+    from gramscope.theory.quadratic import QuadraticModel as QuadraticModel
+    from gramscope.theory.recursions import Layer as Layer
+    from gramscope.theory.sampling import ensemble as ensemble
+
 
 # Public names and the file each lives in; resolved on first use.
 _NAMES = {
@@ -34,4 +65,5 @@ _NAMES = {
 
 __all__ = list(_NAMES)
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+if not TYPE_CHECKING:  # so that a type checker knows every name and no other
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
