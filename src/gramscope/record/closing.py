@@ -26,7 +26,7 @@ def closing_line(records: Sequence[Mapping[str, Any]], measures: Sequence[str], 
         f"({', '.join(counts) or 'nothing to measure'}) took {cost}"
     )
     if left_out:
-        return f"{line}; {left_out} due steps were left out to keep overhead={budget.share}."
+        line += f"; {left_out} due steps were left out to keep overhead={budget.share}"
     if budget.share is not None and share > 100 * budget.share:
-        return f"{line}: {GUARANTEED} measurements and {FREE:.0f} s are allowed above overhead={budget.share}."
+        line += f"; the first {GUARANTEED} measurements and {FREE:.0f} s are allowed above overhead={budget.share}"
     return f"{line}."
