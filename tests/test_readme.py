@@ -29,16 +29,10 @@ def test_the_first_example_fills_its_page(tmp_path, monkeypatch):
         jaxtyping.config.update("jaxtyping_disable", False)
     run = gs.open_run("runs/a")
     frame = run.scalars()
-    for name in (
-        "kernel/drift",
-        "richness",
-        "share/0",
-        "target_linearity/0",
-        "loss/probe",
-        "step/error",
-        "delta_gram/0",
-    ):
+    for name in ("kernel/drift", "richness", "share/0", "target_linearity/0", "loss/probe", "gradient_norm/0"):
         assert frame[name].notna().sum() >= 12, name
+    for name in ("step/error", "delta_gram/0"):  # as many as a slow machine's seconds allow
+        assert frame[name].notna().sum() >= 2, name
     assert (run.steps[0], run.steps[-1]) == (0, 40)
     assert list(run.logged()["loss"].index) == list(range(1, 41))
     assert run.failures().empty
