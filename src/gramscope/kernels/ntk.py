@@ -162,6 +162,7 @@ class _Job:
         for mine in self.plan.rows:
             with self.open(slice_examples(x, self.plan.n, slice(*mine.examples))) as network:
                 left = network.snapshot(network.cotangents(some=_slice(mine.outputs)))
+                self._note_slow(network)
             for theirs in self.plan.columns:
                 if self.trace and mine.outputs != theirs.outputs:
                     continue

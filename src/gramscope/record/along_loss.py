@@ -59,9 +59,9 @@ def pull_back(
                 found.features[name] = inputs[places.to(inputs.device)].flatten(1)
             elif places is None and outer:
                 found.features = {name: _mean_input(outer), **found.features}  # the pass begins at the end
-    if squares:
-        found.squares.update(zip(squares, torch.stack(list(squares.values())).tolist(), strict=True))
-        found.example_squares = torch.stack(by_example).sum(0).cpu()
+    found.squares |= {name: float(square) for name, square in squares.items()}
+    if by_example:  # layers may lie on several devices
+        found.example_squares = torch.stack([each.cpu() for each in by_example]).sum(0)
     return found
 
 
