@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench docs clean format chromium floors
+.PHONY: demo test test-full lint bench docs clean format chromium floors
 
 # torch is named first and alone, so that pip takes the pinned build and not the newest CUDA one.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -43,6 +43,11 @@ test: lint chromium
 	$(BIN)/pytest -n 2 tests
 	$(BIN)/pytest -n 2 --doctest-modules src
 	$(BIN)/pytest --doctest-glob='*.md' README.md docs
+
+# Every case of the longest tests too: about five minutes more.
+test-full: export OMP_NUM_THREADS = 1
+test-full: test
+	$(BIN)/pytest -n 2 -m full tests
 
 # In an environment of its own, in a temporary folder.
 floors:

@@ -5,6 +5,11 @@
 (torch.Size([3, 5]), torch.Size([2, 5]), torch.float64)
 """
 
+from collections.abc import Iterable
+
+import pytest
+from _pytest.mark import ParameterSet
+
 from zoo import (
     attention,
     axes,
@@ -44,4 +49,10 @@ if len(CASES) != sum(map(len, FAMILIES.values())):
 
 COUPLED: dict[str, Case] = coupled.CASES
 
-__all__ = ["CASES", "COUPLED", "FAMILIES", "Case", "cast"]
+
+def all_in_full(names: Iterable[str], each: int) -> list[ParameterSet]:
+    """Parameters of a test: one in `each` in `make test`, all of them in `make test-full`."""
+    return [pytest.param(name, marks=[pytest.mark.full] if place % each else []) for place, name in enumerate(names)]
+
+
+__all__ = ["CASES", "COUPLED", "FAMILIES", "Case", "all_in_full", "cast"]

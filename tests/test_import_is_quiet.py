@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+from fresh import run_after_torch
+
 CHECK = """
 import logging, random, sys, warnings
 import numpy as np
@@ -70,15 +72,12 @@ THIRD_PARTIES = [
 
 def changes(action, before=()):
     script = textwrap.dedent(CHECK).format(action=textwrap.dedent(action), before=list(before))
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip().splitlines()[-1], run.stderr
+    out, err = run_after_torch(script)
+    return out.strip(), err
 
 
 def test_importing_gramscope():
-    found, errors = changes("import gramscope")
-    assert found == "changed: []"
-    assert errors == ""
+    assert changes("import gramscope") == ("changed: []", "")
 
 
 def test_importing_every_room_and_measuring():
@@ -88,8 +87,7 @@ def test_importing_every_room_and_measuring():
     gramscope.measures.cka(x, x)
     gramscope.measures.neural_collapse(x, torch.arange(20) % 3)
     """
-    found, _ = changes(IMPORT_ALL + textwrap.dedent(measuring), THIRD_PARTIES)
-    assert found == "changed: []"
+    assert changes(IMPORT_ALL + textwrap.dedent(measuring), THIRD_PARTIES)[0] == "changed: []"
 
 
 def test_the_check_would_see_it():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fresh import run_after_torch
+
 ROOT = Path(__file__).parents[1]
 ALWAYS = {"numpy", "jaxtyping", "torch"}
 LIBRARIES = [
@@ -44,21 +46,27 @@ CALLS = {
 }
 
 
-def loaded(code):
-    listing = f"\nimport sys\nprint('loaded:', *(name for name in {LIBRARIES} if name in sys.modules))"
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code + listing], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return set(run.stdout.strip().splitlines()[-1].split()[1:])
+def loaded(code, torch_first=False):
+    code += f"\nimport sys\nprint('loaded:', *(name for name in {LIBRARIES} if name in sys.modules))"
+    if torch_first:
+        said, _ = run_after_torch(code)
+    else:
+        run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        said = run.stdout
+    return set(said.strip().splitlines()[-1].split()[1:])
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_imported_that_the_call_does_not_need(name):
     code, needed = CALLS[name]
-    assert loaded(code) <= needed
+    assert loaded(code, torch_first="torch" in needed) <= needed
 
 
 def test_the_check_above_sees_an_import():
     assert "pandas" in loaded("import pandas")
+    assert "pandas" in loaded("import pandas", torch_first=True)
+    assert "pandas" not in loaded("", torch_first=True)
 
 
 def imported_libraries():

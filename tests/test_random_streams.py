@@ -1,8 +1,6 @@
 """Every entry point leaves torch's, numpy's and Python's random streams where they were; the user's code draws."""
 
 import random
-import subprocess
-import sys
 import warnings
 
 import jaxtyping
@@ -13,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import gramscope as gs
+from fresh import run_after_torch
 from gramscope.base.streams import streams_put_back
 from gramscope.kernels import (
     TangentKernels,
@@ -260,7 +259,5 @@ print("moved:", [bool(one) for one in moved])
 )
 def test_what_a_first_use_imports_draws_nothing(call):
     """Importing rich and parts of scikit-learn draws from Python's stream; here neither is imported before."""
-    script = FIRST_USE.format(call=call)
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip().splitlines()[-1] == "moved: [False, False, False]"
+    said, _ = run_after_torch(FIRST_USE.format(call=call))
+    assert said.strip().splitlines()[-1] == "moved: [False, False, False]"

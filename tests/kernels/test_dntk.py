@@ -2,8 +2,6 @@
 
 import copy
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import gramscope as gs
 from cases import CASES
 from conformance import assert_operator_conforms
+from fresh import run_after_torch
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels import graph
 from gramscope.kernels.crossings import ntk_step
@@ -526,7 +525,7 @@ def test_the_first_call_makes_no_warning():
         "model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1));"
         "dntk_velocity(model, torch.ones(2, 2), torch.ones(2, 1))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_after_torch(code)
 
 
 class Power(nn.Module):

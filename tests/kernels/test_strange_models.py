@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from cases import CASES
+from cases import CASES, all_in_full
 from gramscope.base.nested import map_tensors
 from gramscope.capture.network import count_examples
 from references.jacobian import assert_kernel_close, reference_ntk
@@ -165,7 +165,7 @@ def grown(x):
     return map_tensors(grow, x)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", all_in_full(CASES, each=3))
 def test_many_examples(name):
     case = CASES[name]
     if case.needs:

@@ -1,12 +1,10 @@
 """What solvers refuse, and how they say so; wrong types in a process without runtime checks of annotations."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
+from fresh import run_after_torch
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.linalg import Dense, Diagonal, Identity, conjugate_gradient, eigenvalues_top, lanczos, randomised_svd
 from gramscope.linalg.arguments import require_operator, require_whole, stream
@@ -44,8 +42,7 @@ for place, call in enumerate(calls):
 
 
 def test_wrong_types_are_named() -> None:
-    done = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+    assert run_after_torch(WRONG_TYPES)[0] == ""
 
 
 def test_messages() -> None:

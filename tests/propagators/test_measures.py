@@ -469,7 +469,7 @@ def test_exact_trace_of_the_published_mlp():
     assert float(g.output.dense().diagonal().double().sum()) == pytest.approx(2314.23, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_exact_trace_of_the_published_gru():
     """Σ |Jᵀ e|² over all states; a trial's states depend on that trial alone, so trial by trial."""
     model, x = published("gru")

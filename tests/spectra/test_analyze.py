@@ -2,8 +2,6 @@
 
 import logging
 import math
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -14,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import gramscope as gs
+from fresh import run_after_torch
 from gramscope.base.errors import InputError
 from gramscope.linalg import Dense, Diagonal, LowRank
 from gramscope.spectra import analyze, esd, esds, fit_marchenko_pastur, fit_tail, p_value, ranks, rivals, skipped
@@ -182,7 +181,7 @@ after = list(warnings.filters), root.level, list(root.handlers), torch.get_defau
 assert before == after, (before, after)
 assert torch.equal(streams[0], torch.get_rng_state()) and (streams[1] == np.random.get_state()[1]).all()
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_after_torch(code)
 
 
 def test_an_empty_choice_is_an_empty_frame():

@@ -3,12 +3,11 @@
 import gzip
 import inspect
 import struct
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from fresh import run_after_torch
 from gramscope import tasks
 from gramscope.base.errors import InputError
 from gramscope.tasks.idx import data_folder, read_idx
@@ -135,7 +134,7 @@ def test_digits_leave_pythons_random_numbers_alone():
         "import random, gramscope.tasks as t; random.seed(3); before = random.getstate(); t.digits(); "
         "assert random.getstate() == before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)  # scikit-learn draws when it is first imported
+    run_after_torch(code)  # scikit-learn draws when it is first imported
 
 
 MODELS = {

@@ -1,13 +1,11 @@
 """What cannot be computed is refused with a reason."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fresh import run_after_torch
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.theory.cutoff import depth_to_width
 from gramscope.theory.finite_width import FiniteWidthMLP
@@ -213,4 +211,4 @@ for call, part in [
 
 
 def test_wrong_types_without_the_type_checks_of_the_tests():
-    subprocess.run([sys.executable, "-c", WRONG_TYPES], check=True, timeout=120)
+    run_after_torch(WRONG_TYPES)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gramscope as gs
+from cases import all_in_full
 from gramscope.base.errors import InputError
 from gramscope.theory.activations import Kinked
 from gramscope.theory.finite_width import FiniteWidthMLP
@@ -87,7 +88,7 @@ def test_vanishing_kernel_asymptotics(name):
         assert getattr(flow[depth], tensor).item() == pytest.approx(getattr(want, tensor), rel=0.12), tensor
 
 
-@pytest.mark.parametrize("name", ["sin", "erf"])
+@pytest.mark.parametrize("name", all_in_full(["sin", "erf"], each=2))
 def test_vanishing_kernel_asymptotics_in_the_limit(name):
     """The ratio to the recursion, c₀ + (c₁ log l + c₂)/l through three layers: c₀ is 1 to 0.4 %."""
     layers, depth = np.array([100, 200, 400]), 400

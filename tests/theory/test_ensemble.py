@@ -96,7 +96,7 @@ def test_small_ensembles_after_extrapolation():
     assert report.max_pull < 4.5  # of 240 components
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "x", "depth"), [("tanh", ONE, 3), ("tanh", ONE, 4), ("gelu", TWO, 3)], ids=["tanh3", "tanh4", "gelu3"]
 )
