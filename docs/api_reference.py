@@ -1,0 +1,52 @@
+"""Pages of the API reference, one for each package: every name that the package lists in `__all__`, and no other."""
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import gramscope
+
+PACKAGES = {
+    "gramscope": "The names most people need, as `gs.name`.",
+    "capture": "Inputs and backward signals of every weight, from one forward and one backward pass.",
+    "kernels": "The tangent kernel, exact or matrix-free, and how it moves under a step.",
+    "hierarchy": "Layerwise Gram metrics of ReLU networks, pullback operators and explained steps.",
+    "measures": "Numbers and curves that say how a network learns.",
+    "propagators": "The tangent kernel of all hidden states.",
+    "theory": "Finite-width recursions, criticality and nearly-kernel machines.",
+    "spectra": "Eigenvalue densities, tail fits and ranks of weights.",
+    "linalg": "Linear operators, solvers and trace estimators.",
+    "record": "What `gs.watch` measures, and how to add a measurement.",
+    "store": "Run folders: writing, reading, checking.",
+    "tasks": "Small data sets and networks that ship with the package.",
+}
+
+
+def public_names(package: str) -> list[str]:
+    """Functions and classes of a package, by the name to use: `gramscope.ntk` rather than `gramscope.kernels.ntk`."""
+    module = import_module("gramscope" if package == "gramscope" else f"gramscope.{package}")
+    short = {id(getattr(gramscope, name)): f"gramscope.{name}" for name in gramscope.__all__}
+    values = {name: getattr(module, name) for name in module.__all__ if name[0] != "_"}
+    return [
+        short.get(id(value), f"{module.__name__}.{name}")
+        for name, value in values.items()
+        if callable(value) and not isinstance(value, ModuleType)
+    ]
+
+
+def page(package: str) -> str:
+    title = package if package == "gramscope" else f"gramscope.{package}"
+    names = [f"   {name}" for name in public_names(package)]
+    head = [title, "=" * len(title), "", PACKAGES[package].replace("`", "``"), ""]
+    return "\n".join([*head, ".. autosummary::", "   :toctree: names", "   :nosignatures:", "", *names, ""])
+
+
+def write_reference(folder: Path) -> None:
+    """Pages that have not changed keep their time, so that Sphinx builds only what is new."""
+    assert set(PACKAGES) - {"gramscope"} <= set(gramscope.__all__), "a package has gone: see PACKAGES"
+    folder.mkdir(exist_ok=True)
+    index = ["API reference", "=============", "", ".. toctree::", "", *(f"   {name}" for name in PACKAGES), ""]
+    for name, text in {"index": "\n".join(index), **{name: page(name) for name in PACKAGES}}.items():
+        file = folder / f"{name}.rst"
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
