@@ -6,9 +6,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from api_reference import write_reference  # noqa: E402
+from api_reference import write_reference
 
-import gramscope  # noqa: E402
+import gramscope
 
 project = "gramscope"
 author = "The gramscope founders"

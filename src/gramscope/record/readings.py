@@ -77,7 +77,7 @@ def reader(
     ready: Callable[[Subject], bool] = lambda subject: True,
     weights_only: bool = False,
 ) -> Callable[[Callable[[Moment], Reading]], Callable[[Moment], Reading]]:
-    """Register a measure of ``gs.watch``: a decorator of a function of the shared pass, under the name of its series."""
+    """Register a measure of ``gs.watch``: a decorator of a function of the shared pass."""
 
     def register(read: Callable[[Moment], Reading]) -> Callable[[Moment], Reading]:
         READERS[name] = Reader(name, read, needs_targets, how_to_read, by_default, guess, ready, weights_only)
