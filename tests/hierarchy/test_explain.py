@@ -318,6 +318,14 @@ def test_the_zoo(name):
 ROUNDED = ["mlp_relu", "resnet18_narrow", "encoder_layer", "gpt_tied", "vit", "lstm", "hf_bert_classification"]
 
 
+@pytest.fixture
+def without_onednn():
+    """Its bfloat16 convolutions leave parts of a weight's gradient unwritten on some processors (torch 2.11)."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounding_is_called_rounding(name, dtype):
