@@ -161,7 +161,7 @@ def test_the_step_really_taken(name, warm):
     if warm and name == "amsgrad":
         states = optimizer.state.values()
         assert any(bool((s["max_exp_avg_sq"] > 1.5 * s["exp_avg_sq"]).any()) for s in states), "the case shows nothing"
-    assert close(step.true, model(X).detach() - start)
+    assert close(step.measured, model(X).detach() - start)
     assert sum(step.loss_change_by_part.values()) == pytest.approx(step.predicted_loss_change)
     assert step.parts.kind == ("effective" if name in ("rmsprop", "lbfgs") else "exact")
     if warm == 0 and name in ("sgd", "nesterov", "maximize", "adam", "amsgrad", "adamw", "groups"):
@@ -197,7 +197,7 @@ def test_the_error_is_split_exactly():
     model = mlp()
     steps = [gs.explain_step(model, X, Y, lr=lr, loss="half_squared") for lr in (0.08, 0.002, 0.001)]
     for step in steps:
-        assert close(step.predicted + step.second_order + step.by_flips, step.true)
+        assert close(step.predicted + step.second_order + step.by_flips, step.measured)
     assert steps[0].flip_count > 0
     assert steps[0].errors["mask flips"] > 0
     assert steps[1].flip_count == 0
@@ -233,7 +233,7 @@ def test_any_network_in_training_mode():
     F.cross_entropy(model(IMAGES), LABELS).backward()
     optimizer.step()
     torch.manual_seed(7)
-    assert close(step.true, model(IMAGES).detach() - start, 1e-11)
+    assert close(step.measured, model(IMAGES).detach() - start, 1e-11)
     assert {flips.name for flips in step.flips} == {"relu 1", "max_pool2d 1"}
     step.plot()
 
@@ -243,9 +243,9 @@ def test_any_loss_and_any_output_shape():
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 8), nn.Unflatten(1, (2, 4))).double()
     y = torch.randn(6, 2, 4).double()
     step = gs.explain_step(model, X, y, lr=0.01, loss=lambda f, y: F.huber_loss(f, y))
-    assert step.true.shape == (6, 8)
+    assert step.measured.shape == (6, 8)
     assert step.flips == ()
-    assert step.true_loss_change < 0
+    assert step.measured_loss_change < 0
     first = gs.explain_step(model, X, y[:, :1], lr=0.01, loss=lambda f, y: F.mse_loss(f[:, :1], y))
     assert float(first.residual[:, 4:].norm()) == 0
 
@@ -291,11 +291,11 @@ def test_float64_rehearsal_of_a_float32_model():
     optimizer = torch.optim.Adam(model.parameters())
     true_step(model, X.float(), Y.float(), F.mse_loss, optimizer)
     step = gs.explain_step(model, X.float(), Y.float(), optimizer=optimizer, precision="float64")
-    assert step.true.dtype == torch.float64
+    assert step.measured.dtype == torch.float64
     assert step.errors["all"] < 0.2
     assert next(iter(optimizer.state.values()))["exp_avg"].dtype == torch.float32
     plain = gs.explain_step(model, X.float(), Y.float(), optimizer=optimizer)
-    assert close(plain.true.double(), step.true, 1e-5)
+    assert close(plain.measured.double(), step.measured, 1e-5)
 
 
 # Autograd itself does not see all that moves these: a stopped gradient, a table that is renormalised on the way, a norm
@@ -334,9 +334,9 @@ def test_rounding_is_called_rounding(name, dtype):
                 flat_outputs(m.double(), doubled(x), CASES[name].outputs) for m in (copy.deepcopy(model), moved)
             )
         exact = after - before
-        assert float((step.true - exact).norm()) <= step.rounding
+        assert float((step.measured - exact).norm()) <= step.rounding
         if "mostly" in step.verdict:
-            assert float((step.predicted - exact).norm()) > 0.5 * float((step.predicted - step.true).norm())
+            assert float((step.predicted - exact).norm()) > 0.5 * float((step.predicted - step.measured).norm())
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -382,8 +382,8 @@ def test_an_optimiser_may_be_made_or_overruled():
     by_name = gs.explain_step(model, X, Y, lr=0.01, optimizer="sgd")
     made = gs.explain_step(model, X, Y, lr=0.01, optimizer=torch.optim.SGD)
     overruled = gs.explain_step(model, X, Y, lr=0.01, optimizer=own)
-    assert torch.equal(by_name.true, made.true)
-    assert torch.equal(by_name.true, overruled.true)
+    assert torch.equal(by_name.measured, made.measured)
+    assert torch.equal(by_name.measured, overruled.measured)
     assert own.param_groups[0]["lr"] == 0.5
     adam = gs.explain_step(model, X, Y, lr=0.01, optimizer="adam")
     assert adam.parts.kind == "exact"
@@ -424,8 +424,8 @@ def test_autocast_serves_the_new_weights():
         F.mse_loss(model(x), y).backward()
     optimizer.step()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(step.true, model(x).detach() - before)
-    assert float(step.true.norm()) > 0.1
+        assert torch.equal(step.measured, model(x).detach() - before)
+    assert float(step.measured.norm()) > 0.1
 
 
 class TwoHeads(nn.Module):
@@ -526,7 +526,7 @@ def test_an_optimiser_that_requires_a_closure():
     before = model(X).detach()
     closure()
     optimizer.step(closure)
-    assert close(step.true, model(X).detach() - before, 1e-13)
+    assert close(step.measured, model(X).detach() - before, 1e-13)
 
 
 def test_torchscript_with_an_optimiser_in_use():
@@ -534,7 +534,7 @@ def test_torchscript_with_an_optimiser_in_use():
     optimizer, y = torch.optim.Adam(model.parameters(), lr=0.1), torch.zeros_like(model(x)).detach()
     true_step(model, x, y, F.mse_loss, optimizer)
     step = gs.explain_step(model, x, y, optimizer=optimizer)
-    assert close(step.true, true_step(model, x, y, F.mse_loss, optimizer), 1e-13)
+    assert close(step.measured, true_step(model, x, y, F.mse_loss, optimizer), 1e-13)
     assert step.parts.kind == "exact"
 
 
@@ -545,7 +545,7 @@ def test_sparse_gradients(name):
     ids = torch.randint(0, 7, (6, 3))
     optimizer = getattr(torch.optim, name)(model[0].parameters(), lr=0.1)
     step = gs.explain_step(model, ids, Y, optimizer=optimizer)
-    assert close(step.true, true_step(model, ids, Y, F.mse_loss, optimizer), 1e-14)
+    assert close(step.measured, true_step(model, ids, Y, F.mse_loss, optimizer), 1e-14)
     assert step.parameter_shares["0.weight"] == pytest.approx(1)
     with pytest.raises(UnsupportedError, match="Adam does not take all of them"):
         gs.explain_step(model, ids, Y, optimizer="adam", lr=0.1)
@@ -593,8 +593,8 @@ def test_inside_inference_mode():
     outside = gs.explain_step(model, X, Y, lr=0.1)
     with torch.inference_mode():
         inside = gs.explain_step(model, X.clone(), Y.clone(), lr=0.1)
-    assert torch.equal(inside.true, outside.true)
-    assert not inside.true.is_inference()
+    assert torch.equal(inside.measured, outside.measured)
+    assert not inside.measured.is_inference()
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,13 @@ def test_sites_sum_to_the_total(network, x):
     assert set(kernel.sites) == {name for name, _ in network.named_parameters()}
 
 
-def test_spectrum_and_effective_rank(network, x):
+def test_spectrum_and_participation_ratio(network, x):
     kernel = gs.kernel(network, x)
     matrix = kernel.matrix
     values = kernel.spectrum()
     assert torch.all(values[:-1] >= values[1:])
     torch.testing.assert_close(values.sum(), matrix.trace())
-    assert kernel.effective_rank() == pytest.approx(float(values.sum() ** 2 / (values**2).sum()))
+    assert kernel.participation_ratio() == pytest.approx(float(values.sum() ** 2 / (values**2).sum()))
 
 
 def test_alignment(network, x):
@@ -147,7 +147,7 @@ def test_alignments_that_are_not_defined_say_why(network, x, reduce):
     with pytest.warns(UndefinedMeasureWarning, match="other kernel is zero"):
         assert math.isnan(kernel.alignment(0 * kernel.total))
     with pytest.warns(UndefinedMeasureWarning, match="kernel is zero"):
-        assert math.isnan(gs.Kernel(0 * kernel.total).effective_rank())
+        assert math.isnan(gs.Kernel(0 * kernel.total).participation_ratio())
     with pytest.raises(InputError, match="targets must be finite"):
         kernel.target_alignment(torch.full((5, 2), float("nan")))
 

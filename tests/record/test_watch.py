@@ -75,7 +75,7 @@ def test_predictions_of_the_other_theories_by_name():
 
     step = gs.kernels.crossings.ntk_step(model, X[:6], loss, 0.01)
     assert seen["dntk/error"] == pytest.approx(step.error)
-    states = gs.propagators.prediction.predict_step(model, X[:6], loss, 0.01)
+    states = gs.propagators.prediction.predict_states(model, X[:6], loss, 0.01)
     assert seen["states/error"] == pytest.approx(states.relative_error)
     with pytest.raises(InputError, match="needs a learning rate"):
         gs.watch(model, (X, Y), measures="dntk", on_error="raise", overhead=None)

@@ -104,7 +104,7 @@ def test_a_function_is_what_it_computes_and_not_its_name():
 
 def test_a_loose_tolerance_does_not_make_a_kernel_indefinite():
     x = torch.tensor([[1.0, -0.5], [1.0, -0.5 + 1e-6], [1.0, -0.5 - 1e-6]], dtype=torch.float64)
-    flow = FiniteWidthMLP(widths=[2, 4, 4, 4, 1], activation="silu").flow(x, tolerance=1e-3)
+    flow = FiniteWidthMLP(widths=[2, 4, 4, 4, 1], activation="silu").flow(x, tol=1e-3)
     assert torch.isfinite(flow[4].Q).all()
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from gramscope import spectra
 from gramscope.base.errors import InputError
 from gramscope.cli.checkpoint import read_checkpoint
-from gramscope.cli.printed import strict_json
+from gramscope.cli.printed import json_line
 from gramscope.store.errors import disk_trouble
 from gramscope.store.meta import check_not_of_a_run
 
@@ -30,7 +30,7 @@ def analyze_checkpoint(path: Path, convention: str, out: Path | None, as_json: b
         _write(frame, out)
     if as_json:
         rows = json.loads(frame.to_json(orient="records"))
-        print(strict_json({"weights": rows, "skipped": json.loads(left_out.to_json(orient="records"))}))
+        print(json_line({"weights": rows, "skipped": json.loads(left_out.to_json(orient="records"))}))
         return
     console = Console()
     if len(frame):

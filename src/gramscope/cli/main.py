@@ -8,7 +8,7 @@ import typer
 
 import gramscope
 from gramscope.base.errors import GramscopeError
-from gramscope.cli.printed import strict_json
+from gramscope.cli.printed import json_line
 
 app = typer.Typer(
     name="gramscope",
@@ -77,7 +77,7 @@ def run(
 
         found = run_config(config, changes or [], quiet=as_json)
         if as_json:
-            typer.echo(strict_json(found))
+            typer.echo(json_line(found))
 
 
 @app.command()
@@ -121,7 +121,7 @@ def verify(
         model, x = load(target) if target else default_target()
         findings = check(model, x, examples)
         if as_json:
-            typer.echo(strict_json([{**vars(f), "passed": f.passed} for f in findings]))
+            typer.echo(json_line([{**vars(f), "passed": f.passed} for f in findings]))
         else:
             _print_findings(findings)
         if not all(finding.passed for finding in findings):
@@ -147,7 +147,7 @@ def report(
         from gramscope.report import report as write_report
 
         page = write_report(runs, out=out, svg_dir=svg)
-        typer.echo(strict_json({"report": str(page)}) if as_json else f"Report: {page}")
+        typer.echo(json_line({"report": str(page)}) if as_json else f"Report: {page}")
 
 
 @app.command()
@@ -168,7 +168,7 @@ def serve(
         from gramscope.report import serve as serve_run
 
         with serve_run(folder, port=port) as server:
-            typer.echo(strict_json({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
+            typer.echo(json_line({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
             server.wait()
 
 
@@ -191,7 +191,7 @@ class _explained:
         # A reader that went away (| head) is nobody's mistake; typer ends quietly on it.
         if isinstance(error, GramscopeError | OSError) and not isinstance(error, BrokenPipeError):
             message = str(error)
-            typer.echo(strict_json({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
+            typer.echo(json_line({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
             raise typer.Exit(2) from error
 
 

@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_finite, check_plain, check_symmetric
+from gramscope.base.effective_rank import participation_ratio_of, ratio_of_traces
 from gramscope.base.errors import InputError
+from gramscope.base.moments import centered_rows
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.warned import undefined
 
@@ -23,10 +25,10 @@ Labels = Int[Tensor, " examples"] | None
 Pairs = str | tuple[int, int]
 
 
-def overlap_rank(field: Masks, *, centred: bool = False) -> float:
-    """Effective rank ``tr(C)² / tr(C²)`` of the overlap ``C_{μν} = u_μ·u_ν`` of a field: masks, activations, signals.
+def overlap_rank(field: Masks, *, center: bool = False) -> float:
+    """Participation ratio ``tr(C)² / tr(C²)`` of the overlap ``C_{μν} = u_μ·u_ν`` of a field (masks, signals).
 
-    Between 1 and min(n, N). ``centred`` takes the mean over examples off first: fields that are never negative share
+    Between 1 and min(n, N). ``center`` takes the mean over examples off first: fields that are never negative share
     one large direction, which hides the others. NaN, with a warning, only if there is nothing to rank: a field that is
     zero (or, centred, the same for all examples).
 
@@ -36,16 +38,15 @@ def overlap_rank(field: Masks, *, centred: bool = False) -> float:
     1.0
     """
     u = _checked(field, "the field")
-    u = u - u.mean(0) if centred else u
+    u = centered_rows(u) if center else u
     # Rounding of the mean must not pass for a spread.
     rounding = max(1e3 * EPS64, Rounding.of(field).relative)
     if float(u.abs().max()) <= rounding * float(field.double().abs().max()):
         why = "the field is zero everywhere" if not bool(field.any()) else "it is the same for all examples"
-        return undefined("an effective rank", why if len(field) > 1 or not centred else "one example has no spread")
+        return undefined("a participation ratio", why if len(field) > 1 or not center else "one example has no spread")
     u = u / u.abs().max()
     # C and its N × N companion share their nonzero eigenvalues; take the smaller.
-    gram = u @ u.T if u.shape[0] <= u.shape[1] else u.T @ u
-    return float(gram.trace() ** 2 / gram.pow(2).sum())
+    return participation_ratio_of(u @ u.T if u.shape[0] <= u.shape[1] else u.T @ u)
 
 
 def coactivation(masks: Masks) -> Float64[Tensor, "n n"]:
@@ -61,18 +62,18 @@ def coactivation(masks: Masks) -> Float64[Tensor, "n n"]:
     return sigma @ sigma.T
 
 
-def coactivation_rank(masks: Masks, *, centred: bool = False) -> float:
-    """Effective rank ``tr(C)² / tr(C²)`` of the co-activation overlap, without forming C.
+def coactivation_rank(masks: Masks, *, center: bool = False) -> float:
+    """Participation ratio ``tr(C)² / tr(C²)`` of the co-activation overlap, without forming C.
 
     Plain, it lies near 4 for many independent units that are on half of the time, however many examples there are:
-    half of the trace is the common direction. ``centred=True`` asks how many patterns there are beside the mean one.
+    half of the trace is the common direction. ``center=True`` asks how many patterns there are beside the mean one.
     NaN, with a warning, where no unit is on (or, centred, where all examples have one pattern).
 
     >>> masks = torch.tensor([[True, False], [True, False], [False, True], [False, True]])
-    >>> coactivation_rank(masks), coactivation_rank(masks, centred=True)
+    >>> coactivation_rank(masks), coactivation_rank(masks, center=True)
     (2.0, 1.0)
     """
-    return overlap_rank(masks, centred=centred)
+    return overlap_rank(masks, center=center)
 
 
 def mean_projector(
@@ -278,9 +279,9 @@ def concentration(
             Concentration(
                 layer=place + 1,
                 coactivation_rank=coactivation_rank(mask),
-                centred_rank=coactivation_rank(mask, centred=True),
+                centred_rank=coactivation_rank(mask, center=True),
                 spectrum=metric[0],
-                metric_rank=_participation(metric[0]),
+                metric_rank=float(ratio_of_traces(metric[0].sum(), metric[0].square().sum())),
                 alignment=None if deltas is None else _overlap(_factor_eigen(*deltas[place]), metric, size),
                 incoming_alignment=_incoming(deltas, place, metric, size),
             )
@@ -306,11 +307,6 @@ def _incoming(deltas: list[tuple[Tensor, Tensor]] | None, place: int, metric: Ei
     return _overlap(_factor_eigen(below.T, floor), metric, k)
 
 
-def _participation(values: Float64[Tensor, " N"]) -> float:
-    total = float(values.pow(2).sum())
-    return float(values.sum() ** 2) / total if total > 0 else float("nan")
-
-
 def _metric_eigen(w: Float64[Tensor, "N_next N"], diagonal: Float64[Tensor, " N_next"], rounding: Rounding) -> Eigen:
     if bool((diagonal < 0).any()):  # slopes of a smooth activation can be negative, and then the mean metric is not PSD
         return _eigen(w.T @ (diagonal[:, None] * w))
@@ -328,8 +324,7 @@ def _factor_eigen(factor: Float64[Tensor, "m N"], floor: Float64[Tensor, " 1"]) 
 
 def _eigen(matrix: Float[Tensor, "N N"]) -> Eigen:
     m = _checked(matrix, "the matrix")
-    if float((m - m.T).abs().max()) > 1e-5 * float(m.abs().max()):
-        raise InputError("the matrices must be symmetric, but one differs from its transpose. Pass ΔWᵀΔW, not ΔW.")
+    check_symmetric(m, "the matrix", tol=1e-5, remedy="Pass ΔWᵀΔW, not ΔW.")
     values, vectors = torch.linalg.eigh((m + m.T) / 2)
     floor = max(1e-12 * float(values[-1]), float(singular_floor(m, Rounding.of(matrix))))
     return values.flip(0), vectors.flip(1), int((values > floor).sum())

@@ -90,7 +90,7 @@ def explain_step(
         >>> step = gs.explain_step(net, torch.ones(2, 3).double(), torch.zeros(2, 1).double(), lr=0.01)
         >>> sorted(step.shares)
         ['0', '2']
-        >>> bool(step.true_loss_change < 0)
+        >>> bool(step.measured_loss_change < 0)
         True
     """
     model, x = unwrap_with_input(model, x)
@@ -142,7 +142,7 @@ class _Rehearsal:
             outputs_before=start,
             predicted=predicted,
             held=held,
-            true=end - start,
+            measured=end - start,
             rounding=rounding,
             residual=residual,
             loss_before=float(value),

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float64, Int
 from numpy import ndarray
 
+from gramscope.base.checks import check_lr, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
-from gramscope.hierarchy.fields import check_lr
 from gramscope.linalg import Dense, eigenvalues_top
 
 # Eigenvalues below this part of the largest count as rounding: Gram matrices often come from float32 features.
@@ -135,13 +135,8 @@ def largest_eigenvalue(gram: Float64[ndarray, "n n"]) -> float:
 
 def check_gram(gram: Float64[ndarray, "n n"], what: str) -> None:
     """Raise unless ``gram`` is symmetric and positive semi-definite, up to rounding."""
-    scale = float(np.abs(gram).max())
-    gap = float(np.abs(gram - gram.T).max())
-    if gap > _PSD_TOLERANCE * scale:
-        raise InputError(
-            f"{what} must be symmetric, but K and its transpose differ by {gap:.3g} (largest entry {scale:.3g}). "
-            "Pass the overlaps of the training examples with themselves, in one order for rows and columns."
-        )
+    same_order = "Pass the overlaps of the training examples with themselves, in one order for rows and columns."
+    check_symmetric(gram, what, _PSD_TOLERANCE, same_order)
     slack = _PSD_TOLERANCE * max(largest_eigenvalue(gram), 0.0)
     try:
         # A Cholesky factor exists just if no eigenvalue lies below -slack; it costs a tenth of the spectrum.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gramscope.base.checks import check_lr
 from gramscope.base.complex_numbers import real_view, with_precision_of
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.hierarchy.fields import check_lr
 
 Factory = Callable[[Iterable[Tensor]], Optimizer]
 _ONE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

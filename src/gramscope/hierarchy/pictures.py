@@ -32,7 +32,7 @@ def _layers(axes: Any, step: "ExplainedStep") -> None:
 
 
 def _outputs(axes: Any, step: "ExplainedStep") -> None:
-    true, predicted = _array(step.true.flatten()), _array(step.predicted.flatten())
+    true, predicted = _array(step.measured.flatten()), _array(step.predicted.flatten())
     low, high = float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))
     axes.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
     axes.scatter(predicted, true, s=8, color=BLUE, alpha=0.6, linewidths=0)

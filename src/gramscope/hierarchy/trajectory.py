@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.hierarchy.chain import Chain
-from gramscope.hierarchy.fields import Fields, check_lr
+from gramscope.hierarchy.fields import Fields
 
 Residual = Callable[[Tensor], Tensor]
 
@@ -26,7 +27,7 @@ class Trajectory:
     """
 
     predicted: Float[Tensor, "steps n C"]
-    true: Float[Tensor, "steps n C"]
+    measured: Float[Tensor, "steps n C"]
     drift: Float[Tensor, " steps"]
     field_drift: Float[Tensor, "steps layers"]
     flips: Tensor

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from gramscope.base.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gramscope.base.effective_rank import effective_rank as effective_rank
+    from gramscope.base.effective_rank import participation_ratio as participation_ratio
     from gramscope.measures.agop import AGOP as AGOP
     from gramscope.measures.agop import AGOPOperator as AGOPOperator
     from gramscope.measures.agop import LayerAGOP as LayerAGOP
@@ -92,6 +94,8 @@ _NAMES = {
     "RichnessCurves": "curves",
     "richness_curves": "curves",
     "effective_dimension": "curves",
+    "effective_rank": "gramscope.base.effective_rank",
+    "participation_ratio": "gramscope.base.effective_rank",
     # neural collapse
     "Collapse": "collapse",
     "NeuralCollapse": "collapse",

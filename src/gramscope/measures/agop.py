@@ -1,6 +1,6 @@
 """The average gradient outer product of a network, at its input and at the input of every weight."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from gramscope.capture.owners import exponents, quick_owner
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
+from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning import private_copy
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
@@ -173,25 +174,14 @@ class SignalSums:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerAGOPs(Mapping[str, Tensor]):
+class LayerAGOPs(ByWeight[Tensor]):
     """AGOP (g, i, i) by weight name; ``left_out`` names every other parameter and says why.
 
     ``signal_covariances`` are K (g, o, o), ``grams`` are WᵀW (g, i, i).
     """
 
-    matrices: dict[str, Tensor]
     grams: dict[str, Tensor]
     signal_covariances: dict[str, Tensor]
-    left_out: dict[str, str]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.matrices[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.matrices)
-
-    def __len__(self) -> int:
-        return len(self.matrices)
 
 
 class LayerAGOP(Measure[SignalSums, LayerAGOPs]):
@@ -235,7 +225,7 @@ class LayerAGOP(Measure[SignalSums, LayerAGOPs]):
         covariances = {name: total / state.n for name, total in state.totals.items()}
         grams = {name: w.mT @ w for name, w in state.weights.items()}
         matrices = {name: w.mT @ covariances[name] @ w for name, w in state.weights.items()}
-        return LayerAGOPs(matrices, grams, covariances, state.left_out)
+        return LayerAGOPs(matrices, state.left_out, grams, covariances)
 
 
 def _signal_sum(use: WeightForm) -> Float[Tensor, "g o o"]:

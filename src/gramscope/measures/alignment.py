@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.agreement import cosine_of_sums
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows
 from gramscope.base.rounding import EPS64, Rounding
@@ -82,8 +83,8 @@ class Alignment(Measure[AlignmentState, float]):
         for name, square in (("first", state.square_a), ("second", state.square_b)):
             if square == 0:
                 return undefined("the alignment", f"the {name} kernel is zero (constant, if it was centred)")
-        value = state.inner / math.sqrt(state.square_a) / math.sqrt(state.square_b)
-        return min(max(value, -1.0), 1.0)
+        sums = (torch.tensor(part, dtype=torch.float64) for part in (state.inner, state.square_a, state.square_b))
+        return float(cosine_of_sums(*sums))
 
 
 class TargetAlignment(CKA):
@@ -116,16 +117,16 @@ class TargetAlignment(CKA):
         return super().update(a, _targets(b, self.classes))
 
 
-def alignment(a: KernelLike, b: KernelLike, *, centred: bool = False, block: int = 256) -> float:
+def alignment(a: KernelLike, b: KernelLike, *, center: bool = False, block: int = 256) -> float:
     """Alignment ``⟨A, B⟩/(|A| |B|)`` of two kernels: matrices, ``Kernel`` objects or operators, in any mixture.
 
     Operators are multiplied with ``block`` columns of the identity at a time, so neither is ever formed whole. With
-    ``centred`` both are centred over the examples on either side first (``H A H``), which is CKA for kernels.
+    ``center`` both are centred over the examples on either side first (``H A H``), which is CKA for kernels.
 
     Args:
         a: a matrix (n, m), a kernel (n, C, m, C), a ``Kernel`` or a ``LinearOperator``.
         b: likewise, of the same shape as a matrix.
-        centred: take out the means over examples.
+        center: take out the means over examples.
         block: columns of an operator taken at a time.
 
     Reference: Cristianini et al. 2001, definition 1; centred: Cortes et al. 2012, eq. 4.
@@ -140,21 +141,21 @@ def alignment(a: KernelLike, b: KernelLike, *, centred: bool = False, block: int
     if first.shape != second.shape:
         raise InputError(f"two kernels must have one shape as matrices, got {first.shape} and {second.shape}.")
     measure = Alignment()
-    pairs = zip(first.blocks(block, centred), second.blocks(block, centred), strict=True)
+    pairs = zip(first.blocks(block, center), second.blocks(block, center), strict=True)
     state = AlignmentState()
     scale_a = scale_b = 0.0
     for (raw_a, cols_a), (raw_b, cols_b) in pairs:
         state = measure.merge(state, measure.update(cols_a, cols_b))
         scale_a, scale_b = math.hypot(scale_a, raw_a), math.hypot(scale_b, raw_b)
     left = zip(("first", "second"), state.norms(), (scale_a, scale_b), (first, second), strict=True)
-    for which, norm, scale, kernel in left if centred else ():
+    for which, norm, scale, kernel in left if center else ():
         if norm <= max(1e3 * EPS64, kernel.rounding.relative) * scale:
             return undefined("the alignment", f"the {which} kernel is constant, so nothing is left once centred")
     return measure.compute(state)
 
 
 def kernel_target_alignment(
-    kernel: KernelLike, targets: Tensor, *, centred: bool = True, classes: int | None = None
+    kernel: KernelLike, targets: Tensor, *, center: bool = True, classes: int | None = None
 ) -> float:
     """Alignment of a kernel with the targets, ``⟨K, YYᵀ⟩/(|K| |YYᵀ|)``.
 
@@ -162,7 +163,7 @@ def kernel_target_alignment(
         kernel: (n, n), (n, C, n, C), a ``Kernel`` or a ``LinearOperator`` on n or n·C entries.
         targets: (n, C), or labels (n,), which count as one-hot. A kernel with outputs is compared with the YYᵀ of all
             n·C entries.
-        centred: centre kernel and targets over the examples.
+        center: centre kernel and targets over the examples.
         classes: number of classes, where the labels do not show all.
 
     Reference: Cristianini et al. 2001, definition 2; centred: Cortes et al. 2012, eq. 4.
@@ -184,7 +185,7 @@ def kernel_target_alignment(
             f"targets must have one row for each of the kernel's {size} examples (or one entry for each example and "
             f"output), got shape {tuple(y.shape)}."
         )
-    return alignment(kernel, ideal, centred=centred)
+    return alignment(kernel, ideal, center=center)
 
 
 class _Columns:
@@ -213,12 +214,12 @@ class _Columns:
         self.shape = (self.matrix.shape[0], self.matrix.shape[1])
         self.rounding = Rounding.of(self.matrix)
 
-    def blocks(self, size: int, centred: bool) -> Iterator[tuple[float, Tensor]]:
+    def blocks(self, size: int, center: bool) -> Iterator[tuple[float, Tensor]]:
         """For each block its norm before centring, and the columns as (cols, rows), centred if asked."""
-        middle = self._mean_columns(size) if centred else None
+        middle = self._mean_columns(size) if center else None
         for start in range(0, self.shape[1], size):
             columns = self._take(start, min(start + size, self.shape[1]))
-            raw = frobenius(columns) if centred else 0.0
+            raw = frobenius(columns) if center else 0.0
             if middle is not None:
                 places = torch.arange(start, start + columns.shape[1], device=columns.device) % self.outputs[1]
                 columns = columns - middle[:, places]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
 from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
@@ -182,7 +182,7 @@ def richness_curves(
 
 
 def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
-    """``1 + exp(entropy of ρ_2..ρ_p, normalised)``: how many eigenfunctions carry the features.
+    """``1 + effective_rank(ρ_2..ρ_p)``: how many eigenfunctions carry the features.
 
     The largest eigenvalue belongs to the constant function (Σ is uncentred) and counts as one dimension by itself. NaN,
     with a warning, where all are zero; those below zero by rounding count as zero.
@@ -193,27 +193,11 @@ def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
         >>> round(effective_dimension(torch.tensor([9.0, 1.0, 1.0, 1.0])), 12)
         4.0
     """
-    if eigenvalues.dim() != 1 or len(eigenvalues) == 0:
-        raise InputError(f"eigenvalues must have shape (p,) with p > 0, got {tuple(eigenvalues.shape)}.")
-    check_plain(eigenvalues, "eigenvalues")
-    rho = eigenvalues.detach().double().sort(descending=True).values
-    check_finite(rho, "eigenvalues", "Look for overflow in what they are of.")
-    rounding = torch.finfo(eigenvalues.dtype if eigenvalues.is_floating_point() else torch.float64).eps
-    if float(rho[-1]) < -rounding * len(rho) * float(rho.abs().max()):
-        raise InputError(
-            f"eigenvalues must be those of a second moment, so at least 0, got {float(rho[-1]):.3g} as the least and "
-            f"{float(rho[0]):.3g} as the greatest."
-        )
-    rho = rho.clamp(min=0)
-    if float(rho[0]) == 0:
-        return undefined("the effective dimension", "all eigenvalues are zero")
-    rest = rho[1:][rho[1:] > 0]
-    if len(rest) == 0:
-        return 1.0
-    rest = rest / rest[0]  # the sum of the largest numbers of float64 is none
-    p = rest / rest.sum()
-    p = p[p > 0]
-    return 1.0 + math.exp(float(-(p * p.log()).sum()))
+    whole = effective_rank(eigenvalues)  # checks them, and warns where all are zero
+    rest = eigenvalues.detach().double().sort(descending=True).values[1:].clamp(min=0)
+    if math.isnan(whole) or not bool(rest.any()):
+        return whole
+    return 1.0 + effective_rank(rest)
 
 
 def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float = 0.0) -> Float[Tensor, "n k"]:

@@ -1,6 +1,6 @@
 """The Feature Learning Equation: the gradient of a weight, seen from the features that the weight reads."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from gramscope.capture.network import (
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms
 
@@ -114,25 +115,14 @@ class WeightLearning:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightLearnings(Mapping[str, WeightLearning]):
+class WeightLearnings(ByWeight[WeightLearning]):
     """:class:`WeightLearning` by weight name; ``left_out`` names every other parameter and says why."""
 
-    weights: dict[str, WeightLearning]
-    left_out: dict[str, str]
     loss: float
-
-    def __getitem__(self, name: str) -> WeightLearning:
-        return self.weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
 
     def merged(self, other: "WeightLearnings") -> "WeightLearnings":
         """The sum over two batches of one network in one state."""
-        same = self.weights.keys() == other.weights.keys()
+        same = self.keys() == other.keys()
         if not same or not all(torch.equal(w.weight, other[name].weight.to(w.weight)) for name, w in self.items()):
             raise InputError(
                 "batches of one network in one state can be merged, but the weights differ. Measure all batches "
@@ -144,11 +134,11 @@ class WeightLearnings(Mapping[str, WeightLearning]):
     @property
     def residual(self) -> float:
         """The largest residual of any weight."""
-        return max(weight.residual for weight in self.weights.values())
+        return max(weight.residual for weight in self.values())
 
     def __str__(self) -> str:
         lines = [f"Feature Learning Equation, {len(self)} weights, loss {self.loss:.6g}"]
-        lines += [f"  {name}: residual {weight.residual:.1e}" for name, weight in self.weights.items()]
+        lines += [f"  {name}: residual {weight.residual:.1e}" for name, weight in self.items()]
         lines += [f"  left out: {name}: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Did the Gram matrix learn the virtual covariance? Both changes, accumulated over the steps really taken."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +9,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gramscope.base.agreement import cosine
 from gramscope.base.errors import InputError
 from gramscope.base.warned import undefined, warn
 from gramscope.capture.network import named_parameters, unwrap
 from gramscope.hierarchy.optimiser import inner_optimizer
+from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 
 __all__ = ["GramChange", "GramChanges", "GramTracker"]
+
+NO_CHANGE = "one of the two has not changed at all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +43,12 @@ class GramChange:
     @property
     def cosine(self) -> float:
         """Cosine of ``gram`` and ``virtual``: 1 where the steps are small enough for first order."""
-        return cosine(self.gram, self.virtual, f"the cosine of Gram changes of {self.name}")
+        return cosine(self.gram, self.virtual, f"the cosine of Gram changes of {self.name}", NO_CHANGE)
 
     @property
     def gradient_cosine(self) -> float:
         """Cosine of ``gram`` and ``gradient``: how far the optimiser bent what the features asked for."""
-        return cosine(self.gram, self.gradient, f"the cosine of Gram and gradient changes of {self.name}")
+        return cosine(self.gram, self.gradient, f"the cosine of Gram and gradient changes of {self.name}", NO_CHANGE)
 
     @property
     def second_order(self) -> float:
@@ -56,20 +60,8 @@ class GramChange:
 
 
 @dataclass(frozen=True, eq=False)
-class GramChanges(Mapping[str, GramChange]):
+class GramChanges(ByWeight[GramChange]):
     """:class:`GramChange` by weight name; ``left_out`` names every other parameter and says why."""
-
-    weights: dict[str, GramChange]
-    left_out: dict[str, str]
-
-    def __getitem__(self, name: str) -> GramChange:
-        return self.weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
 
 
 class GramTracker:
@@ -202,14 +194,6 @@ class _Watched:
             self.name, self.steps, weight.mT @ weight - self.start, self.virtual.clone(), self.gradient.clone(),
             self.decay.clone(),
         )  # fmt: skip
-
-
-def cosine(a: Tensor, b: Tensor, what: str) -> float:
-    """``⟨a, b⟩ / (|a| |b|)``; NaN, with the reason, where one of them vanishes."""
-    size = float(a.norm()) * float(b.norm())
-    if size == 0:
-        return undefined(what, "one of the two has not changed at all")
-    return float((a * b).sum()) / size
 
 
 def gram_change_sizes(

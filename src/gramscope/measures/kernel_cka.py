@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.agreement import cosine
 from gramscope.base.errors import InputError
-from gramscope.base.moments import check_paired
+from gramscope.base.moments import centered_kernel, centered_rows, check_paired
 from gramscope.base.rounding import EPS64
 from gramscope.base.streams import streams_put_back
 from gramscope.base.warned import undefined
@@ -75,7 +76,7 @@ class KernelCKA(Measure[RowsPair, float]):
 
     def _gram(self, rows: Rows, what: str) -> Float[Tensor, "n n"]:
         x = rows.all()
-        if frobenius(x - x.mean(0)) <= rows.rounding.relative * frobenius(x):
+        if frobenius(centered_rows(x)) <= rows.rounding.relative * frobenius(x):
             x = x[:1].expand_as(x)  # the same features for all examples, up to rounding
         if callable(self.kernel):
             with streams_put_back():
@@ -130,16 +131,16 @@ def centred_alignment(a: Float[Tensor, "n n"], b: Float[Tensor, "n n"], *, debia
     """``⟨A, B⟩/(|A| |B|)`` of centred kernels; ``debiased`` centres off the diagonal (HSIC₁)."""
     rounding = 1e3 * EPS64
     floors = rounding * a.norm(), rounding * b.norm()
-    a, b = ((_u_centred if debiased else _centred)(kernel) for kernel in (a, b))
+    a, b = ((_u_centred if debiased else centered_kernel)(kernel) for kernel in (a, b))
     for name, kernel, floor in zip("ab", (a, b), floors, strict=True):
         if bool(kernel.norm() <= floor):
             return undefined("CKA", f"the kernel of {name} is constant, so nothing is left once centred")
-    return min(max(float((a * b).sum() / (a.norm() * b.norm())), -1.0), 1.0)
+    return cosine(a, b, "CKA")
 
 
 def squared_distances(x: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
     """|x_i - x_j|², centred first so that a large mean costs no digits; exactly 0 on the diagonal."""
-    x = x - x.mean(0)
+    x = centered_rows(x)
     squares = x.square().sum(1)
     distances = (squares[:, None] + squares[None] - 2 * (x @ x.mT)).clamp(min=0)
     # Equal rows come out as rounding of |x|², which is zero beside it.
@@ -155,10 +156,6 @@ def _median_distance(squares: Float[Tensor, "n n"]) -> float:
     pairs = squares[above[0], above[1]].sqrt()
     middle = (pairs.kthvalue((len(pairs) + 1) // 2).values + pairs.kthvalue(len(pairs) // 2 + 1).values) / 2
     return float(middle)
-
-
-def _centred(k: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    return k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
 
 
 def _u_centred(k: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

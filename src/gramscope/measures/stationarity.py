@@ -1,6 +1,6 @@
 """How near a training with weight decay is to its end: the Gram matrix then is the features' own gradient product."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.warned import undefined
 from gramscope.capture.precision import Precision
+from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning import Loss, feature_learning
 from gramscope.measures.rows import frobenius
 
@@ -44,20 +45,8 @@ def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> f
 
 
 @dataclass(frozen=True, eq=False)
-class Stationarity(Mapping[str, float]):
+class Stationarity(ByWeight[float]):
     """The residual of each weight; ``left_out`` names every other parameter and says why."""
-
-    residuals: dict[str, float]
-    left_out: dict[str, str]
-
-    def __getitem__(self, name: str) -> float:
-        return self.residuals[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.residuals)
-
-    def __len__(self) -> int:
-        return len(self.residuals)
 
 
 def stationarity(

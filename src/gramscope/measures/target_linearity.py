@@ -79,7 +79,7 @@ def target_linearity(
     targets: Tensor,
     *,
     center: bool = False,
-    tolerance: float | None = None,
+    tol: float | None = None,
     dtype: torch.dtype | None = None,
     permutations: int = 0,
     seed: int = 0,
@@ -94,7 +94,7 @@ def target_linearity(
         targets: Y (n,) or (n, c); integer or bool targets of one axis are classes and become one-hot (cast counts or
             other integer numbers to float yourself).
         center: centre H too, which is a linear map with an offset (then TL is the R² of ordinary least squares).
-        tolerance: cut singular values at this share of the largest instead; None leaves it to the rounding.
+        tol: cut singular values at this share of the largest instead; None leaves it to the rounding.
         dtype: what H was computed in, where that is less than its own dtype (autocast, TF32: torch.float16). Numbers
             that were only cast up from bfloat16, float16 or float32 are recognised without it.
         permutations: draw this many seeded permutations of the targets, for ``.permuted`` and ``.permuted_std``.
@@ -112,7 +112,7 @@ def target_linearity(
     """
     if not isinstance(permutations, int) or permutations < 0:
         raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
-    measure = TargetLinearity(center=center, tolerance=tolerance, dtype=dtype)
+    measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
     h, y = _rows(features, *_numbered(targets))
     span, centred = measure._span(measure._state(h, y, Rounding.of(features, dtype), compress=False))
     value = _value(span, centred, len(h))
@@ -131,7 +131,7 @@ def held_out_target_linearity(
     *,
     test_share: float = 0.25,
     center: bool = False,
-    tolerance: float | None = None,
+    tol: float | None = None,
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> float:
@@ -139,7 +139,7 @@ def held_out_target_linearity(
 
     B is the least-squares map of least norm on ``features`` (n, ...); Y and Y' are centred by the mean of ``targets``.
     At most 1; at or below 0 the map says no more than the mean does. Without a test set a seeded share of the examples
-    is held out. ``center``, ``tolerance`` and ``dtype`` are those of :func:`target_linearity`.
+    is held out. ``center``, ``tol`` and ``dtype`` are those of :func:`target_linearity`.
 
     Example:
         >>> H = torch.randn(60, 50, generator=torch.Generator().manual_seed(0))
@@ -168,7 +168,7 @@ def held_out_target_linearity(
     h, h_test, y, y_test = h / h_scale, h_test / h_scale, y / y_scale, y_test / y_scale
     mean_y = y.mean(0)
     mean_h = h.mean(0) if center else torch.zeros_like(h[0])
-    measure = TargetLinearity(center=center, tolerance=tolerance, dtype=dtype)
+    measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
     span = measure._basis(h - mean_h, h.norm(dim=0), len(h), Rounding.of(features, dtype))
     # Within its span H has full rank, so a QR factorisation of its transpose gives the map of least norm.
     q, r = torch.linalg.qr((h - mean_h).mT @ span)
@@ -191,7 +191,7 @@ def layer_target_linearity(
     at: At = "output",
     mode: Mode = "eval",
     center: bool = False,
-    tolerance: float | None = None,
+    tol: float | None = None,
     permutations: int = 0,
     seed: int = 0,
 ) -> dict[str, TargetLinearityValue]:
@@ -206,7 +206,7 @@ def layer_target_linearity(
         layers: names or globs.
         test: inputs and targets for ``.held_out``.
         reduce, at, mode: how activations become rows, see :func:`gramscope.measures.features`.
-        center, tolerance, permutations, seed: see :func:`target_linearity`.
+        center, tol, permutations, seed: see :func:`target_linearity`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
@@ -222,7 +222,7 @@ def layer_target_linearity(
         if name in found:  # the rounding of a layer stays in those after it, whatever their dtype (autocast)
             dtypes.append(rows.dtype)
         dtype = max(dtypes, key=lambda d: torch.finfo(d).eps)
-        options: dict[str, Any] = {"center": center, "tolerance": tolerance, "dtype": dtype}
+        options: dict[str, Any] = {"center": center, "tol": tol, "dtype": dtype}
         value = target_linearity(rows, targets, permutations=permutations, seed=seed, **options)
         if test is not None:
             value.held_out = held_out_target_linearity(rows, targets, unseen[name], test[1], **options)
@@ -295,15 +295,15 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         self,
         *,
         center: bool = False,
-        tolerance: float | None = None,
+        tol: float | None = None,
         classes: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if tolerance is not None and not 0 <= tolerance < 1:
-            raise InputError(f"tolerance must be at least 0 and below 1, got {tolerance}.")
+        if tol is not None and not 0 <= tol < 1:
+            raise InputError(f"tol must be at least 0 and below 1, got {tol}.")
         if dtype is not None and not dtype.is_floating_point:
             raise InputError(f"dtype must be a floating one, of the arithmetic that made the features, got {dtype}.")
-        self.center, self.tolerance, self.classes, self.dtype = center, tolerance, classes, dtype
+        self.center, self.tol, self.classes, self.dtype = center, tol, classes, dtype
 
     def update(self, features: Tensor, targets: Tensor) -> TriangularState:
         h, y = _rows(features, targets, self.classes, least=0)
@@ -336,10 +336,10 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
 
     def _basis(self, h: Tensor, lengths: Tensor, n: int, rounding: Rounding) -> Float[Tensor, "rows r"]:
         """An orthonormal basis of H; ``lengths`` are those of its columns before they were centred."""
-        if self.tolerance is None:
+        if self.tol is None:
             return column_basis(h, rounding, n, lengths)
         u, s, _ = torch.linalg.svd(_triangular(h.mT).mT, full_matrices=False)  # U needs no p columns
-        return u[:, (s > self.tolerance * s[0]) & (s > EPS64 * lengths.norm())]
+        return u[:, (s > self.tol * s[0]) & (s > EPS64 * lengths.norm())]
 
 
 def _value(span: Tensor, centred: Tensor, n: int) -> TargetLinearityValue:

@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_finite, check_lr, check_plain
 from gramscope.base.errors import InputError
 from gramscope.measures.measure import Facts, Measure
 
@@ -28,7 +27,7 @@ def virtual_update(inputs: Tensor, input_gradients: Tensor, lr: float) -> Float[
         >>> virtual_update(torch.ones(1, 2), torch.tensor([[1.0, -1.0]]), lr=0.5).tolist()
         [[0.5, 1.5]]
     """
-    _check_rate(lr)
+    check_lr(lr)
     h, dh = _pair(inputs, input_gradients)
     return h - lr * dh
 
@@ -66,7 +65,7 @@ def gram_step(weight: Tensor, gradient: Tensor, lr: float) -> Float[Tensor, "*g 
         >>> gram_step(torch.eye(2), torch.ones(2, 2), lr=0.5).tolist()
         [[-0.5, -0.5], [-0.5, -0.5]]
     """
-    _check_rate(lr)
+    check_lr(lr)
     w, g = weight.detach().double(), gradient.detach().double()
     if w.shape != g.shape or w.dim() < 2:
         raise InputError(f"weight and gradient must have one shape (m, d), got {tuple(w.shape)} and {tuple(g.shape)}.")
@@ -120,7 +119,7 @@ class VirtualCovariance(Measure[VirtualMoments, Tensor]):
     def __init__(self, lr: float, *, gradients: Gradients = "loss") -> None:
         if gradients not in ("loss", "example"):
             raise InputError(f'gradients must be "loss" or "example", got {gradients!r}.')
-        _check_rate(lr)
+        check_lr(lr)
         self.lr, self.gradients = lr, gradients
 
     def update(self, inputs: Tensor, input_gradients: Tensor) -> VirtualMoments:
@@ -133,12 +132,6 @@ class VirtualCovariance(Measure[VirtualMoments, Tensor]):
             raise InputError("the virtual covariance needs at least one row of inputs and gradients, got none.")
         total = state.inputs - self.lr * (state.cross + state.cross.mT) + self.lr**2 * state.gradients
         return total / state.rows if self.gradients == "example" else total
-
-
-def _check_rate(lr: object) -> None:
-    number = lr.detach() if isinstance(lr, Tensor) and lr.numel() == 1 else lr if isinstance(lr, Real) else math.nan
-    if not math.isfinite(number):
-        raise InputError(f"lr must be one finite number, got {lr!r}. Pass the rate of the step, e.g. lr=0.1.")
 
 
 def _pair(inputs: Tensor, input_gradients: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ attention layers. What is no such matrix is listed with the reason.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from gramscope.base.errors import InputError
 from gramscope.capture import OuterSite, Site, Snapshot
 from gramscope.capture.network import named_parameters, unwrap
+from gramscope.measures.by_weight import ByWeight
 
 __all__ = ["MatrixForm", "WeightForms", "weight_forms"]
 
@@ -117,28 +118,16 @@ class WeightForm:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightForms(Mapping[str, WeightForm]):
+class WeightForms(ByWeight[WeightForm]):
     """Weights by name, and the parameters that are no such matrix with the reason why (``left_out``)."""
-
-    weights: dict[str, WeightForm]
-    left_out: dict[str, str]
-
-    def __getitem__(self, name: str) -> WeightForm:
-        return self.weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
 
     def chosen(self, patterns: str | Sequence[str]) -> "WeightForms":
         """Those whose name matches a glob; it is an error if none does."""
         globs = [patterns] if isinstance(patterns, str) else list(patterns)
-        kept = {n: w for n, w in self.weights.items() if any(fnmatchcase(n, glob) for glob in globs)}
+        kept = {n: w for n, w in self.items() if any(fnmatchcase(n, glob) for glob in globs)}
         if not kept:
             raise InputError(
-                f"weights={patterns!r} must match a weight matrix of the model, which has {list(self.weights)}; "
+                f"weights={patterns!r} must match a weight matrix of the model, which has {list(self)}; "
                 f"left out: {self.left_out}."
             )
         return WeightForms(kept, self.left_out)

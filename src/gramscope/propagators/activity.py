@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.rounding import Rounding, numerical_rank, singular_floor
@@ -17,7 +17,7 @@ from gramscope.capture.backward_graph import BackwardGraph
 from gramscope.capture.sites import OuterSite, Site
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.propagators.global_ntk import GlobalNTK
-from gramscope.propagators.measures import check_count, random_modes, rayleigh
+from gramscope.propagators.measures import random_modes, rayleigh
 from gramscope.propagators.network import NetworkStates, Place
 from gramscope.propagators.recurrent import RecurrentStates
 from gramscope.propagators.strand import ROLES
@@ -48,7 +48,7 @@ def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
     """
     joint = _joint_activity(g)
     n, steps, sites, width = g.axes.shape
-    check_count(k, "k", min(joint.shape))
+    check_count(k, "k", most=min(joint.shape))
     left = torch.linalg.svd(joint, full_matrices=False).U[:, :k]
     return _spread(left, n, steps, sites, width)
 

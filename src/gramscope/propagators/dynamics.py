@@ -7,11 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.linear_map import leaves_below
 from gramscope.propagators.global_ntk import GlobalNTK
-from gramscope.propagators.measures import check_count
 from gramscope.propagators.network import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
 
@@ -173,7 +172,7 @@ def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor,
     advance, (n, steps, sites, width) = _advance(g, "a Lyapunov spectrum")
     whole = sites * width
     count = whole if count is None else count
-    check_count(count, "count", whole, "the number of states of one step")
+    check_count(count, "count", most=whole, why="the number of states of one step")
     basis, runs = _identity(g, n, sites, width), _valid(g, steps, n)
     sums = torch.zeros(n, whole, dtype=torch.float64, device=g.values.device)
     for t in range(steps):

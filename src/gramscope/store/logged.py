@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gramscope.base.json_values import json_number
 from gramscope.store.names import check_name
-from gramscope.store.records import DamagedLine, Record, number, opened, sealed, strict
+from gramscope.store.records import DamagedLine, Record, number, opened, sealed
 
 LOGGED_FILE = "logged.jsonl"
 
@@ -25,14 +26,14 @@ class Logged:
 
 
 def encode_logged(name: str, attempt: int, steps: Sequence[int], values: Sequence[float]) -> bytes:
-    r"""One line of strict JSON with its own CRC-32.
+    r"""One line of json_number JSON with its own CRC-32.
 
     >>> encode_logged("loss", 0, [1, 2], [0.5, float("nan")])
     b'{"name":"loss","attempt":0,"steps":[1,2],"values":[0.5,"NaN"],"crc32":"a8f2b9bb"}\n'
     """
     kept: list[float | str] = list(values)
     if not all(map(math.isfinite, values)):
-        kept = [strict(value) for value in values]
+        kept = [json_number(value) for value in values]
     return sealed({"name": name, "attempt": attempt, "steps": list(steps), "values": kept})
 
 

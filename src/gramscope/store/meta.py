@@ -8,11 +8,12 @@ from typing import Any
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.base.json_values import clean_text, json_values
 from gramscope.store.errors import StoreError, disk_trouble
 from gramscope.store.files import Disk, read_inside
 from gramscope.store.lock import LOCK_FILE
 from gramscope.store.logged import LOGGED_FILE
-from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA, clean_text, strict_json
+from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA
 
 _SET_HERE = ("schema", "created", "gramscope")
 
@@ -25,7 +26,7 @@ def fresh_meta(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(taken)} of meta.json are set by gramscope itself. Choose other names, or 'config'."
         )
     stamp = {"schema": SCHEMA, "name": clean_text(path.resolve().name), "created": _now(), "gramscope": __version__}
-    return {**stamp, **strict_json(given)}
+    return {**stamp, **{clean_text(key): json_values(value) for key, value in given.items()}}
 
 
 def _now() -> str:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from gramscope.base.errors import InputError
+from gramscope.base.json_values import clean_text, json_number
 from gramscope.store.errors import StoreError
 from gramscope.store.names import check_name
 
@@ -98,9 +99,9 @@ def encode_line(record: Record) -> bytes:
     arrays = record.arrays
     content: dict[str, Any] = {
         "step": record.step,
-        "time": strict(record.time),
+        "time": json_number(record.time),
         "attempt": record.attempt,
-        "scalars": {name: strict(value) for name, value in record.scalars.items()},
+        "scalars": {name: json_number(value) for name, value in record.scalars.items()},
         "arrays": None
         if arrays is None
         else {"file": arrays.file, "sha256": arrays.sha256, "names": list(arrays.names)},
@@ -210,42 +211,6 @@ def number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
     return float(value)
-
-
-def strict(value: float) -> float | str:
-    """A float as strict JSON has it.
-
-    >>> strict(0.5), strict(float("-inf"))
-    (0.5, '-Infinity')
-    """
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def clean_text(message: object) -> str:
-    """Any text in a form that JSON, UTF-8 files and pages can hold."""
-    return str(message).encode("utf-8", "replace").decode()
-
-
-def strict_json(value: Any) -> Any:
-    """``value`` with only what strict JSON knows; other objects (a path, a dtype) by their text.
-
-    >>> from pathlib import PurePosixPath
-    >>> strict_json({"lr": float("inf"), 1: (PurePosixPath("a"), None, True)})
-    {'lr': 'Infinity', '1': ['a', None, True]}
-    """
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return strict(float(value))
-    if isinstance(value, Mapping):
-        return {clean_text(key): strict_json(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [strict_json(entry) for entry in value]
-    if hasattr(value, "tolist"):  # numpy's numbers and arrays
-        return strict_json(value.tolist())
-    return clean_text(value)
 
 
 def check_step(step: object) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gramscope.base.errors import InputError
+from gramscope.base.json_values import clean_text
 from gramscope.store.arrays import encode_arrays, read_arrays
 from gramscope.store.errors import RunExists, StoreError, disk_trouble
 from gramscope.store.files import Disk, Lines, read_inside, temporary_name
@@ -31,7 +32,6 @@ from gramscope.store.records import (
     Record,
     arrays_file,
     check_step,
-    clean_text,
     decode_line,
     encode_line,
     newest_view,

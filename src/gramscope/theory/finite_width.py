@@ -66,7 +66,7 @@ class FiniteWidthMLP:
         depth = "" if self.depth is None else f", depth={self.depth}"
         return f"FiniteWidthMLP(widths={list(self.widths)}, activation={self.activation.name!r}, {rates}{depth})"
 
-    def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10) -> "Flow":
+    def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tol: Real = 1e-10) -> "Flow":
         """K, Θ, V, D, F, A, B, P, Q of every layer for the inputs ``x``; ``flow[l]`` with l = 1..L, in float64.
 
         Args:
@@ -74,7 +74,7 @@ class FiniteWidthMLP:
             kink: reading of s'' for ReLU-like activations. "distributional" is the limit of smooth activations, with
                 s'' = δ: what a small step of real training feels in the mean. "autograd" is what second derivatives of
                 autograd compute: s'' = 0 inside the network. They differ in P and Q, between different inputs.
-            tolerance: to which the Gaussian expectations are refined, where they have no closed form.
+            tol: to which the Gaussian expectations are refined, where they have no closed form.
         """
         if not isinstance(x, Tensor):
             raise InputError(
@@ -89,11 +89,9 @@ class FiniteWidthMLP:
         check_finite(x, "x", "Remove or mend those inputs.")
         inputs = x.detach().to(torch.float64)
         gram = inputs @ inputs.T / x.shape[1]
-        return self._flow(gram, of_inputs(inputs, x.dtype), x.shape[1], inputs, kink, tolerance)
+        return self._flow(gram, of_inputs(inputs, x.dtype), x.shape[1], inputs, kink, tol)
 
-    def flow_from_gram(
-        self, gram: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10
-    ) -> "Flow":
+    def flow_from_gram(self, gram: Shaped[Tensor, "..."], kink: str = "distributional", *, tol: Real = 1e-10) -> "Flow":
         """As :meth:`flow`, from the matrix x·x/n_0 of the inputs: it is all that the theory knows of them.
 
         >>> mlp = FiniteWidthMLP(depth=3, widths=32, activation="relu", C_W=2.0)
@@ -103,11 +101,9 @@ class FiniteWidthMLP:
         check_plain(gram, "gram")
         matrix = gram.detach().to(torch.float64)
         check_kernel(matrix, "gram")
-        return self._flow(matrix, of_gram(matrix), None, None, kink, tolerance)
+        return self._flow(matrix, of_gram(matrix), None, None, kink, tol)
 
-    def _flow(
-        self, gram: Tensor, source: Source, n_0: int | None, x: Tensor | None, kink: str, tolerance: Real
-    ) -> "Flow":
+    def _flow(self, gram: Tensor, source: Source, n_0: int | None, x: Tensor | None, kink: str, tol: Real) -> "Flow":
         if kink not in ("distributional", "autograd"):
             raise InputError(f"kink must be 'distributional' or 'autograd', got {kink!r}. See FiniteWidthMLP.flow.")
         widths = self.layer_widths(n_0)
@@ -121,7 +117,7 @@ class FiniteWidthMLP:
         if layers is None:
             layers = [first_layer(gram, rates[0])]
             for rate, ratio in zip(rates[1:], ratios, strict=False):
-                moments = gaussian_moments(self.activation, layers[-1].K, tolerance)
+                moments = gaussian_moments(self.activation, layers[-1].K, tol)
                 layers.append(next_layer(layers[-1], moments, rate, float(ratio), explicit))
         return Flow(tuple(layers), self, widths, rates, gram, x, kink)
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.theory.activations import Activation, Kinked, Real, Smooth, resolve
 from gramscope.theory.closed import erf_moments, sine_moments
@@ -26,13 +27,10 @@ _LAST_LEVEL = 4000
 
 def check_kernel(kernel: Tensor, what: str = "kernel", slack: float = 1e-9) -> None:
     """Raise unless ``kernel`` is a square, finite, symmetric, positive semi-definite matrix."""
-    if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or kernel.shape[0] == 0:
+    if kernel.ndim != 2:
         raise InputError(f"{what} must be a square matrix of at least one sample, got shape {tuple(kernel.shape)}.")
-    if not bool(torch.isfinite(kernel).all()):
-        raise InputError(f"{what} must be finite, but it has a NaN or an infinity. Check the inputs it was made of.")
+    check_symmetric(kernel, what, tol=1e-9, remedy="Pass (K + K.T) / 2.")
     scale = float(kernel.abs().max())
-    if float((kernel - kernel.T).abs().max()) > 1e-9 * scale:
-        raise InputError(f"{what} must be symmetric, but it differs from its transpose. Pass (K + K.T) / 2.")
     smallest = float(torch.linalg.eigvalsh(kernel)[0])
     if smallest < -slack * scale:
         raise InputError(
@@ -42,12 +40,12 @@ def check_kernel(kernel: Tensor, what: str = "kernel", slack: float = 1e-9) -> N
 
 
 def gaussian_moments(
-    activation: str | Activation | Callable[[Tensor], Tensor], kernel: Shaped[Tensor, "..."], tolerance: Real = 1e-10
+    activation: str | Activation | Callable[[Tensor], Tensor], kernel: Shaped[Tensor, "..."], tol: Real = 1e-10
 ) -> Moments:
     """<s⁽ⁱ⁾_a s⁽ʲ⁾_b> and the four-sample expectations of the finite-width recursions over z ~ N(0, K).
 
     Piecewise linear activations, sin and erf in closed form; all others by adaptive tensor Gauss-Hermite quadrature,
-    refined until the error, as estimated from two successive levels, is below ``tolerance`` times the root mean squares
+    refined until the error, as estimated from two successive levels, is below ``tol`` times the root mean squares
     of the factors.
     Theory: recursions of PDLT chapters 4, 8, 11 in the derivative (Stein) form; K may be singular.
 
@@ -58,21 +56,21 @@ def gaussian_moments(
     found = resolve(activation)
     kernel = kernel.to(torch.float64)
     # The kernel of a layer carries the error of the layer below, which may make it indefinite by as much.
-    check_kernel(kernel, slack=max(1e-9, 10 * float(tolerance)))
+    check_kernel(kernel, slack=max(1e-9, 10 * float(tol)))
     if isinstance(found, Kinked):
         return kinked_moments(found, kernel)
     closed = found.closed if isinstance(found, Smooth) else None
     if closed is not None:
         return {"sin": sine_moments, "erf": erf_moments}[closed](kernel)
-    return smooth_moments(found, kernel, tolerance)
+    return smooth_moments(found, kernel, tol)
 
 
-def smooth_moments(activation: Activation, kernel: Kernel, tolerance: Real = 1e-10) -> Moments:
+def smooth_moments(activation: Activation, kernel: Kernel, tol: Real = 1e-10) -> Moments:
     """The moments by quadrature, whatever the activation."""
-    if not 1e-13 <= tolerance < 1:
-        raise InputError(f"tolerance must lie between 1e-13 and 1, got {tolerance}. The default is 1e-10.")
+    if not 1e-13 <= tol < 1:
+        raise InputError(f"tol must lie between 1e-13 and 1, got {tol}. The default is 1e-10.")
     n = kernel.shape[0]
-    quadrature = _Adaptive(activation, kernel, tolerance)
+    quadrature = _Adaptive(activation, kernel, tol)
     spread = torch.stack([quadrature.root_mean_squares(a) for a in range(n)])
     pairs = from_multisets(n, 2, PAIRS, [quadrature(samples, PAIRS, spread) for samples in multisets(n, 2)])
     quads = from_multisets(n, 4, QUADS, [quadrature(samples, QUADS, spread) for samples in multisets(n, 4)])
@@ -85,12 +83,12 @@ class _Adaptive:
 
     activation: Activation
     kernel: Tensor
-    tolerance: Real
+    tol: Real
 
     def __post_init__(self) -> None:
         self._hints: dict[tuple[int, ...], int] = {}
         self._odd = self.activation.is_odd()
-        self._negligible = 1e-45 if self.activation.is_steep() else 1e-6 * self.tolerance
+        self._negligible = 1e-45 if self.activation.is_steep() else 1e-6 * self.tol
         # Two grids that both miss a bend agree, and are both wrong: the first must see it already.
         self._first = max(_FIRST_LEVEL, math.ceil((math.pi / 2 / self.activation.bend_width()) ** 2))
         if self._first > _LAST_LEVEL / _GROWTH:
@@ -131,14 +129,14 @@ class _Adaptive:
             fine = at(finer_level)
             gap = ((fine - coarse).abs()[needed] / scale).max()
             # The error falls as exp(-c √level) or faster, so that of the finer value is at most gap^√growth.
-            if float(gap) ** 1.2 <= self.tolerance:
+            if float(gap) ** 1.2 <= self.tol:
                 self._hints[kind] = level
                 return fine
             level, coarse = finer_level, fine
         raise InputError(
-            f"Gaussian expectations of {self.activation.name!r} must settle to the tolerance {self.tolerance:g}, but "
+            f"Gaussian expectations of {self.activation.name!r} must settle to the tol {self.tol:g}, but "
             f"samples {samples} with variances {covariance.diagonal().tolist()} still change by {float(gap):.1g} "
-            "at the highest order. Pass a larger tolerance, or inputs and C_W that give a smaller kernel."
+            "at the highest order. Pass a larger tol, or inputs and C_W that give a smaller kernel."
         )
 
 

@@ -19,6 +19,7 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
+from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.theory.meta_kernels import Array, Dense, Given, Kernel, Plain, Product, Source, Tangent
@@ -34,13 +35,9 @@ class Spectrum:
     """
 
     def __init__(self, kernel: Float[np.ndarray, "N N"]) -> None:
-        if not np.isfinite(kernel).all():
-            raise InputError("the kernel of the training set must be finite, but it has NaN or infinity.")
-        scale = np.abs(kernel).max(initial=0.0)
-        if not np.allclose(kernel, kernel.T, rtol=0, atol=1e-8 * scale):
-            raise InputError(
-                "the kernel of the training set must be symmetric. Check kernel(x, x2), or pass (k + kᵀ)/2."
-            )
+        what, remedy = "the kernel of the training set", "Check kernel(x, x2), or pass (k + kᵀ)/2."
+        check_symmetric(kernel, what, tol=1e-8, remedy=remedy)
+        scale = np.abs(kernel).max()
         values, vectors = np.linalg.eigh((kernel + kernel.T) / 2)
         largest = float(values[-1]) if len(values) else 0.0
         if values[0] < -1e-6 * max(largest, scale):

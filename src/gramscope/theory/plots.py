@@ -38,7 +38,7 @@ def plot_kernel_flow(
             C_W = factor * point.C_W
             gram = torch.tensor([[max(start - point.C_b, 0.0) / C_W]], dtype=torch.float64, device="cpu")
             mlp = FiniteWidthMLP(1, activation, C_b=point.C_b, C_W=C_W, depth=depth)
-            K = [float(layer.K) for layer in mlp.flow_from_gram(gram, tolerance=1e-6)]
+            K = [float(layer.K) for layer in mlp.flow_from_gram(gram, tol=1e-6)]
             label = (f"{factor:g} × critical" if factor != 1 else "critical") if start == starts[0] else None
             axes.plot(range(1, depth + 1), K, color=f"C{place}", label=label, lw=1.4)
     axes.set(xlabel="layer l", ylabel="kernel K", yscale="log", title=f"{point.activation}: C_W = {point.C_W:.4g}")
