@@ -73,7 +73,7 @@ def check_number(
 ) -> float:  # fmt: skip
     """``value`` as a float; raise unless it is one finite number > ``above``, >= ``least`` and < ``below``.
 
-    >>> check_number(0.1, "lr", above=0)
+    >>> check_number(0.1, "lr", above=0.0)
     0.1
     """
     number = float(value) if is_number(value) else math.nan
@@ -92,7 +92,7 @@ def check_lr(lr: object) -> float:
     >>> check_lr(0)
     0.0
     """
-    return check_number(lr, "lr", least=0, hint="To climb, turn the sign of the loss (or of the residual).")
+    return check_number(lr, "lr", least=0.0, hint="To climb, turn the sign of the loss (or of the residual).")
 
 
 def check_count(value: object, name: str, least: int = 1, most: int | None = None, why: str = "") -> int:

@@ -68,7 +68,7 @@ def explained_variance_dimension(matrix: Float[Tensor, "n m"], share: float = 0.
     >>> explained_variance_dimension(torch.diag(torch.tensor([1.0, 1.0])), share=0.75)
     1.5
     """
-    if check_number(share, "share", above=0) > 1:
+    if check_number(share, "share", above=0.0) > 1:
         raise InputError(f"share must lie between 0 and 1, got {share}.")
     if matrix.dim() != 2 or matrix.numel() == 0:
         raise InputError(f"matrix must have rows and columns, got shape {tuple(matrix.shape)}.")
