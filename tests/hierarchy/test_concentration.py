@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import UndefinedMeasureWarning
-from gramscope.hierarchy.concentration import (
+from gramscope.base.user_warnings import UndefinedMeasureWarning
+from gramscope.hierarchy.mask_concentration import (
     class_metric,
     coactivation,
     coactivation_rank,

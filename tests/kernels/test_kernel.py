@@ -10,7 +10,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.base.warned import UndefinedMeasureWarning
+from gramscope.base.user_warnings import UndefinedMeasureWarning
 
 mpl.use("Agg")
 

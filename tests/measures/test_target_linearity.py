@@ -13,13 +13,13 @@ from sklearn.linear_model import LinearRegression
 from torch import nn
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.measures.measure import UndefinedMeasureWarning
-from gramscope.measures.target_linearity import (
+from gramscope.measures.linear_targets import (
     TargetLinearity,
     held_out_target_linearity,
     layer_target_linearity,
     target_linearity,
 )
+from gramscope.measures.measure import UndefinedMeasureWarning
 from references.feature_learning import reference_target_linearity
 
 MANY = settings(max_examples=60, deadline=None)

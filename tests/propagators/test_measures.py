@@ -11,7 +11,7 @@ from torch import nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.warned import UndefinedMeasureWarning
+from gramscope.base.user_warnings import UndefinedMeasureWarning
 from gramscope.linalg import Dense, one_sided_trace
 from gramscope.propagators import (
     GlobalNTK,
@@ -33,7 +33,7 @@ from gramscope.propagators import (
     self_referential_bias,
     structural_rank_bound,
 )
-from gramscope.tasks.memory_pro import memory_pro
+from gramscope.tasks.sequences import memory_pro
 from references.jacobian import relative_error
 
 AXES = Axes(trial=2, time=3, unit=4)

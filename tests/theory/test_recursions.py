@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gramscope as gs
-from gramscope.theory.activations import resolve
+from gramscope.theory.activation_functions import resolve
 from gramscope.theory.finite_width import FiniteWidthMLP
 from references.finite_width import TENSORS, reference_step
 

@@ -8,7 +8,7 @@ import math
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 
 
 def cosine(a: Float[Tensor, "..."], b: Float[Tensor, "..."], what: str, why: str = "one of the two is zero") -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 
 
 def participation_ratio(eigenvalues: Float[Tensor, " p"]) -> float:

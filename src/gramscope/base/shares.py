@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 
 
 def shares(parts: Mapping[str, float], why: str = "the parts sum to zero") -> dict[str, float]:

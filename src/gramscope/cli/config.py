@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gramscope import tasks
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.cli.training import train
+from gramscope.cli.training_loop import train
 from gramscope.store.records import SCALARS_FILE
 from gramscope.tasks import Task
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.cli.printed import json_line
-from gramscope.cli.training import train
+from gramscope.cli.training_loop import train
 from gramscope.record import Scope
 from gramscope.record.budget import FREE, GUARANTEED
 from gramscope.store import StoreError, open_run
-from gramscope.store.errors import disk_trouble
+from gramscope.store.store_errors import disk_trouble
 from gramscope.tasks import digits, mlp
 
 BATCH, PER_CLASS, LR, MEASURED = 64, 20, 0.3, 20

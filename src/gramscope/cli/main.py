@@ -96,7 +96,7 @@ def analyze(
     Example:  gramscope analyze model.safetensors --out spectra.csv
     """
     with _explained(as_json):
-        from gramscope.cli.analyze import analyze_checkpoint
+        from gramscope.cli.analyze_command import analyze_checkpoint
 
         analyze_checkpoint(checkpoint, convention, out, as_json)
 
@@ -115,8 +115,8 @@ def verify(
     Example:  gramscope verify my_models.py:build
     """
     with _explained(as_json):
-        from gramscope.cli.verify import default_target, load
-        from gramscope.cli.verify import verify as check
+        from gramscope.cli.verify_command import default_target, load
+        from gramscope.cli.verify_command import verify as check
 
         model, x = load(target) if target else default_target()
         findings = check(model, x, examples)

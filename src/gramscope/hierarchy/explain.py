@@ -14,7 +14,7 @@ from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.rng import generator, rademacher
 from gramscope.base.streams import streams_put_back
-from gramscope.base.warned import RandomOutputsWarning
+from gramscope.base.user_warnings import RandomOutputsWarning
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -30,8 +30,8 @@ from gramscope.capture.precision import Precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.losses import Loss, loss_function
-from gramscope.hierarchy.optimiser import (
-    OptimiserLike,
+from gramscope.hierarchy.optimizer_step import (
+    OptimizerLike,
     StepParts,
     autocast_uncached,
     dense,
@@ -55,7 +55,7 @@ def explain_step(
     *,
     lr: float | None = None,
     loss: str | Loss = "mse",
-    optimizer: OptimiserLike = None,
+    optimizer: OptimizerLike = None,
     outputs: Outputs = None,
     precision: Precision = None,
     by_example: bool = True,
@@ -123,7 +123,7 @@ class _Rehearsal:
         with untouched(model):  # the same random streams for every pass: dropout draws the same masks
             self.parameters = check_model(self.after, self.x, frozen=False)
 
-    def explain(self, optimizer: OptimiserLike, lr: float | None, ignored: str, by_example: bool) -> ExplainedStep:
+    def explain(self, optimizer: OptimizerLike, lr: float | None, ignored: str, by_example: bool) -> ExplainedStep:
         twin = prepare(optimizer, lr, self.parameters, self.memo)
         if self.precision == "float64":
             to_float64(twin)
@@ -277,7 +277,7 @@ def _flips(before: Sides, after: Sides) -> tuple[Flips, ...]:
     return tuple(found)
 
 
-def _not_followed(model: nn.Module, optimizer: OptimiserLike) -> str:
+def _not_followed(model: nn.Module, optimizer: OptimizerLike) -> str:
     """What the user's own step does and the rehearsal does not: hooks on parameters and on the optimiser's step."""
     optimizer = inner_optimizer(optimizer) or optimizer
     listed = [f"gradient hooks of parameter {name!r}" for name, p in named_parameters(model).items() if _has_hooks(p)]

@@ -12,7 +12,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
 from gramscope.base.shares import shares
 from gramscope.base.streams import streams_put_back
-from gramscope.hierarchy.optimiser import StepParts
+from gramscope.hierarchy.optimizer_step import StepParts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -279,7 +279,7 @@ class ExplainedStep:
 
     def plot(self) -> Any:
         """Shares by layer, prediction against truth, what examples did to each other, and the parts of the error."""
-        from gramscope.hierarchy.pictures import picture_of_step
+        from gramscope.hierarchy.step_pictures import picture_of_step
 
         return picture_of_step(self)
 

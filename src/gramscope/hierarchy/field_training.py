@@ -240,7 +240,7 @@ def batches(n: int, size: int, rng: np.random.Generator | None) -> list[Any]:
     return [order[start : start + size] for start in range(0, n, size)]
 
 
-class Watch:
+class EarlyStopping:
     """Says when a loss no longer falls, and keeps the coefficients of the best pass if asked to.
 
     The loss must fall below ``(1 − tol)`` times its value at the last progress within ``patience`` passes, so slow but

@@ -17,8 +17,8 @@ from gramscope.base.checks import check_finite, check_lr, check_one_device, chec
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.shares import shares
 from gramscope.hierarchy.chain import Chain, Weights, check_tensor, make_chain
-from gramscope.hierarchy.concentration import class_metric
-from gramscope.hierarchy.reading import ADVICE, read_chain
+from gramscope.hierarchy.chain_of_module import ADVICE, read_chain
+from gramscope.hierarchy.mask_concentration import class_metric
 
 if TYPE_CHECKING:
     from gramscope.hierarchy.pullback import Pullback

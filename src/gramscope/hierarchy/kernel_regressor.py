@@ -11,10 +11,10 @@ from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.hierarchy.field_training import (
+    EarlyStopping,
     Training,
-    Watch,
     batches,
     check_gram,
     inverse_root,
@@ -304,7 +304,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         losses, held_losses = [run.loss()], [held]
         flips: list[int] = []
         watched = losses[0] if held is None else held
-        watch = Watch(self.tol, self.n_iter_no_change, None if held is None else run.coefficients, watched)
+        watch = EarlyStopping(self.tol, self.n_iter_no_change, None if held is None else run.coefficients, watched)
         stopped = False
         while len(flips) < (1 if single else self.max_iter) and not stopped:
             flips.append(run.sweep(batches(run.n, size, self._rng if self.shuffle else None), rate))

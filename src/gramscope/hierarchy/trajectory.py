@@ -72,7 +72,7 @@ def predict_trajectory(
     if masks not in ("follow", "held"):
         raise InputError(f'masks must be "follow" or "held", got {masks!r}.')
     residual = _residual(fields, y)
-    state, true = _State.of(fields), fields
+    state, true = _IntegratedFields.of(fields), fields
     predicted, outputs, field_drift, flips = (
         [state.outputs],
         [fields.outputs],
@@ -105,7 +105,7 @@ def predict_trajectory(
 
 
 @dataclass(frozen=True, eq=False)
-class _State:
+class _IntegratedFields:
     """Fields as integrated, which are no longer those of any weights."""
 
     chain: Chain
@@ -116,7 +116,7 @@ class _State:
     single: bool
 
     @classmethod
-    def of(cls, fields: Fields) -> "_State":
+    def of(cls, fields: Fields) -> "_IntegratedFields":
         return cls(
             fields.chain, fields.preactivations, fields.activations, fields.masks, fields._conjugates, fields.single
         )
@@ -142,7 +142,7 @@ class _State:
     def signal(self, layer: int) -> Float[Tensor, "n C N"]:
         return self.slopes(layer)[:, None] * self.g[layer]
 
-    def stepped(self, fields: Fields, residual: Tensor, lr: float, follow: bool) -> "_State":
+    def stepped(self, fields: Fields, residual: Tensor, lr: float, follow: bool) -> "_IntegratedFields":
         e = fields._residual(residual)
         pulled = [torch.einsum("nc,nci->ni", e, self.signal(layer)) for layer in range(1, self.chain.depth + 1)]
         weights = [p.T @ x for p, x in zip(pulled, self.x, strict=False)]
@@ -169,7 +169,7 @@ class _State:
             x.append(self.chain.slopes(layer, mask) * now)
         return h, x, masks
 
-    def _backward(self, after: "_State", weights: list[Tensor], lr: float) -> list[Tensor]:
+    def _backward(self, after: "_IntegratedFields", weights: list[Tensor], lr: float) -> list[Tensor]:
         conjugates = [self.g[-1]]
         for layer in range(self.chain.depth, 0, -1):
             turned = after.slopes(layer)[:, None] * conjugates[-1] - self.signal(layer)
@@ -191,7 +191,7 @@ def _no_drift(fields: Fields) -> Tensor:
     return fields.outputs.new_zeros(fields.depth + 1)
 
 
-def _field_drift(start: Fields, state: _State, true: Fields) -> Tensor:
+def _field_drift(start: Fields, state: _IntegratedFields, true: Fields) -> Tensor:
     each = []
     for first, ours, theirs in zip(start.activations, state.x, true.activations, strict=True):
         moved = (theirs - first).norm()
@@ -200,7 +200,7 @@ def _field_drift(start: Fields, state: _State, true: Fields) -> Tensor:
     return torch.stack(each)
 
 
-def _disagreements(state: _State, true: Fields) -> list[int]:
+def _disagreements(state: _IntegratedFields, true: Fields) -> list[int]:
     return [
         int((ours != theirs).sum())
         for ours, theirs in zip(state.masks[1:], true.masks[1:], strict=True)

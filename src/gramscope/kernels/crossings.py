@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gramscope.base.agreement import ratio_of_norms
 from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.memory import Memory
+from gramscope.base.memory_budget import Memory
 from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode

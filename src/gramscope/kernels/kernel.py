@@ -18,7 +18,7 @@ from gramscope.base.moments import centered_rows
 from gramscope.base.pyplot import load_pyplot
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.shares import shares
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.kernels.ntk import Reduce, ntk
 
 

@@ -13,11 +13,11 @@ from gramscope.base.agreement import cosine
 from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
-from gramscope.measures.agop import layer_agop
 from gramscope.measures.by_weight import ByWeight
+from gramscope.measures.gradient_outer_product import layer_agop
 from gramscope.measures.rows import of_ordinary_size
 
 __all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]

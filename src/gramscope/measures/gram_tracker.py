@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from gramscope.base.agreement import cosine
 from gramscope.base.errors import InputError
-from gramscope.base.warned import undefined, warn
+from gramscope.base.user_warnings import undefined, warn
 from gramscope.capture.network import named_parameters, unwrap
-from gramscope.hierarchy.optimiser import inner_optimizer
+from gramscope.hierarchy.optimizer_step import inner_optimizer
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 

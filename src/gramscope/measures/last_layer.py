@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.capture.activations import activations
 from gramscope.capture.network import PREFIXES, unwrap_with_input
-from gramscope.measures.features import features, inputs_of
+from gramscope.measures.layer_features import features, inputs_of
 
 
 def last_layer(model: nn.Module, x: Any) -> str:

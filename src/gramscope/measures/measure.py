@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import UndefinedMeasureWarning as UndefinedMeasureWarning
+from gramscope.base.user_warnings import UndefinedMeasureWarning as UndefinedMeasureWarning
 
 
 @runtime_checkable

@@ -18,9 +18,9 @@ from gramscope.capture.sites import OuterSite, Site
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.propagators.global_ntk import GlobalNTK
 from gramscope.propagators.measures import random_modes, rayleigh
-from gramscope.propagators.network import NetworkStates, Place
+from gramscope.propagators.network_states import NetworkStates, Place
 from gramscope.propagators.recurrent import RecurrentStates
-from gramscope.propagators.strand import ROLES
+from gramscope.propagators.recurrent_layer import ROLES
 
 
 @dataclass(frozen=True)

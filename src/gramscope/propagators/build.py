@@ -15,10 +15,10 @@ from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.linear_map import LinearMap, leaves_below
 from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
 from gramscope.capture.side_effects import plain_execution, untouched
-from gramscope.propagators.layout import Layout, StateSite
-from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.layout import StateLayout, StateSite
+from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.recurrent import valid_steps
-from gramscope.propagators.watch import Node, Watch
+from gramscope.propagators.state_recorder import Node, StateRecorder
 
 
 def private_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -56,7 +56,7 @@ def network_states(
     trials = _trial_axes(before, x, n, outputs, frozen, nodes)
     sites = _sites(nodes, trials, parameters)
     axes = Axes(trial=n, output=f.shape[1])
-    return NetworkStates(nodes, Layout.of(sites), f, axes, parameters)
+    return NetworkStates(nodes, StateLayout.of(sites), f, axes, parameters)
 
 
 def _parameters(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Parameter]:
@@ -72,7 +72,7 @@ def _watched(
     """One watched run: its nodes and its outputs (n, C)."""
     x = prepare_input(x)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():  # the model is ours: keep the streams alone
-        watch = Watch(parameters.values(), n)
+        watch = StateRecorder(parameters.values(), n)
         watch.mark_data(x)
         with watch:
             f = evaluate(model, x, n, outputs)
@@ -208,7 +208,7 @@ def cell_states(
     parameters = _parameters(cell, x, frozen)
     valid = None if mask is None else valid_steps(mask, n, steps).to(x.device)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():
-        watch = Watch(parameters.values(), n, inside=True)
+        watch = StateRecorder(parameters.values(), n, inside=True)
         watch.mark_data(x)
         for part in starts:
             part.requires_grad_()
@@ -259,7 +259,7 @@ def _check_step(new: Any, expected: list[tuple[tuple[int, ...], str]]) -> None:
         )
 
 
-def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) -> Layout:
+def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) -> StateLayout:
     """Time is an axis of its own: (trial, time, site, ...) where all states have one shape, else (trial, time, state).
 
     Each trial's states lie together, step after step, in both.
@@ -271,6 +271,6 @@ def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) 
     sites = tuple(StateSite(name, own) for name, own in zip(names, axes, strict=True))
     if len(set(axes)) == 1:
         inner = {name: size for name, size in axes[0].items() if name != "trial"}
-        return Layout(sites, Axes(trial=n, time=steps, site=count, **inner), "stacked", 1)
+        return StateLayout(sites, Axes(trial=n, time=steps, site=count, **inner), "stacked", 1)
     total = sum(own.size for own in axes)
-    return Layout(sites, Axes(trial=n, time=steps, state=total // (n * steps)), "by trial")
+    return StateLayout(sites, Axes(trial=n, time=steps, state=total // (n * steps)), "by trial")

@@ -11,7 +11,7 @@ from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.linear_map import leaves_below
 from gramscope.propagators.global_ntk import GlobalNTK
-from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
 
 # (t, states before, push at t or None), each (k, B, S, H), -> states at t (k, B, S, H)

@@ -14,7 +14,7 @@ from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
 from gramscope.linalg.intervals import rounding_unit
 

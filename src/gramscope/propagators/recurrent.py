@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite, check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.propagators.layout import Layout, StateSite
+from gramscope.propagators.layout import StateLayout, StateSite
+from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
 from gramscope.propagators.stack import Stack, run_stack
 from gramscope.propagators.states import Changes, States
-from gramscope.propagators.strand import COMPONENTS, Weights
 
 CELLS = {nn.RNNCell: "rnn", nn.GRUCell: "gru", nn.LSTMCell: "lstm"}
 MODULES = {nn.RNN: "rnn", nn.GRU: "gru", nn.LSTM: "lstm"}
@@ -52,7 +52,7 @@ class RecurrentStates(States):
         n, steps, sites, width = values.shape
         self.shape = (n, steps, sites, width)
         axes = Axes(trial=n, time=steps, unit=width)
-        self.layout = Layout(
+        self.layout = StateLayout(
             tuple(StateSite(name, axes) for name in self.stack.sites),
             Axes(trial=n, time=steps, site=sites, unit=width),
             "stacked",

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gramscope.propagators.strand import COMPONENTS, Strand, Weights, add_from_gates, run
+from gramscope.propagators.recurrent_layer import COMPONENTS, RecurrentLayer, Weights, add_from_gates, run
 
 Parts = list[Tensor]  # one (T, k, B, C, H) for each strand
 
@@ -17,7 +17,7 @@ class Stack:
     """``layers`` layers of ``ways`` directions each; sites are the strands' components, layer after layer."""
 
     kind: str
-    strands: tuple[Strand, ...]
+    strands: tuple[RecurrentLayer, ...]
     ways: int
     valid: Bool[Tensor, "T B"] | None = field(repr=False)
 
@@ -197,7 +197,7 @@ def run_stack(
 ) -> Stack:
     """Run a recurrent network of any number of layers and linearise it."""
     components = len(COMPONENTS[kind])
-    strands: list[Strand] = []
+    strands: list[RecurrentLayer] = []
     for place, own in enumerate(weights):
         way = place % ways
         if place and way == 0:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
 from gramscope.hierarchy.losses import loss_function
-from gramscope.hierarchy.optimiser import inner_optimizer
+from gramscope.hierarchy.optimizer_step import inner_optimizer
 
 
 def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any, on_alert: Any) -> None:

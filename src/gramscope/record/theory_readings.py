@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gramscope import measures
 from gramscope.capture.network import named_parameters
-from gramscope.hierarchy.concentration import coactivation_rank, concentration
+from gramscope.hierarchy.mask_concentration import coactivation_rank, concentration
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of, layers_by_id
 from gramscope.record.probe_pass import probe_pass
 from gramscope.record.readings import Reading, reader

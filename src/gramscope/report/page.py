@@ -18,17 +18,17 @@ from gramscope import __version__
 from gramscope.base.errors import InputError
 from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
-from gramscope.report.opening import Sources, open_all, views_of
 from gramscope.report.panels import Absent, all_panels, all_runs
 from gramscope.report.regimes import RULE, regime
+from gramscope.report.run_sources import Sources, open_all, views_of
 from gramscope.report.runs_table import RunsTable, runs_table
 from gramscope.report.summary import Words, compared, in_words
 from gramscope.report.svg import write_svgs
 from gramscope.report.view import RunView
 from gramscope.store import Run
-from gramscope.store.errors import disk_trouble
 from gramscope.store.files import write_file
 from gramscope.store.meta import check_not_of_a_run
+from gramscope.store.store_errors import disk_trouble
 
 HERE = Path(str(files("gramscope.report")))
 SCRIPTS = ("vendor/plotly-cartesian.min.js", "templates/runs.js", "templates/page.js")

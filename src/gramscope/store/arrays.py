@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.store.errors import StoreError
 from gramscope.store.files import read_inside
 from gramscope.store.names import check_name
 from gramscope.store.records import Arrays
+from gramscope.store.store_errors import StoreError
 
 _KINDS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _RESERVED = "__metadata__"  # safetensors keeps its own text under this name

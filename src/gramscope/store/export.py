@@ -9,9 +9,9 @@ import pandas as pd
 import xarray as xr
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.store.errors import disk_trouble
 from gramscope.store.files import write_file
 from gramscope.store.meta import check_not_of_a_run
+from gramscope.store.store_errors import disk_trouble
 
 
 def to_csv(frame: pd.DataFrame, path: str | os.PathLike[str]) -> Path:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from gramscope.store.errors import StoreError, disk_trouble
+from gramscope.store.store_errors import StoreError, disk_trouble
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)

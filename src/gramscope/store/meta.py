@@ -9,11 +9,11 @@ from typing import Any
 from gramscope import __version__
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import clean_text, json_values
-from gramscope.store.errors import StoreError, disk_trouble
 from gramscope.store.files import Disk, read_inside
 from gramscope.store.lock import LOCK_FILE
-from gramscope.store.logged import LOGGED_FILE
+from gramscope.store.logged_scalars import LOGGED_FILE
 from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA
+from gramscope.store.store_errors import StoreError, disk_trouble
 
 _SET_HERE = ("schema", "created", "gramscope")
 

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.store.arrays import read_arrays
-from gramscope.store.errors import StoreError
+from gramscope.store.damage import Damage, damage_of
 from gramscope.store.files import Tail
-from gramscope.store.logged import LOGGED_FILE, Logged, decode_logged, newest_logged
+from gramscope.store.logged_scalars import LOGGED_FILE, LoggedScalars, decode_logged, newest_logged
 from gramscope.store.meta import read_meta
 from gramscope.store.records import SCALARS_FILE, Arrays, DamagedLine, Record, check_step, decode_line, view_add
-from gramscope.store.verify import Damage, damage_of
+from gramscope.store.store_errors import StoreError
 
 # Tables and labelled arrays need pandas and xarray, which take a second to import: only where they are asked for.
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Run:
         self.damaged: list[int] = []
         self.damaged_logged: list[int] = []
         self._view: list[Record] = []
-        self._logged: list[Logged] = []
+        self._logged: list[LoggedScalars] = []
         self._tails = Tail(self.path, SCALARS_FILE), Tail(self.path, LOGGED_FILE)
         self._loaded: tuple[Arrays, dict[str, npt.NDArray[Any]]] | None = None
 
@@ -176,7 +176,7 @@ class Run:
 
         return views.logged(self.logged_numbers())
 
-    def logged_numbers(self) -> dict[str, Logged]:
+    def logged_numbers(self) -> dict[str, LoggedScalars]:
         """The same as plain arrays, which need no pandas."""
         return newest_logged(self._logged, self.records)
 
@@ -329,7 +329,7 @@ class Run:
 
         :func:`gramscope.report` draws more, with words and references.
         """
-        from gramscope.store.pictures import picture_of_run
+        from gramscope.store.run_pictures import picture_of_run
 
         return picture_of_run(self.name, self._series(), names)
 

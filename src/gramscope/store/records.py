@@ -11,8 +11,8 @@ from typing import Any
 
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import clean_text, json_number
-from gramscope.store.errors import StoreError
 from gramscope.store.names import check_name
+from gramscope.store.store_errors import StoreError
 
 SCHEMA = 1
 META_FILE, SCALARS_FILE, ARRAYS_FOLDER = "meta.json", "scalars.jsonl", "arrays"

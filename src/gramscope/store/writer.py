@@ -18,10 +18,9 @@ import numpy.typing as npt
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import clean_text
 from gramscope.store.arrays import encode_arrays, read_arrays
-from gramscope.store.errors import RunExists, StoreError, disk_trouble
 from gramscope.store.files import Disk, Lines, read_inside, temporary_name
 from gramscope.store.lock import WriterLock
-from gramscope.store.logged import LOGGED_FILE, Logged, decode_logged, encode_logged, newest_logged
+from gramscope.store.logged_scalars import LOGGED_FILE, LoggedScalars, decode_logged, encode_logged, newest_logged
 from gramscope.store.meta import fresh_meta, read_meta, write_meta
 from gramscope.store.names import check_name
 from gramscope.store.records import (
@@ -36,6 +35,7 @@ from gramscope.store.records import (
     encode_line,
     newest_view,
 )
+from gramscope.store.store_errors import RunExists, StoreError, disk_trouble
 
 Line = TypeVar("Line")
 
@@ -150,7 +150,7 @@ class RunWriter:
     def _recover(self, after: int | None) -> None:
         """Cut off a torn tail, take the next attempt number, and mark what a restart at ``after`` supersedes."""
         records, damaged = _readable(self._scalars, decode_line)
-        logged: list[Logged] = []
+        logged: list[LoggedScalars] = []
         if (self.path / LOGGED_FILE).exists():
             self._logged = self._open_logged()
             logged, lost = _readable(self._logged, decode_logged)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Kinked, Real, resolve
+from gramscope.theory.activation_functions import Kinked, Real, resolve
 from gramscope.theory.criticality import ActivationLike, critical_point
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Activation, Kinked, Real, resolve
-from gramscope.theory.moments import gaussian_moments
+from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
+from gramscope.theory.gaussian_expectations import gaussian_moments
 from gramscope.theory.quadrature import Integrand, expectation
 
 UniversalityClass = Literal["scale-invariant", "K*=0", "half-stable"]

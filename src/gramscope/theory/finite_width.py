@@ -13,9 +13,9 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Activation, Kinked, Real, resolve
-from gramscope.theory.moments import check_kernel, gaussian_moments
-from gramscope.theory.narrow_flow import Source, narrow_layers, of_gram, of_inputs
+from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
+from gramscope.theory.gaussian_expectations import check_kernel, gaussian_moments
+from gramscope.theory.narrow_flow import DecimalGram, narrow_layers, of_gram, of_inputs
 from gramscope.theory.recursions import Layer, Rates, first_layer, next_layer
 
 Rate: TypeAlias = Real | Sequence[Real] | Tensor | np.ndarray
@@ -103,7 +103,9 @@ class FiniteWidthMLP:
         check_kernel(matrix, "gram")
         return self._flow(matrix, of_gram(matrix), None, None, kink, tol)
 
-    def _flow(self, gram: Tensor, source: Source, n_0: int | None, x: Tensor | None, kink: str, tol: Real) -> "Flow":
+    def _flow(
+        self, gram: Tensor, source: DecimalGram, n_0: int | None, x: Tensor | None, kink: str, tol: Real
+    ) -> "Flow":
         if kink not in ("distributional", "autograd"):
             raise InputError(f"kink must be 'distributional' or 'autograd', got {kink!r}. See FiniteWidthMLP.flow.")
         widths = self.layer_widths(n_0)

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Kinked
-from gramscope.theory.arithmetic import NARROW, Decimals, Doubles, Number
-from gramscope.theory.families import PAIRS, QUADS, Moments, multisets
+from gramscope.theory.activation_functions import Kinked
+from gramscope.theory.decimal_arithmetic import NARROW, Decimals, Doubles, Number
+from gramscope.theory.families import PAIRS, QUADS, GaussianMoments, multisets
 from gramscope.theory.orthant import SignMoments
 
 Table = Sequence[Sequence[Number]]
@@ -26,7 +26,7 @@ Lines = list[tuple[int, Number]]
 ROUNDING = 1e-15  # of a kernel that is given in doubles: a 1 - ρ² of a few of these cannot be told from 0
 
 
-def kinked_moments(activation: Kinked, kernel: Float[Tensor, "n n"]) -> Moments:
+def kinked_moments(activation: Kinked, kernel: Float[Tensor, "n n"]) -> GaussianMoments:
     """All moments of a piecewise linear activation; four distinct samples cost one integral over one variable."""
     if not activation.is_linear and float(kernel.diagonal().min()) <= 0:
         where = int(kernel.diagonal().argmin())
@@ -36,7 +36,9 @@ def kinked_moments(activation: Kinked, kernel: Float[Tensor, "n n"]) -> Moments:
             "or take C_b > 0."
         )
     arrays = _of_doubles(activation, kernel.detach().cpu().tolist())
-    return Moments(**{name: torch.from_numpy(array.astype(np.float64)).to(kernel) for name, array in arrays.items()})
+    return GaussianMoments(
+        **{name: torch.from_numpy(array.astype(np.float64)).to(kernel) for name, array in arrays.items()}
+    )
 
 
 def _of_doubles(activation: Kinked, table: list[list[float]]) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ ENTRIES = 2**24  # of a dense meta kernel held at a time
 
 
 @runtime_checkable
-class Source(Protocol):
+class MetaKernelSource(Protocol):
     """Kernel and contracted meta kernel between any examples and the training set."""
 
     def kernel(self, x: Any, x2: Any) -> Array: ...
@@ -75,7 +75,7 @@ class Product(Plain):
         return self.epsilon * self.kernel(x, x2) * (self.kernel(x, self.train) @ vector)[:, None]
 
 
-class Dense(Plain):
+class DenseMetaKernel(Plain):
     """A meta kernel given as a function; its entries are computed for some examples at a time."""
 
     def __init__(self, kernel: Kernel, train: Any, meta_kernel: MetaKernel) -> None:
@@ -148,7 +148,7 @@ def _entries(name: str, given: Any, shape: tuple[int, int, int]) -> Array:
     return found
 
 
-class Tangent:
+class TangentMetaKernel:
     """A network at initialisation (``gramscope.kernels.TangentKernels``): rows are (example, output) flattened."""
 
     def __init__(self, kernels: Any, train: Any) -> None:

@@ -22,7 +22,16 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
-from gramscope.theory.meta_kernels import Array, Dense, Given, Kernel, Plain, Product, Source, Tangent
+from gramscope.theory.meta_kernels import (
+    Array,
+    DenseMetaKernel,
+    Given,
+    Kernel,
+    MetaKernelSource,
+    Plain,
+    Product,
+    TangentMetaKernel,
+)
 from gramscope.theory.quadratic import ALGORITHMS, check_step
 
 
@@ -233,9 +242,9 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             raise InputError(f"y must have the shape {start.shape} of the network's outputs, got {y.shape}.")
         return start
 
-    def _make_source(self, X: Any, meta: Any) -> Source:
+    def _make_source(self, X: Any, meta: Any) -> MetaKernelSource:
         if self._of_network:
-            return Tangent(self.kernel, X)
+            return TangentMetaKernel(self.kernel, X)
         kernel = self._function()
         if self.meta_kernel is None:
             return Plain(kernel, X)
@@ -253,14 +262,14 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 "a precomputed kernel must go with meta_kernel='precomputed', 'product' or None: a function would be "
                 "given rows of the kernel instead of examples."
             )
-        return Dense(kernel, X, self.meta_kernel)
+        return DenseMetaKernel(kernel, X, self.meta_kernel)
 
     def _function(self) -> Any:
         if self._precomputed:
             return _rows_as_given
         return self.kernel if callable(self.kernel) else _NamedKernel(self.kernel, self.gamma)
 
-    def _source_for(self, X: Any, meta: Any, meta_transport: Any) -> Source:
+    def _source_for(self, X: Any, meta: Any, meta_transport: Any) -> MetaKernelSource:
         source = self._source
         if not (isinstance(self.meta_kernel, str) and self.meta_kernel == "precomputed") or self._of_network:
             return source
@@ -268,7 +277,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         where = "predict(K, meta=..., meta_transport=...)"
         return _given(source._kernel, source.train, meta, meta_transport, len(X), where)
 
-    def _correction(self, X: Any, z_a: Array, z_b: Array, source: Source | None = None) -> Array:
+    def _correction(self, X: Any, z_a: Array, z_b: Array, source: MetaKernelSource | None = None) -> Array:
         source = self._source if source is None else source
         return source.transport(X, z_a) + source.curvature(X, z_b)
 

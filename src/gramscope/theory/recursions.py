@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.theory.families import Moments
+from gramscope.theory.families import GaussianMoments
 
 Array: TypeAlias = Any  # a tensor, or a numpy array of decimals where doubles do not reach (see arithmetic.py)
 
@@ -62,7 +62,7 @@ def first_layer(gram: Float[Tensor, "n n"], rates: Rates) -> Layer:
     return Layer(rates.C_b + rates.C_W * gram, rates.lambda_b + rates.lambda_W * gram, *[zero] * 7)
 
 
-def next_layer(layer: Layer, moments: Moments, rates: Rates, ratio: float, explicit_kink: bool = True) -> Layer:
+def next_layer(layer: Layer, moments: GaussianMoments, rates: Rates, ratio: float, explicit_kink: bool = True) -> Layer:
     """The tensors of layer l + 1.
 
     ``ratio`` is n_l/n_{l-1}; ``explicit_kink=False`` drops the s'' that autograd drops (theory 3, section 4b, reading

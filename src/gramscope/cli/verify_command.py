@@ -30,7 +30,7 @@ MOST_OUTPUTS = 32  # of each example: kernels over all outputs of a language mod
 
 
 @dataclass(frozen=True)
-class Finding:
+class IdentityCheck:
     """One identity: its error, what is allowed, or why it could not be tried."""
 
     name: str
@@ -141,7 +141,7 @@ def default_target() -> tuple[nn.Module, Tensor]:
         return Mixed(), torch.randn(6, 2, 5, device="cpu")
 
 
-def verify(model: nn.Module, x: Any, examples: int = 4) -> list[Finding]:
+def verify(model: nn.Module, x: Any, examples: int = 4) -> list[IdentityCheck]:
     """Try all identities; nothing of the model is changed."""
     witness, note = _witness(model, x, examples)
     findings = []
@@ -149,9 +149,9 @@ def verify(model: nn.Module, x: Any, examples: int = 4) -> list[Finding]:
         for name, (check, allowed) in CHECKS.items():
             try:
                 error = check(witness)
-                findings.append(Finding(name, error, allowed, note))
+                findings.append(IdentityCheck(name, error, allowed, note))
             except GramscopeError as refused:
-                findings.append(Finding(name, None, allowed, f"not defined here: {refused}"))
+                findings.append(IdentityCheck(name, None, allowed, f"not defined here: {refused}"))
             done()
     return findings
 

@@ -37,7 +37,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Strand:
+class RecurrentLayer:
     """A linearised run. C is the number of components of the state (1, or 2 for h and c), G the number of gates."""
 
     weights: Weights
@@ -291,7 +291,7 @@ def run(
     initial: Float[Tensor, "B C H"],
     reverse: bool = False,
     valid: Bool[Tensor, "T B"] | None = None,
-) -> Strand:
+) -> RecurrentLayer:
     """Run one layer in one direction and linearise it; steps that are not ``valid`` leave the state as it is."""
     steps, trials = inputs.shape[:2]
     order = tuple(reversed(range(steps))) if reverse else tuple(range(steps))
@@ -317,7 +317,7 @@ def run(
         into, across = into.masked_fill(gone[..., None], 0.0), across.masked_fill(gone[..., None], 0.0)
         carry = None if carry is None else carry.masked_fill(gone[..., None], 0.0)
     before = previous[:, :, 0].contiguous()
-    return Strand(weights, order, inputs.contiguous(), before, states, into, across, carry, begins)
+    return RecurrentLayer(weights, order, inputs.contiguous(), before, states, into, across, carry, begins)
 
 
 def _advance(kind: str, a: Tensor, r: Tensor, state: Tensor, gates: Tensor) -> Tensor:

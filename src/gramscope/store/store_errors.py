@@ -53,8 +53,8 @@ def disk_trouble(doing: str) -> Iterator[None]:
     >>> with disk_trouble("opening the run"):
     ...     raise OSError(errno.ENOSPC, "No space left on device", "/runs/a")
     Traceback (most recent call last):
-    gramscope.store.errors.StoreError: opening the run failed: No space left on device (/runs/a). The disk is full: \
-free some space and go on, what was committed is safe.
+    gramscope.store.store_errors.StoreError: opening the run failed: No space left on device (/runs/a). The disk is \
+full: free some space and go on, what was committed is safe.
     """
     try:
         yield

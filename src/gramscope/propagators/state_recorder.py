@@ -13,8 +13,8 @@ from gramscope.capture.linear_map import leaves_below
 from gramscope.capture.side_effects import writes
 from gramscope.capture.unrolled import CELLS, RECURRENT, Arguments
 from gramscope.capture.weight_uses import WeightUses, settle
+from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
 from gramscope.propagators.stack import Stack, run_stack
-from gramscope.propagators.strand import COMPONENTS, Weights
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Node:
     weights: dict[str, Tensor] = field(default_factory=dict)  # of the stack, by its own names for them
 
 
-class Watch(WeightUses):
+class StateRecorder(WeightUses):
     """Cuts the graph after each use of a weight; with ``inside`` only where :meth:`cut` is called."""
 
     def __init__(self, parameters: Iterable[Tensor], examples: int, inside: bool = False) -> None:

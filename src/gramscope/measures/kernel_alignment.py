@@ -13,11 +13,11 @@ from gramscope.base.agreement import cosine_of_sums
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows
 from gramscope.base.rounding import EPS64, Rounding
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.kernels.kernel import Kernel
 from gramscope.linalg.operator import LinearOperator
-from gramscope.measures.cka import CKA, PairState
 from gramscope.measures.class_moments import class_labels, one_hot
+from gramscope.measures.linear_cka import CKA, PairState
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import NOTHING, frobenius, of_ordinary_size, size_exponent, times_power
 

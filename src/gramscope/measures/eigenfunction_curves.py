@@ -13,7 +13,7 @@ from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
 from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
-from gramscope.base.warned import undefined, warn
+from gramscope.base.user_warnings import undefined, warn
 from gramscope.measures.class_moments import class_labels
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import Rows

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.capture.precision import Precision
 from gramscope.measures.by_weight import ByWeight
-from gramscope.measures.feature_learning import Loss, feature_learning
+from gramscope.measures.feature_learning_equation import Loss, feature_learning
 from gramscope.measures.rows import frobenius
 
 __all__ = ["Stationarity", "stationarity", "stationarity_residual"]

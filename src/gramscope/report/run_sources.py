@@ -11,11 +11,11 @@ import numpy as np
 from gramscope.base.errors import InputError
 from gramscope.report.view import RunView, Series, joined, series_by_name
 from gramscope.store import Run, find_runs, open_run
-from gramscope.store.logged import LOGGED_FILE
+from gramscope.store.logged_scalars import LOGGED_FILE
 from gramscope.store.records import SCALARS_FILE
 
-Source = str | os.PathLike[str] | Run
-Sources = Source | Sequence[Source]
+RunSource = str | os.PathLike[str] | Run
+Sources = RunSource | Sequence[RunSource]
 
 
 def open_all(runs: Sources) -> list[Run]:

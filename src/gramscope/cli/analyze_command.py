@@ -13,8 +13,8 @@ from gramscope import spectra
 from gramscope.base.errors import InputError
 from gramscope.cli.checkpoint import read_checkpoint
 from gramscope.cli.printed import json_line
-from gramscope.store.errors import disk_trouble
 from gramscope.store.meta import check_not_of_a_run
+from gramscope.store.store_errors import disk_trouble
 
 SHOWN = 30  # rows of the table, and names left out for one reason, that a terminal gets; --json has all
 

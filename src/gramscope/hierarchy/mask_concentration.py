@@ -18,7 +18,7 @@ from gramscope.base.effective_rank import participation_ratio_of, ratio_of_trace
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_rows
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 
 Masks = Bool[Tensor, "n units"] | Int[Tensor, "n units"] | Float[Tensor, "n units"]
 Labels = Int[Tensor, " examples"] | None
@@ -158,7 +158,7 @@ def metric_spectrum(
 
 
 @dataclass(frozen=True)
-class Alignment:
+class SubspaceOverlap:
     """Overlap of two k-dimensional eigenspaces, ``|UᵀV|² / k``: 1 the same, 0 orthogonal, ``baseline`` by chance.
 
     ``gap`` is the smaller of the two relative gaps ``(λ_k − λ_{k+1}) / λ_1``: near 0 the k-th direction is arbitrary
@@ -177,7 +177,7 @@ class Alignment:
         return (self.overlap - self.baseline) / (1.0 - self.baseline) if self.baseline < 1 else float("nan")
 
 
-def subspace_overlap(first: Float[Tensor, "N N"], second: Float[Tensor, "N N"], k: int) -> Alignment:
+def subspace_overlap(first: Float[Tensor, "N N"], second: Float[Tensor, "N N"], k: int) -> SubspaceOverlap:
     """Overlap of the top-k eigenspaces of two symmetric matrices, ``|U_kᵀ V_k|² / k``, the mean cos² of their angles.
 
     A random pair of k-dimensional spaces in N dimensions overlaps by k/N on average.
@@ -199,7 +199,7 @@ def update_alignment(
     k: int,
     side: str = "input",
     self_pairs: bool = True,
-) -> Alignment:
+) -> SubspaceOverlap:
     """Overlap of the top-k eigenspace of an accumulated weight change with that of the class-averaged metric ``M^ℓ``.
 
     Both live on layer ℓ. ``side="input"``: ``update`` is ``ΔW^{ℓ+1} = W^{ℓ+1}(t) − W^{ℓ+1}(0)``, its space that of
@@ -237,8 +237,8 @@ class Concentration:
     centred_rank: float
     spectrum: Float64[Tensor, " N"]
     metric_rank: float
-    alignment: Alignment | None
-    incoming_alignment: Alignment | None
+    alignment: SubspaceOverlap | None
+    incoming_alignment: SubspaceOverlap | None
 
 
 def concentration(
@@ -299,7 +299,7 @@ def _change(weight: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
     return w - v, torch.maximum(*(singular_floor(m, Rounding.of(t)) for m, t in ((w, weight), (v, initial))))
 
 
-def _incoming(deltas: list[tuple[Tensor, Tensor]] | None, place: int, metric: Eigen, k: int) -> Alignment | None:
+def _incoming(deltas: list[tuple[Tensor, Tensor]] | None, place: int, metric: Eigen, k: int) -> SubspaceOverlap | None:
     # A bias kept as a last column of the next weight has no row in the one below: the two spaces differ, no comparison.
     if deltas is None or place == 0 or len(deltas[place - 1][0]) != len(metric[0]):
         return None
@@ -330,7 +330,7 @@ def _eigen(matrix: Float[Tensor, "N N"]) -> Eigen:
     return values.flip(0), vectors.flip(1), int((values > floor).sum())
 
 
-def _overlap(first: Eigen, second: Eigen, k: int) -> Alignment:
+def _overlap(first: Eigen, second: Eigen, k: int) -> SubspaceOverlap:
     n = len(first[0])
     if len(second[0]) != n:
         raise InputError(f"the two matrices must act on one space, got sizes {n} and {len(second[0])}.")
@@ -340,10 +340,10 @@ def _overlap(first: Eigen, second: Eigen, k: int) -> Alignment:
     for values, _, positive in (first, second):
         if positive < k:
             reason = f"a matrix has {positive} positive eigenvalues, too few for a top eigenspace of dimension {k}"
-            return Alignment(float("nan"), k / n, k, 0.0, reason)
+            return SubspaceOverlap(float("nan"), k / n, k, 0.0, reason)
         gap = min(gap, float(values[k - 1] - values[k]) / float(values[0]) if k < n else 1.0)
     cosines = first[1][:, :k].T @ second[1][:, :k]
-    return Alignment(min(1.0, float(cosines.pow(2).sum()) / k), k / n, k, gap)
+    return SubspaceOverlap(min(1.0, float(cosines.pow(2).sum()) / k), k / n, k, gap)
 
 
 def _class_sums(sigma: Float64[Tensor, "n N"], labels: Tensor | None) -> tuple[Tensor, Tensor]:

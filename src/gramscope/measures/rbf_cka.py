@@ -13,7 +13,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_kernel, centered_rows, check_paired
 from gramscope.base.rounding import EPS64
 from gramscope.base.streams import streams_put_back
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import NOTHING, Rows, frobenius, size_exponent
 

@@ -12,10 +12,10 @@ from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.rng import child_seed, generator
 from gramscope.base.rounding import EPS64, Rounding, column_basis
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import At, Layers, Mode
 from gramscope.measures.class_moments import one_hot
-from gramscope.measures.features import Reduce, features
+from gramscope.measures.layer_features import Reduce, features
 from gramscope.measures.measure import Facts, Measure
 
 __all__ = [

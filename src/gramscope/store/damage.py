@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gramscope.store.arrays import read_arrays
-from gramscope.store.errors import StoreError
 from gramscope.store.records import SCALARS_FILE, Record
+from gramscope.store.store_errors import StoreError
 
 
 class Damage(NamedTuple):

@@ -10,9 +10,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.axes import Axes
 from gramscope.capture.linear_map import LinearMap, leaves_below
-from gramscope.propagators.layout import Layout
+from gramscope.propagators.layout import StateLayout
+from gramscope.propagators.state_recorder import Node
 from gramscope.propagators.states import Changes, States
-from gramscope.propagators.watch import Node
 
 
 class Place:
@@ -116,7 +116,7 @@ class NetworkStates(States):
     def __init__(
         self,
         nodes: Sequence[Node],
-        layout: Layout,
+        layout: StateLayout,
         output: Tensor,
         output_axes: Axes,
         parameters: Mapping[str, Tensor],

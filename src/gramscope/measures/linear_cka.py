@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
-from gramscope.base.warned import UndefinedMeasureWarning, undefined, warn
+from gramscope.base.user_warnings import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
-from gramscope.measures.features import Reduce, feature_batches, streams_kept
 from gramscope.measures.hsic import GramProducts, LayerState
+from gramscope.measures.layer_features import Reduce, feature_batches, streams_kept
 from gramscope.measures.measure import Facts, Measure
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ LOGGED_FILE = "logged.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
-class Logged:
+class LoggedScalars:
     """Numbers of one name, ``steps`` (k,) and ``values`` (k,), that one attempt logged."""
 
     name: str
@@ -37,7 +37,7 @@ def encode_logged(name: str, attempt: int, steps: Sequence[int], values: Sequenc
     return sealed({"name": name, "attempt": attempt, "steps": list(steps), "values": kept})
 
 
-def decode_logged(line: bytes) -> Logged:
+def decode_logged(line: bytes) -> LoggedScalars:
     """The numbers of one line; raises :class:`DamagedLine` for anything else."""
     content = opened(line)
     try:
@@ -46,7 +46,7 @@ def decode_logged(line: bytes) -> Logged:
         raise DamagedLine(f"{type(error).__name__}: {error}") from None
 
 
-def _logged(content: Any) -> Logged:
+def _logged(content: Any) -> LoggedScalars:
     values, attempt = content["values"], content["attempt"]
     if not set(map(type, values)) <= {int, float}:
         values = [number(value) for value in values]
@@ -55,10 +55,10 @@ def _logged(content: Any) -> Logged:
         raise ValueError("steps and values do not pair")
     if not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 0:
         raise ValueError("attempt is not a whole number >= 0")
-    return Logged(check_name(content["name"], "a number that is logged"), attempt, steps, values)
+    return LoggedScalars(check_name(content["name"], "a number that is logged"), attempt, steps, values)
 
 
-def newest_logged(lines: Iterable[Logged], records: Iterable[Record]) -> dict[str, Logged]:
+def newest_logged(lines: Iterable[LoggedScalars], records: Iterable[Record]) -> dict[str, LoggedScalars]:
     """By name, steps rising, what no later attempt supersedes.
 
     A record supersedes what earlier attempts logged at its step and later; a number that is logged, what they logged
@@ -68,18 +68,20 @@ def newest_logged(lines: Iterable[Logged], records: Iterable[Record]) -> dict[st
     begins: dict[int, int] = {}  # from which step on an attempt supersedes earlier ones
     for attempt, step in [(r.attempt, r.step) for r in records] + [(k.attempt, int(k.steps.min()) + 1) for k in lines]:
         begins[attempt] = min(step, begins.get(attempt, step))
-    by_name: dict[str, list[Logged]] = {}
+    by_name: dict[str, list[LoggedScalars]] = {}
     for line in lines:
         end = min((step for attempt, step in begins.items() if attempt > line.attempt), default=None)
         kept = line.steps < end if end is not None else np.ones(len(line.steps), dtype=bool)
-        by_name.setdefault(line.name, []).append(Logged(line.name, line.attempt, line.steps[kept], line.values[kept]))
+        by_name.setdefault(line.name, []).append(
+            LoggedScalars(line.name, line.attempt, line.steps[kept], line.values[kept])
+        )
     found = {name: _joined(parts) for name, parts in by_name.items()}
     return {name: logged for name, logged in found.items() if len(logged.steps)}
 
 
-def _joined(parts: Sequence[Logged]) -> Logged:
+def _joined(parts: Sequence[LoggedScalars]) -> LoggedScalars:
     """Of several numbers at one step the last counts."""
     steps = np.concatenate([part.steps for part in parts])[::-1]
     values = np.concatenate([part.values for part in parts])[::-1]
     rising, places = np.unique(steps, return_index=True)
-    return Logged(parts[-1].name, parts[-1].attempt, rising, values[places])
+    return LoggedScalars(parts[-1].name, parts[-1].attempt, rising, values[places])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from itertools import combinations, pairwise
 
-from gramscope.theory.arithmetic import Decimals, Number, unit_nodes
+from gramscope.theory.decimal_arithmetic import Decimals, Number, unit_nodes
 
 Rows = list[list[Number]]
 _LEVELS = 8

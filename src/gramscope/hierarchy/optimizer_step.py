@@ -17,7 +17,7 @@ from gramscope.base.errors import InputError, UnsupportedError
 
 Factory = Callable[[Iterable[Tensor]], Optimizer]
 _ONE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-OptimiserLike = Optimizer | Factory | str | None
+OptimizerLike = Optimizer | Factory | str | None
 NAMED: dict[str, Callable[..., Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -43,7 +43,7 @@ class StepParts:
 
 
 def prepare(
-    optimizer: OptimiserLike, lr: float | None, parameters: Mapping[str, nn.Parameter], memo: dict[Any, Any]
+    optimizer: OptimizerLike, lr: float | None, parameters: Mapping[str, nn.Parameter], memo: dict[Any, Any]
 ) -> Optimizer:
     """An optimiser for the copied parameters: a copy of the user's with its state, or a new one."""
     optimizer = inner_optimizer(optimizer) or optimizer

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Activation, Kinked, Real, Smooth, resolve
+from gramscope.theory.activation_functions import Activation, Kinked, Real, Smooth, resolve
 from gramscope.theory.closed import erf_moments, sine_moments
-from gramscope.theory.families import PAIRS, QUADS, Moments, from_multisets, multisets
+from gramscope.theory.families import PAIRS, QUADS, GaussianMoments, from_multisets, multisets
 from gramscope.theory.kinked import kinked_moments
 from gramscope.theory.quadrature import Integrand, expectation
 
@@ -41,7 +41,7 @@ def check_kernel(kernel: Tensor, what: str = "kernel", slack: float = 1e-9) -> N
 
 def gaussian_moments(
     activation: str | Activation | Callable[[Tensor], Tensor], kernel: Shaped[Tensor, "..."], tol: Real = 1e-10
-) -> Moments:
+) -> GaussianMoments:
     """<s⁽ⁱ⁾_a s⁽ʲ⁾_b> and the four-sample expectations of the finite-width recursions over z ~ N(0, K).
 
     Piecewise linear activations, sin and erf in closed form; all others by adaptive tensor Gauss-Hermite quadrature,
@@ -65,7 +65,7 @@ def gaussian_moments(
     return smooth_moments(found, kernel, tol)
 
 
-def smooth_moments(activation: Activation, kernel: Kernel, tol: Real = 1e-10) -> Moments:
+def smooth_moments(activation: Activation, kernel: Kernel, tol: Real = 1e-10) -> GaussianMoments:
     """The moments by quadrature, whatever the activation."""
     if not 1e-13 <= tol < 1:
         raise InputError(f"tol must lie between 1e-13 and 1, got {tol}. The default is 1e-10.")
@@ -74,7 +74,7 @@ def smooth_moments(activation: Activation, kernel: Kernel, tol: Real = 1e-10) ->
     spread = torch.stack([quadrature.root_mean_squares(a) for a in range(n)])
     pairs = from_multisets(n, 2, PAIRS, [quadrature(samples, PAIRS, spread) for samples in multisets(n, 2)])
     quads = from_multisets(n, 4, QUADS, [quadrature(samples, QUADS, spread) for samples in multisets(n, 4)])
-    return Moments(**pairs, **quads)
+    return GaussianMoments(**pairs, **quads)
 
 
 @dataclass

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import above_rounding, floor
-from gramscope.base.warned import undefined
-from gramscope.measures.cka import cka
-from gramscope.measures.features import streams_kept
+from gramscope.base.user_warnings import undefined
 from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_layer import last_layer_batches
+from gramscope.measures.layer_features import streams_kept
+from gramscope.measures.linear_cka import cka
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import Rows, frobenius
 

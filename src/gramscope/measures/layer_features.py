@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.capture.activations import At, Layers, Mode, Visit, activations
 from gramscope.capture.side_effects import untouched
 
@@ -75,7 +75,7 @@ def features(
     """
     _check(reduce, channels)
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
-    reader = Reader(reduce, channels, mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
+    reader = RowReduction(reduce, channels, mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
     return activations(model, x, layers, at=at, mode=mode, reader=reader)
 
 
@@ -143,7 +143,7 @@ def inputs_of(batch: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Reader:
+class RowReduction:
     """Reduces an activation to rows while the forward pass still runs, so that only rows are kept."""
 
     reduce: Reduce

@@ -31,7 +31,7 @@ from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.by_weight import ByWeight
-from gramscope.measures.feature_learning import private_copy
+from gramscope.measures.feature_learning_equation import private_copy
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
 
