@@ -64,7 +64,13 @@ def is_number(value: object) -> TypeGuard[SupportsFloat]:
 
 def is_whole(value: object) -> TypeGuard[SupportsIndex]:
     """Whether ``value`` is a whole number that can count something. Booleans are none."""
-    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool):
+        return False
+    try:
+        operator.index(value)  # type: ignore[arg-type]  # asks whether it is one
+    except TypeError:
+        return False
+    return True
 
 
 def check_number(

@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import gramscope
 from gramscope.base.errors import GramscopeError
 from gramscope.cli.printed import json_line
+
+if TYPE_CHECKING:
+    from gramscope.cli.verify_command import IdentityCheck
 
 app = typer.Typer(
     name="gramscope",
@@ -187,7 +190,7 @@ class _explained:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # A reader that went away (| head) is nobody's mistake; typer ends quietly on it.
         if isinstance(error, GramscopeError | OSError) and not isinstance(error, BrokenPipeError):
             message = str(error)
@@ -195,7 +198,7 @@ class _explained:
             raise typer.Exit(2) from error
 
 
-def _print_findings(findings: list[Any]) -> None:
+def _print_findings(findings: "list[IdentityCheck]") -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.progress import progress
 from gramscope.base.rng import seeded
 from gramscope.capture.network import count_examples, evaluate, in_dtype, prepare_input, slice_examples, unwrap
@@ -48,7 +48,7 @@ class Witness:
     """The model in float64 and evaluation mode, a few examples, and the Jacobian row by row from plain autograd."""
 
     model: nn.Module
-    x: Any
+    x: ModelInput
     jacobian: Tensor  # (n, C, P)
     f: Tensor
 
@@ -57,7 +57,7 @@ class Witness:
         return torch.einsum("ncp,mdp->ncmd", self.jacobian, self.jacobian)
 
 
-def load(target: str) -> tuple[nn.Module, Any]:
+def load(target: str) -> tuple[nn.Module, ModelInput]:
     """``module:callable`` or ``file.py:callable``; the callable returns (model, x) or (model, x, y)."""
     place, _, name = target.partition(":")
     if not name:
@@ -109,7 +109,7 @@ def _where(error: BaseException) -> str:
     return ""
 
 
-def _check_no_arguments(made: Callable[..., Any], target: str) -> None:
+def _check_no_arguments(made: Callable[..., object], target: str) -> None:
     try:
         inspect.signature(made).bind()
     except TypeError as error:
@@ -141,7 +141,7 @@ def default_target() -> tuple[nn.Module, Tensor]:
         return Mixed(), torch.randn(6, 2, 5, device="cpu")
 
 
-def verify(model: nn.Module, x: Any, examples: int = 4) -> list[IdentityCheck]:
+def verify(model: nn.Module, x: ModelInput, examples: int = 4) -> list[IdentityCheck]:
     """Try all identities; nothing of the model is changed."""
     witness, note = _witness(model, x, examples)
     findings = []
@@ -164,12 +164,12 @@ class Some(nn.Module):
         self.model, self.count = model, count
         self.chosen = torch.linspace(0, width - 1, MOST_OUTPUTS, device="cpu").round().long().tolist()
 
-    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+    def forward(self, *arguments: object, **named: object) -> Tensor:
         x = named or (arguments if len(arguments) > 1 else arguments[0])
         return evaluate(self.model, x, self.count, None)[:, self.chosen]
 
 
-def _witness(model: nn.Module, x: Any, examples: int) -> tuple[Witness, str]:
+def _witness(model: nn.Module, x: ModelInput, examples: int) -> tuple[Witness, str]:
     """The witness, and what it does not see: the Jacobian has a row for each output, found by a pass of its own."""
     model = in_dtype(unwrap(model), torch.float64).eval()
     n = count_examples(x)

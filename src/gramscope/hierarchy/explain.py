@@ -1,7 +1,6 @@
 """``explain_step``: what one optimiser step does, by layer and by example, and whether theory predicted it."""
 
 import warnings
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +11,7 @@ from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic, users
 from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.rng import generator, rademacher
 from gramscope.base.streams import streams_put_back
 from gramscope.base.user_warnings import RandomOutputsWarning
@@ -29,8 +29,9 @@ from gramscope.capture.network import (
 from gramscope.capture.precision import Precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
-from gramscope.hierarchy.losses import Loss, loss_function
+from gramscope.hierarchy.losses import Loss, Targets, loss_function
 from gramscope.hierarchy.optimizer_step import (
+    Memo,
     OptimizerLike,
     StepParts,
     autocast_uncached,
@@ -50,8 +51,8 @@ _NOT_BY_EXAMPLE = "Shares by example were not asked for (by_example=False)."
 
 def explain_step(
     model: nn.Module,
-    x: Any,
-    y: Any,
+    x: ModelInput,
+    y: Targets,
     *,
     lr: float | None = None,
     loss: str | Loss = "mse",
@@ -107,10 +108,10 @@ class _Rehearsal:
     """The step on copies: ``before`` stays at θ, ``after`` is stepped."""
 
     def __init__(
-        self, model: nn.Module, x: Any, y: Any, n: int, loss: Loss, outputs: Outputs, precision: Precision
+        self, model: nn.Module, x: ModelInput, y: Targets, n: int, loss: Loss, outputs: Outputs, precision: Precision
     ) -> None:
         self.n, self.loss, self.outputs, self.precision = n, loss, outputs, precision
-        self.memo: dict[Any, Any] = {}
+        self.memo: Memo = {}
         self.before, self.after = copied(model), copied(model, self.memo)
         dtype = None
         if precision == "float64":

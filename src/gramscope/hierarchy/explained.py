@@ -1,8 +1,9 @@
 """The result of ``explain_step``: numbers, a table, a picture, and one sentence."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,7 @@ from gramscope.base.streams import streams_put_back
 from gramscope.hierarchy.optimizer_step import StepParts
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 SMALL = 0.1  # a part of the change below this fraction is not worth a warning
@@ -261,7 +263,7 @@ class ExplainedStep:
         head = ["layer", "share of loss change", "|Δθ| / |θ|"]
         return html_table("What this step did", head, rows, [self.verdict, *missed, *self.notes])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """All numbers that JSON can hold."""
         return {
             "loss_before": self.loss_before,
@@ -277,7 +279,7 @@ class ExplainedStep:
             "notes": list(self.notes),
         }
 
-    def plot(self) -> Any:
+    def plot(self) -> "Figure":
         """Shares by layer, prediction against truth, what examples did to each other, and the parts of the error."""
         from gramscope.hierarchy.step_pictures import picture_of_step
 

@@ -9,7 +9,7 @@ Arrays are numpy float64; a field has examples in rows and hidden units in colum
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from gramscope.linalg import Dense, eigenvalues_top
 _PSD_TOLERANCE = 1e-6
 # Up to this size the whole spectrum costs less than the overhead of an iteration.
 _SMALL = 256
+
+Rows: TypeAlias = slice | ndarray  # which examples a batch has
 
 
 def drive(
@@ -99,7 +101,7 @@ def safe_rate(gram: Float64[ndarray, "n n"], readout: Float64[ndarray, "C N"], b
     return 1.0 / bound if bound > 0 else 1.0
 
 
-def _check_step(field: Any, overlap: Any, readout: Any, residual: Any, lr: float) -> None:
+def _check_step(field: ndarray, overlap: ndarray, readout: ndarray, residual: ndarray, lr: float) -> None:
     given = (("field", field), ("overlap", overlap), ("readout", readout), ("residual", residual))
     for (name, array), wanted in zip(given, ("(n, N)", "(n, n)", "(C, N)", "(n, C)"), strict=True):
         _check_array(array, name, wanted)
@@ -114,7 +116,7 @@ def _check_step(field: Any, overlap: Any, readout: Any, residual: Any, lr: float
     check_lr(lr)
 
 
-def _check_array(array: Any, name: str, wanted: str) -> None:
+def _check_array(array: object, name: str, wanted: str) -> None:
     if not isinstance(array, ndarray) or array.ndim != 2 or array.size == 0:
         got = f"shape {array.shape}" if isinstance(array, ndarray) else type(array).__name__
         raise InputError(f"{name} must be a numpy array of shape {wanted} with entries, got {got}.")
@@ -198,7 +200,7 @@ class Training:
     def n(self) -> int:
         return self.overlap.shape[1]
 
-    def residual(self, rows: Any) -> Float64[ndarray, "batch C"]:
+    def residual(self, rows: Rows) -> Float64[ndarray, "batch C"]:
         return np.maximum(self.field[rows], 0.0) @ self.readout.T - self.targets[rows]
 
     def loss(self) -> float:
@@ -207,7 +209,7 @@ class Training:
     def held_loss(self) -> float | None:
         return self._mean_loss(slice(self.n, None)) if len(self.field) > self.n else None
 
-    def sweep(self, batches: list[Any], rate: float) -> int:
+    def sweep(self, batches: list[Rows], rate: float) -> int:
         """One pass, a step for each batch (indices or slices of the n examples); returns the number of mask flips."""
         flips = 0
         before = self.field[: self.n] > 0
@@ -232,7 +234,7 @@ class Training:
         return float(np.einsum("nc,nc->", residual, residual) / (2 * len(residual)))
 
 
-def batches(n: int, size: int, rng: np.random.Generator | None) -> list[Any]:
+def batches(n: int, size: int, rng: np.random.Generator | None) -> list[Rows]:
     """The examples of one pass in batches, in a new order if ``rng`` is given; slices where the order is kept."""
     if rng is None or size >= n:
         return [slice(start, min(start + size, n)) for start in range(0, n, size)]

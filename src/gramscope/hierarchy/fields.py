@@ -6,14 +6,14 @@ out) makes a network with one number as its output, and every shape below loses 
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite, check_lr, check_one_device, check_plain
+from gramscope.base.checks import check_count, check_finite, check_lr, check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.shares import shares
 from gramscope.hierarchy.chain import Chain, Weights, check_tensor, make_chain
@@ -153,10 +153,8 @@ class Fields:
             raise InputError(f"layer must be an int from {first} to {last}, got {layer!r}.")
         return layer
 
-    def _example(self, place: Any) -> int:
-        if not hasattr(place, "__index__") or not -self.n <= place < self.n:
-            raise InputError(f"an example must be an int from 0 to {self.n - 1}, its row in x, got {place!r}.")
-        return int(place)
+    def _example(self, place: object) -> int:
+        return check_count(place, "an example", -self.n, self.n - 1, "its row in x")
 
     def _signal(self, layer: int) -> Float[Tensor, "n C N"]:
         signal = self._signals[self._layer(layer, 1)]

@@ -8,7 +8,6 @@ tied weight over all its uses. With ``B v = Σ_ν (signal)_ν ⊗ (∂v^k_ν/∂
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from gramscope.base.arithmetic import users_autocast
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.nested import ModelInput
 from gramscope.capture.linear_map import LinearMap, nodes_below, nodes_under
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
@@ -43,7 +43,7 @@ class Transport(LinearOperator):
     """
 
     def __init__(
-        self, model: nn.Module, x: Any, source: str, target: str, *, outputs: Outputs = None,
+        self, model: nn.Module, x: ModelInput, source: str, target: str, *, outputs: Outputs = None,
         precision: Precision = None,
     ) -> None:  # fmt: skip
         run = open_layers(
@@ -97,7 +97,7 @@ class NetworkPullback(LinearOperator):
     """
 
     def __init__(
-        self, model: nn.Module, x: Any, layer: str, *, outputs: Outputs = None, frozen: bool = False,
+        self, model: nn.Module, x: ModelInput, layer: str, *, outputs: Outputs = None, frozen: bool = False,
         precision: Precision = None,
     ) -> None:  # fmt: skip
         run = open_layers(model, x, [layer], outputs=outputs, frozen=frozen, precision=precision)

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from gramscope.base.errors import InputError, UnsupportedError
 
 Factory = Callable[[Iterable[Tensor]], Optimizer]
 _ONE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Memo: TypeAlias = dict[int, object]  # of copy.deepcopy: what was copied, by the id of the original
+ParamGroup: TypeAlias = dict[str, Any]  # as torch has it: options of many types
 OptimizerLike = Optimizer | Factory | str | None
 NAMED: dict[str, Callable[..., Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -43,7 +45,7 @@ class StepParts:
 
 
 def prepare(
-    optimizer: OptimizerLike, lr: float | None, parameters: Mapping[str, nn.Parameter], memo: dict[Any, Any]
+    optimizer: OptimizerLike, lr: float | None, parameters: Mapping[str, nn.Parameter], memo: Memo
 ) -> Optimizer:
     """An optimiser for the copied parameters: a copy of the user's with its state, or a new one."""
     optimizer = inner_optimizer(optimizer) or optimizer
@@ -76,7 +78,7 @@ def prepare(
     return made
 
 
-def inner_optimizer(given: Any) -> Optimizer | None:
+def inner_optimizer(given: object) -> Optimizer | None:
     """The torch optimiser that ``given`` is or wraps, as accelerate's and Lightning's do; None where there is none.
 
     A wrapper keeps the optimiser as ``.optimizer``, and has no hooks of its own, even if it is a subclass.
@@ -88,7 +90,7 @@ def inner_optimizer(given: Any) -> Optimizer | None:
     return None
 
 
-def _twin(optimizer: Optimizer, memo: dict[Any, Any]) -> Optimizer:
+def _twin(optimizer: Optimizer, memo: Memo) -> Optimizer:
     """The same optimiser over the copied parameters. Its hooks, which belong to the user's loop, do not come along."""
     twin = copy.deepcopy(optimizer, memo)
     # Optimisers pickle their state and groups only; what else a subclass keeps (LBFGS its list of parameters) is lost.
@@ -178,7 +180,7 @@ def autocast_uncached() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-def _formula(optimizer: Optimizer, group: dict[str, Any], state: Mapping[str, Any], fresh: bool) -> tuple[Any, Any]:
+def _formula(optimizer: Optimizer, group: ParamGroup, state: Mapping[str, Any], fresh: bool) -> tuple[Any, Any]:
     """The factor on the gradient of now, and the factor on the parameter itself (weight decay)."""
     lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
     if isinstance(optimizer, torch.optim.SGD):

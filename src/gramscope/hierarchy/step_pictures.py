@@ -1,19 +1,23 @@
 """Pictures of the hierarchy, with matplotlib where it is installed."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gramscope.base.pyplot import load_pyplot
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from gramscope.hierarchy.explained import ExplainedStep
 
 BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
 
 
-def picture_of_step(step: "ExplainedStep") -> Any:
+def picture_of_step(step: "ExplainedStep") -> "Figure":
     """Four panels; see :meth:`ExplainedStep.plot`."""
     pyplot = load_pyplot()
     figure, ((layers, outputs), (examples, errors)) = pyplot.subplots(2, 2, figsize=(9, 6.4), layout="constrained")
@@ -24,14 +28,14 @@ def picture_of_step(step: "ExplainedStep") -> Any:
     return figure
 
 
-def _layers(axes: Any, step: "ExplainedStep") -> None:
+def _layers(axes: "Axes", step: "ExplainedStep") -> None:
     names, values = list(step.shares), [100 * share for share in step.shares.values()]
     axes.barh(names, values, color=[BLUE if value >= 0 else ORANGE for value in values])
     axes.invert_yaxis()
     axes.set(title="Which layer lowered the loss", xlabel="share of the first-order change, %")
 
 
-def _outputs(axes: Any, step: "ExplainedStep") -> None:
+def _outputs(axes: "Axes", step: "ExplainedStep") -> None:
     true, predicted = _array(step.measured.flatten()), _array(step.predicted.flatten())
     low, high = float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))
     axes.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
@@ -39,7 +43,7 @@ def _outputs(axes: Any, step: "ExplainedStep") -> None:
     axes.set(title="Change of every output", xlabel="predicted", ylabel="true")
 
 
-def _examples(figure: Any, axes: Any, step: "ExplainedStep") -> None:
+def _examples(figure: "Figure", axes: "Axes", step: "ExplainedStep") -> None:
     axes.set(title="What examples did to each other", xlabel="gradient of example", ylabel="loss of example")
     if step.influence is None:
         axes.text(0.5, 0.5, "not defined: examples are coupled", ha="center", va="center", transform=axes.transAxes)
@@ -51,7 +55,7 @@ def _examples(figure: Any, axes: Any, step: "ExplainedStep") -> None:
     figure.colorbar(image, ax=axes, label="loss change (blue helps)")
 
 
-def _errors(axes: Any, step: "ExplainedStep") -> None:
+def _errors(axes: "Axes", step: "ExplainedStep") -> None:
     titles = {"all": "all that was missed", "rounding": "rounding, at most"}
     colours = {"all": GREY, "second order": BLUE, "mask flips": ORANGE, "rounding": GREY}
     values = [100 * value for value in step.errors.values()]
@@ -63,6 +67,6 @@ def _errors(axes: Any, step: "ExplainedStep") -> None:
     axes.set(title="Where the prediction fails", xlabel="% of the true change of the outputs")
 
 
-def _array(tensor: Tensor) -> NDArray[Any]:
+def _array(tensor: Tensor) -> NDArray[np.float64]:
     # matplotlib would make the array itself, by a call that numpy warns of.
     return tensor.detach().double().cpu().numpy()

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from gramscope.base.agreement import cosine
 from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.network import Outputs
@@ -97,7 +97,7 @@ class Ansatz(ByWeight[float]):
 
 def neural_feature_ansatz(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     *,
     power: float = 0.5,
     weights: str | Sequence[str] = "*",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.capture import capture
 from gramscope.capture.network import (
     copied,
@@ -21,6 +21,7 @@ from gramscope.capture.network import (
 )
 from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.hierarchy.losses import Targets
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms
@@ -145,7 +146,7 @@ class WeightLearnings(ByWeight[WeightLearning]):
 
 def feature_learning(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     loss: Loss,
     *,
     weights: str | Sequence[str] = "*",
@@ -222,7 +223,7 @@ class FeatureLearning(Measure[WeightLearnings, WeightLearnings]):
         check_precision(precision)
         self.model, self.loss, self.globs, self.precision = model, loss, weights, precision
 
-    def update(self, x: Any, *targets: Any) -> WeightLearnings:
+    def update(self, x: ModelInput, *targets: Targets) -> WeightLearnings:
         return feature_learning(
             self.model, x, lambda f: self.loss(f, *targets), weights=self.globs, precision=self.precision
         )
@@ -244,7 +245,7 @@ def _contract(name: str, use: WeightForm, parameter: Tensor, gradient: Tensor) -
     return WeightLearning(name, weight, use.form.matrices(gradient), cross, covariance, gradient_covariance, rows)
 
 
-def _plain_gradients(model: nn.Module, x: Any, loss: Loss, *, tf32: bool) -> tuple[float, dict[str, Tensor]]:
+def _plain_gradients(model: nn.Module, x: ModelInput, loss: Loss, *, tf32: bool) -> tuple[float, dict[str, Tensor]]:
     """Value of the loss, and its gradient for every parameter, by autograd alone."""
     # The model is a copy of ours; only the random streams are the user's.
     with untouched(nn.Identity()), exact_arithmetic(tf32=tf32), plain_execution():
@@ -275,7 +276,7 @@ def _explained(loss: Loss, precision: str | None) -> Loss:
     return explained
 
 
-def private_copy(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Module, Any]:
+def private_copy(model: nn.Module, x: ModelInput, precision: Precision) -> tuple[nn.Module, ModelInput]:
     """The model and x in the dtype asked for, sharing nothing with the user's."""
     own, x = unwrap_with_input(model, x)
     model, x = at_precision(own, x, precision)

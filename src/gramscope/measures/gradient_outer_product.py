@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,7 +12,7 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import CoupledExamplesError, InputError
-from gramscope.base.nested import map_tensors, tensors_in
+from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.base.progress import progress
 from gramscope.capture import capture
 from gramscope.capture.batched import batched_gradients
@@ -32,7 +31,7 @@ from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning_equation import private_copy
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Facts, Measure, S, V
 from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
 
 __all__ = ["AGOP", "LayerAGOP", "LayerAGOPs", "agop", "agop_operator", "layer_agop"]
@@ -42,7 +41,7 @@ REFERENCE = "arXiv:2605.06258 (theory 2, AGOP); Radhakrishnan et al., Science 38
 
 def agop(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     *,
     outputs: Outputs = None,
     batch_size: int | None = None,
@@ -73,7 +72,7 @@ def agop(
 
 def layer_agop(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     weights: str | Sequence[str] = "*",
     *,
     outputs: Outputs = None,
@@ -132,7 +131,7 @@ class AGOP(Measure[GradientSum, Tensor]):
         check_precision(precision)
         self.model, self.outputs, self.precision = model, outputs, precision
 
-    def update(self, x: Any) -> GradientSum:
+    def update(self, x: ModelInput) -> GradientSum:
         with _outputs_of_leaf(self.model, x, self.outputs, self.precision) as (f, leaf):
             n, width = f.shape
             _check_separate(f, leaf)
@@ -212,7 +211,7 @@ class LayerAGOP(Measure[SignalSums, LayerAGOPs]):
         check_precision(precision)
         self.model, self.globs, self.outputs, self.precision = model, weights, outputs, precision
 
-    def update(self, x: Any) -> SignalSums:
+    def update(self, x: ModelInput) -> SignalSums:
         # A frozen weight passes gradients on like any other.
         snapshot = capture(self.model, x, outputs=self.outputs, frozen=True, precision=self.precision)
         forms = weight_forms(snapshot).chosen(self.globs)
@@ -260,7 +259,9 @@ class AGOPOperator(LinearOperator):
         return self._matmat(x)
 
 
-def agop_operator(model: nn.Module, x: Any, *, outputs: Outputs = None, precision: Precision = None) -> AGOPOperator:
+def agop_operator(
+    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, precision: Precision = None
+) -> AGOPOperator:
     """The AGOP at the input as an operator, for inputs too large for a (d, d) matrix; arguments as for :func:`agop`.
 
     The model is copied: later training does not change the operator.
@@ -278,7 +279,7 @@ def agop_operator(model: nn.Module, x: Any, *, outputs: Outputs = None, precisio
 
 @contextmanager
 def _outputs_of_leaf(
-    model: nn.Module, x: Any, outputs: Outputs, precision: Precision
+    model: nn.Module, x: ModelInput, outputs: Outputs, precision: Precision
 ) -> Iterator[tuple[Float[Tensor, "n C"], Tensor]]:
     """Outputs with a graph to the first floating tensor of x; the model is left as it was."""
     n = count_examples(x)
@@ -318,12 +319,12 @@ def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
         )
 
 
-def _in_batches(measure: Any, x: Any, batch_size: int | None) -> Any:
+def _in_batches(measure: Measure[S, V], x: ModelInput, batch_size: int | None) -> V:
     n = count_examples(x)
     size = n if batch_size is None else batch_size
     if size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
-    states: list[Any] = []
+    states: list[S] = []
     with progress(type(measure).__name__, -(-n // size)) as step:
         for start in range(0, n, size):
             state = measure.update(slice_examples(x, n, slice(start, start + size)))

@@ -1,8 +1,7 @@
 """Did the Gram matrix learn the virtual covariance? Both changes, accumulated over the steps really taken."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,7 +12,7 @@ from gramscope.base.agreement import cosine
 from gramscope.base.errors import InputError
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.capture.network import named_parameters, unwrap
-from gramscope.hierarchy.optimizer_step import inner_optimizer
+from gramscope.hierarchy.optimizer_step import ParamGroup, inner_optimizer
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 
@@ -94,7 +93,7 @@ class GramTracker:
         (10, True)
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any, weights: str | Sequence[str] = "*") -> None:
+    def __init__(self, model: nn.Module, optimizer: object, weights: str | Sequence[str] = "*") -> None:
         model = unwrap(model)
         given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         optimizers = [inner for one in given if (inner := inner_optimizer(one)) is not None]
@@ -141,13 +140,13 @@ class GramTracker:
             )
         return GramChanges(found, self.left_out)
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         held = _members(optimizer)
         for weight in self._weights.values():
             if id(weight.parameter) in held:
                 weight.begin()
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         held = _members(optimizer)
         # GradScaler leaves it to fused optimisers to skip a step with infinite gradients, and tells them so here.
         infinite = getattr(optimizer, "found_inf", None)
@@ -173,7 +172,7 @@ class _Watched:
             self.outside = True
             self.last = self.parameter.detach().clone()
 
-    def end(self, group: Mapping[str, Any]) -> None:
+    def end(self, group: ParamGroup) -> None:
         # The gradient is read after the step: closures have filled it in by then, fused optimisers have unscaled it.
         weight, gradient = self.form.matrices(self.last), self.parameter.grad
         now = self.parameter.detach().clone()
@@ -218,5 +217,5 @@ def _twice_sym(matrix: Tensor) -> Tensor:
     return matrix + matrix.mT
 
 
-def _members(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
+def _members(optimizer: Optimizer) -> dict[int, ParamGroup]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}

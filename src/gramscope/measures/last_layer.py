@@ -1,18 +1,18 @@
 """The last linear layer of a model, found by watching it run, and its inputs beside the model's outputs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.capture.activations import activations
+from gramscope.base.nested import ModelInput
+from gramscope.capture.activations import Mode, activations
 from gramscope.capture.network import PREFIXES, unwrap_with_input
-from gramscope.measures.layer_features import features, inputs_of
+from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, batches_of, features, inputs_of
 
 
-def last_layer(model: nn.Module, x: Any) -> str:
+def last_layer(model: nn.Module, x: ModelInput) -> str:
     """The name of the last linear layer that runs on ``x``.
 
     Among the linear layers called, the last whose output is the model's output (up to its shape); if a softmax or a
@@ -49,12 +49,13 @@ def last_layer(model: nn.Module, x: Any) -> str:
 
 def last_layer_batches(
     model: nn.Module,
-    data: Any,
+    data: Batches,
     layer: str | None = None,
     *,
-    reduce: Any = "flatten",
-    inputs: Callable[[Any], Any] | None = None,
-    **options: Any,
+    reduce: Reduce = "flatten",
+    inputs: Callable[[Batch], ModelInput] | None = None,
+    channels: Channels = None,
+    mode: Mode = "eval",
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each batch the inputs Φ of the last linear layer (or of ``layer``) and the outputs F of the model, as rows.
 
@@ -64,15 +65,14 @@ def last_layer_batches(
         >>> [(tuple(phi.shape), tuple(f.shape)) for phi, f in last_layer_batches(model, torch.randn(6, 3).split(4))]
         [((4, 4), (4, 2)), ((2, 4), (2, 2))]
     """
-    batches: Iterable[Any] = [data] if isinstance(data, Tensor | Mapping) else data
-    for batch in batches:
+    for batch in batches_of(data):
         x = (inputs or inputs_of)(batch)
         layer = last_layer(model, x) if layer is None else layer
         if layer == "":  # the model itself: its two sides take two passes
-            phi = features(model, x, "", reduce=reduce, at="input", **options)
-            f = features(model, x, "", reduce=reduce, **options)
+            phi = features(model, x, "", reduce=reduce, at="input", channels=channels, mode=mode)
+            f = features(model, x, "", reduce=reduce, channels=channels, mode=mode)
         else:
-            phi = features(model, x, ["", layer], reduce=reduce, at={layer: "input"}, **options)
+            phi = features(model, x, ["", layer], reduce=reduce, at={layer: "input"}, channels=channels, mode=mode)
             f = {"": phi.pop("")}
         if len(phi) > 1:
             raise InputError(

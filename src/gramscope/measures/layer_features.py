@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.user_warnings import warn
 from gramscope.capture.activations import At, Layers, Mode, Visit, activations
 from gramscope.capture.side_effects import untouched
@@ -16,6 +17,17 @@ from gramscope.capture.side_effects import untouched
 Reduction = Literal["flatten", "pool", "unfold", "last"]
 Reduce = Reduction | Callable[[Tensor], Tensor]
 Channels = Literal["first", "last"] | None
+Batch: TypeAlias = Any  # what the user's own loader yields
+Batches: TypeAlias = object  # an iterable of batches, or one input tensor or dict; checked by batches_of
+
+
+class FeatureOptions(TypedDict, total=False):
+    """Options of :func:`features` that other measures pass on."""
+
+    at: At | Mapping[str, At]
+    channels: Channels
+    mode: Mode
+
 
 _TIME_FIRST = (
     nn.RNNBase,
@@ -34,7 +46,7 @@ _CHANNELS_LAST = (nn.Linear, nn.Bilinear, nn.LayerNorm, nn.RMSNorm, nn.Embedding
 
 def features(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     layers: Layers = "*",
     *,
     reduce: Reduce = "flatten",
@@ -81,12 +93,13 @@ def features(
 
 def feature_batches(
     model: nn.Module,
-    data: Any,
+    data: Batches,
     layers: Layers = "*",
     *,
-    inputs: Callable[[Any], Any] | None = None,
-    **options: Any,
-) -> Iterator[tuple[dict[str, Tensor], Any]]:
+    reduce: Reduce = "flatten",
+    inputs: Callable[[Batch], ModelInput] | None = None,
+    **options: Unpack[FeatureOptions],
+) -> Iterator[tuple[dict[str, Tensor], Batch]]:
     """Features of each batch of ``data``, with the batch itself, one batch in memory at a time.
 
     A ``DataLoader`` draws its seed from torch's random stream when it is iterated, here as in a loop of your own.
@@ -97,7 +110,7 @@ def feature_batches(
         layers: names or globs.
         inputs: takes what the model is called with out of a batch. By default the first entry of a tuple or list, a
             dict without its ``labels``, and anything else as it is.
-        options: as for :func:`features`.
+        reduce, options: as for :func:`features`.
 
     Example:
         >>> import torch
@@ -106,15 +119,21 @@ def feature_batches(
         >>> [(found[""].shape[0], batch[1].tolist()) for found, batch in feature_batches(model, loader, "")]
         [(2, [0, 1]), (2, [2, 3]), (1, [4])]
     """
-    batches: Iterable[Any] = [data] if isinstance(data, Tensor | Mapping) else data
-    if not isinstance(batches, Iterable):
+    for batch in batches_of(data):
+        yield features(model, (inputs or inputs_of)(batch), layers, reduce=reduce, **options), batch
+
+
+def batches_of(data: Batches) -> Iterable[Batch]:
+    """The batches themselves; one input tensor, or one dict of keyword arguments, is one batch."""
+    if isinstance(data, Tensor | Mapping):
+        return [data]
+    if not isinstance(data, Iterable):
         raise InputError(f"data must be an iterable of batches or one input tensor, got {type(data).__name__}.")
-    for batch in batches:
-        yield features(model, (inputs or inputs_of)(batch), layers, **options), batch
+    return data
 
 
 @contextmanager
-def streams_kept(data: Any) -> Iterator[None]:
+def streams_kept(data: Batches) -> Iterator[None]:
     """Random streams after going through ``data`` as before: a loader draws from torch's, or from its own generator.
 
     For what goes through the data from end to end; to put streams back between batches would repeat augmentations.
@@ -131,7 +150,7 @@ def streams_kept(data: Any) -> Iterator[None]:
                 generator.set_state(state)
 
 
-def inputs_of(batch: Any) -> Any:
+def inputs_of(batch: Batch) -> ModelInput:
     """What a model takes of a batch: its first part, or all of a mapping but the labels."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key not in ("labels", "label")}

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.rounding import above_rounding, floor
 from gramscope.base.user_warnings import undefined
+from gramscope.capture.activations import Mode
 from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_layer import last_layer_batches
-from gramscope.measures.layer_features import streams_kept
+from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, streams_kept
 from gramscope.measures.linear_cka import cka
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import Rows, frobenius
@@ -92,13 +94,14 @@ def richness(features: Tensor, outputs: Tensor, target: Target = "raw") -> float
 
 def network_richness(
     model: nn.Module,
-    data: Any,
+    data: Batches,
     *,
     layer: str | None = None,
     target: Target = "raw",
-    reduce: Any = "flatten",
-    inputs: Callable[[Any], Any] | None = None,
-    **options: Any,
+    reduce: Reduce = "flatten",
+    inputs: Callable[[Batch], ModelInput] | None = None,
+    channels: Channels = None,
+    mode: Mode = "eval",
 ) -> float:
     """``D_LR`` of a model over ``data``, with the last linear layer found by itself or given by name.
 
@@ -109,7 +112,7 @@ def network_richness(
         target: as in :func:`richness`.
         reduce: of spatial and token axes of features and outputs alike ("last" for language models).
         inputs: takes the model's input out of a batch.
-        options: further options of :func:`gramscope.measures.features`.
+        channels, mode: as for :func:`gramscope.measures.features`.
 
     Reference: arXiv:2410.04264, section 3.1 and appendix E.1.
 
@@ -121,7 +124,9 @@ def network_richness(
         True
     """
     with streams_kept(data):
-        return Richness(target).over(last_layer_batches(model, data, layer, reduce=reduce, inputs=inputs, **options))
+        return Richness(target).over(
+            last_layer_batches(model, data, layer, reduce=reduce, inputs=inputs, channels=channels, mode=mode)
+        )
 
 
 def initial_similarity(initial: Tensor, features: Tensor) -> float:

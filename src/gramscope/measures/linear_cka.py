@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from gramscope.base.html import html_table
 from gramscope.base.user_warnings import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
 from gramscope.measures.hsic import GramProducts, LayerState
-from gramscope.measures.layer_features import Reduce, feature_batches, streams_kept
+from gramscope.measures.layer_features import Batches, FeatureOptions, Reduce, feature_batches, streams_kept
 from gramscope.measures.measure import Facts, Measure
 
 if TYPE_CHECKING:
@@ -166,14 +166,14 @@ def cka(a: Tensor, b: Tensor, debiased: bool = False) -> float:
 
 def layer_similarity(
     model: nn.Module,
-    data: Any,
+    data: Batches,
     layers: Layers = "*",
     *,
     other: nn.Module | None = None,
     other_layers: Layers | None = None,
     debiased: bool = True,
     reduce: Reduce = "flatten",
-    **options: Any,
+    **options: Unpack[FeatureOptions],
 ) -> SimilarityMatrix:
     """CKA of all pairs of layers of one model, or of two models, in one pass over ``data``.
 
@@ -196,7 +196,7 @@ def layer_similarity(
         >>> found.values.shape, found.examples, round(found["1", "1"], 12)
         (torch.Size([3, 3]), 40, 1.0)
     """
-    batches: Iterable[Any]
+    batches: Iterable[tuple[dict[str, Tensor], ...]]
     if other is None:
         batches = ((seen,) for seen, _ in feature_batches(model, data, layers, reduce=reduce, **options))
     else:
@@ -211,11 +211,11 @@ def layer_similarity(
 def _side_by_side(
     model: nn.Module,
     other: nn.Module,
-    data: Any,
+    data: Batches,
     layers: Layers,
     wanted: Layers,
     reduce: Reduce,
-    options: dict[str, Any],
+    options: FeatureOptions,
 ) -> Iterable[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     # A loader that shuffles would show the two models different batches, so each batch is taken once and used twice.
     for seen, batch in feature_batches(model, data, layers, reduce=reduce, **options):

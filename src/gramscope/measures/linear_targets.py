@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
+from gramscope.base.nested import ModelInput
 from gramscope.base.rng import child_seed, generator
 from gramscope.base.rounding import EPS64, Rounding, column_basis
 from gramscope.base.user_warnings import undefined
@@ -182,11 +183,11 @@ def held_out_target_linearity(
 
 def layer_target_linearity(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     targets: Tensor,
     layers: Layers = "*",
     *,
-    test: tuple[Any, Tensor] | None = None,
+    test: tuple[ModelInput, Tensor] | None = None,
     reduce: Reduce = "flatten",
     at: At = "output",
     mode: Mode = "eval",
@@ -230,7 +231,7 @@ def layer_target_linearity(
     return values
 
 
-def _with_input(found: dict[str, Tensor], x: Any) -> dict[str, Tensor]:
+def _with_input(found: dict[str, Tensor], x: ModelInput) -> dict[str, Tensor]:
     if isinstance(x, Tensor) and x.is_floating_point():
         return {"(input)": x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None], **found}
     return found

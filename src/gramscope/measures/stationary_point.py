@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.precision import Precision
 from gramscope.measures.by_weight import ByWeight
@@ -51,7 +51,7 @@ class Stationarity(ByWeight[float]):
 
 def stationarity(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     loss: Loss,
     weight_decay: float,
     *,

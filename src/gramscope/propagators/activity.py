@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -145,7 +144,7 @@ def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
 def _network_bound(states: NetworkStates) -> int:
     """Where a weight acts in another way than as ``W v``, or only a part of it does, all entries in use count."""
     ranks: defaultdict[str, int] = defaultdict(int)
-    inputs: defaultdict[Any, list[Tensor]] = defaultdict(list)
+    inputs: defaultdict[tuple[str, tuple[int, ...], int, int, int], list[Tensor]] = defaultdict(list)
     entries: dict[str, int] = {}
     for place in states.places:
         used = place.stacked.parameters | place.direct.parameters

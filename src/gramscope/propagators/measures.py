@@ -1,7 +1,6 @@
 """Numbers and small matrices read off operators on states."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -218,7 +217,7 @@ def rayleigh(op: LinearOperator, modes: Float[Tensor, "N k"]) -> Float64[Tensor,
 @torch.no_grad()
 def interference(
     op: LinearOperator,
-    groups: Mapping[str, Sequence[int] | Tensor] | Any,
+    groups: Mapping[str, Sequence[int] | Tensor],
     axis: str = "trial",
     *,
     products: int | None = None,
@@ -280,7 +279,7 @@ def _block_squares(
     return (result + result.mT) / 2 if op.symmetric else result
 
 
-def _places(name: Any, given: Any, op: LinearOperator, axis: str) -> Tensor:
+def _places(name: object, given: object, op: LinearOperator, axis: str) -> Tensor:
     size = op.rows[axis]
     try:
         index = torch.as_tensor(given, device=op.device)

@@ -1,11 +1,11 @@
 """States of any network: sweeps over its sites in the order in which they ran, and back."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.graph import Node as GraphNode
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.axes import Axes
@@ -18,7 +18,7 @@ from gramscope.propagators.states import Changes, States
 class Place:
     """A node with the linear maps that lead to it: from earlier states, and from the parameters between them and it."""
 
-    def __init__(self, node: Node, numbers: Mapping[int, int], names: Mapping[Any, str]) -> None:
+    def __init__(self, node: Node, numbers: Mapping[int, int], names: Mapping[GraphNode, str]) -> None:
         self.node = node
         self.sites = [numbers[id(leaf)] for leaf in node.leaves]
         below = leaves_below(node.outputs)
@@ -91,7 +91,7 @@ class Place:
 class FromParameters:
     """How some tensors depend on the parameters that they were made of, at frozen states."""
 
-    def __init__(self, tensors: Sequence[Tensor], names: Mapping[Any, str]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], names: Mapping[GraphNode, str]) -> None:
         self.parameters = {names[node]: leaf for node, leaf in leaves_below(tensors).items() if node in names}
         self._map = LinearMap(tensors, list(self.parameters.values()))
 

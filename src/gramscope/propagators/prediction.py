@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from gramscope.base.agreement import cosine, relative_error
 from gramscope.base.checks import check_finite, check_lr
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
-from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -37,7 +38,9 @@ class StatePrediction:
         return cosine(self.predicted, self.measured, "the alignment of a predicted and a measured change")
 
 
-def predict_states(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None, **options: Any) -> StatePrediction:
+def predict_states(
+    model: nn.Module, x: ModelInput, loss: Loss, lr: float, h0: ModelInput = None, **options: Unpack[GlobalOptions]
+) -> StatePrediction:
     """The change of every state in one step of plain gradient descent, by theory and by doing it on a copy.
 
     ``loss`` takes the outputs, with the shape of ``g.C.rows`` (for a recurrent module (trial, time, unit of the last
@@ -82,7 +85,7 @@ def outputs_of(g: GlobalNTK) -> Tensor:
     return g.states.read(g.values[None])[0].reshape(g.C.rows.shape).clone()
 
 
-def _floats(value: Any) -> Any:
+def _floats(value: ModelInput) -> ModelInput:
     from gramscope.base.nested import map_tensors
 
     return map_tensors(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t, value)

@@ -1,7 +1,6 @@
 """States of a bare recurrent module or cell, in closed form."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite, check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.nested import ModelInput
 from gramscope.propagators.layout import StateLayout, StateSite
 from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
 from gramscope.propagators.stack import Stack, run_stack
@@ -32,7 +32,13 @@ class RecurrentStates(States):
     """
 
     def __init__(
-        self, model: nn.Module, x: Any, h0: Any, mask: Tensor | None, frozen: bool, dtype: torch.dtype | None
+        self,
+        model: nn.Module,
+        x: ModelInput,
+        h0: ModelInput,
+        mask: Tensor | None,
+        frozen: bool,
+        dtype: torch.dtype | None,
     ) -> None:
         kind = _kind(model)
         refuse_options(model)
@@ -160,7 +166,7 @@ def _weights(model: nn.Module, dtype: torch.dtype) -> tuple[list[Weights], int]:
 
 
 def _sequence(
-    model: nn.Module, x: Any, mask: Tensor | None
+    model: nn.Module, x: ModelInput, mask: Tensor | None
 ) -> tuple[Float[Tensor, "T B i"], Bool[Tensor, "T B"] | None]:
     """x with time first, and which steps are valid (None: all)."""
     lengths = None
@@ -209,7 +215,7 @@ def valid_steps(mask: Tensor, trials: int, steps: int) -> Bool[Tensor, "T B"]:
     return mask.mT
 
 
-def _initial_shapes(model: nn.Module, x: Any, strands: int, trials: int, width: int) -> list[tuple[int, ...]]:
+def _initial_shapes(model: nn.Module, x: ModelInput, strands: int, trials: int, width: int) -> list[tuple[int, ...]]:
     """The shapes that h0 may have, the full one first: besides that, torch's own for this module and this x."""
     alone = isinstance(x, Tensor) and x.dim() == 2
     if type(model) in CELLS:
@@ -217,7 +223,7 @@ def _initial_shapes(model: nn.Module, x: Any, strands: int, trials: int, width: 
     return [(strands, trials, width), *([(strands, width)] if alone else [])]
 
 
-def _initial(h0: Any, kind: str, shapes: list[tuple[int, ...]], like: Tensor) -> Float[Tensor, "B S H"]:
+def _initial(h0: ModelInput, kind: str, shapes: list[tuple[int, ...]], like: Tensor) -> Float[Tensor, "B S H"]:
     components = COMPONENTS[kind]
     strands, trials, width = shapes[0]
     if h0 is None:

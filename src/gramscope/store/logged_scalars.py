@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,9 @@ def decode_logged(line: bytes) -> LoggedScalars:
         raise DamagedLine(f"{type(error).__name__}: {error}") from None
 
 
-def _logged(content: Any) -> LoggedScalars:
+def _logged(content: object) -> LoggedScalars:
+    if not isinstance(content, dict):
+        raise TypeError("the line is no JSON object")
     values, attempt = content["values"], content["attempt"]
     if not set(map(type, values)) <= {int, float}:
         values = [number(value) for value in values]

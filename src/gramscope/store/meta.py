@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
@@ -12,13 +11,13 @@ from gramscope.base.json_values import clean_text, json_values
 from gramscope.store.files import Disk, read_inside
 from gramscope.store.lock import LOCK_FILE
 from gramscope.store.logged_scalars import LOGGED_FILE
-from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA
+from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA, Content
 from gramscope.store.store_errors import StoreError, disk_trouble
 
 _SET_HERE = ("schema", "created", "gramscope")
 
 
-def fresh_meta(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def fresh_meta(path: Path, given: Mapping[str, object]) -> Content:
     """The meta data of a new run: what the caller gives, and schema, name, time and version."""
     taken = [key for key in _SET_HERE if key in given]
     if taken:
@@ -33,7 +32,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write_meta(path: Path, meta: Mapping[str, Any], disk: Disk) -> None:
+def write_meta(path: Path, meta: Mapping[str, object], disk: Disk) -> None:
     text = json.dumps(meta, indent=1, allow_nan=False)
     disk.write_whole(path / META_FILE, text.encode() + b"\n")
 
@@ -62,7 +61,7 @@ def _check_is_run(path: Path) -> None:
         )
 
 
-def read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> Content:
     """``meta.json`` of a run whose schema this version knows."""
     with disk_trouble(f"reading the run {path}"):
         _check_is_run(path)

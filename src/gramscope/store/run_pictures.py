@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gramscope.base.errors import InputError
 from gramscope.base.pyplot import load_pyplot
+from gramscope.store.arrays import Array
 
-Lines = dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # by part: steps and values
+Lines = dict[str, tuple[Array, Array]]  # by part: steps and values
 COLUMNS = 3
 SHOWN_IN_LEGEND = 8
 

@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import xarray as xr
 
 from gramscope.base.errors import InputError
+from gramscope.store.arrays import Array
 from gramscope.store.logged_scalars import LoggedScalars
 from gramscope.store.names import file_name
 from gramscope.store.records import Record
 
-Array: TypeAlias = npt.NDArray[Any]
 # pandas' classes take a parameter only in its type stubs.
 if TYPE_CHECKING:
     Index: TypeAlias = pd.Index[Any]
