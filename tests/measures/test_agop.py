@@ -335,7 +335,7 @@ def test_the_ansatz_explains_what_it_cannot_take():
         "agop must be finite": lambda: ansatz_exponent(gram, gram * math.nan),
         "gram must be finite": lambda: ansatz_correlation(gram * math.nan, gram),
         "one shape": lambda: ansatz_exponent(gram, torch.eye(3)),
-        "must be square": lambda: ansatz_correlation(torch.ones(2, 3), torch.ones(2, 3)),
+        "must be a square matrix": lambda: ansatz_correlation(torch.ones(2, 3), torch.ones(2, 3)),
         "must be symmetric": lambda: ansatz_correlation(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), gram),
         "bounds must be": lambda: ansatz_exponent(gram, gram, (0.0, 1.0)),
         "power must be positive": lambda: ansatz_correlation(gram, gram, math.inf),

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from gramscope.measures.kernel_alignment import TargetAlignment as TargetAlignment
     from gramscope.measures.kernel_alignment import alignment as alignment
     from gramscope.measures.kernel_alignment import kernel_target_alignment as kernel_target_alignment
-    from gramscope.measures.last_layer import last_layer as last_layer
-    from gramscope.measures.last_layer import last_layer_batches as last_layer_batches
+    from gramscope.measures.last_linear_layer import last_layer as last_layer
+    from gramscope.measures.last_linear_layer import last_layer_batches as last_layer_batches
     from gramscope.measures.layer_features import feature_batches as feature_batches
     from gramscope.measures.layer_features import features as features
     from gramscope.measures.lazy_or_rich import Richness as Richness
@@ -80,8 +80,8 @@ _NAMES = {
     # features of layers
     "features": "layer_features",
     "feature_batches": "layer_features",
-    "last_layer": "last_layer",
-    "last_layer_batches": "last_layer",
+    "last_layer": "last_linear_layer",
+    "last_layer_batches": "last_linear_layer",
     # richness
     "Richness": "lazy_or_rich",
     "richness": "lazy_or_rich",

@@ -14,7 +14,7 @@ from gramscope.base.rounding import above_rounding, floor
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import Mode
 from gramscope.measures.hsic import LayerState, tiled_products
-from gramscope.measures.last_layer import last_layer_batches
+from gramscope.measures.last_linear_layer import last_layer_batches
 from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, streams_kept
 from gramscope.measures.linear_cka import cka
 from gramscope.measures.measure import Facts, Measure

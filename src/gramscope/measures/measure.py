@@ -15,7 +15,6 @@ from typing import (
     ClassVar,
     Generic,
     Protocol,
-    Self,
     TypeVar,
     get_args,
     get_origin,
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
 class State(Protocol):
     """What a measure keeps of the examples seen: a frozen, picklable object of float64 tensors that can be merged."""
 
-    def merged(self, other: Self) -> Self:
+    # A state merges with its own kind, which a protocol cannot say where types are checked at run time.
+    def merged(self, other: Any) -> Any:
         """The state of both sets of examples."""
 
 

@@ -2,7 +2,7 @@
 
 Two ways lead there. A snapshot tells how each weight was really used (bare parameters, transposed products, packed
 projections). Without a batch of examples, the module that owns a parameter tells: linear, convolution, recurrent and
-attention layers. What is no such matrix is listed with the reason.
+attention layers, and bilinear ones. What is no such matrix is listed with the reason.
 """
 
 import math
@@ -213,6 +213,7 @@ def _convolution(module: Any, weight: Tensor) -> MatrixForm:
 # Which parameters of a module are matrices, and how; the first row that fits counts.
 _RULES: tuple[tuple[type[nn.Module], str, Callable[[Any, Tensor], MatrixForm]], ...] = (
     (nn.Linear, "weight", lambda module, weight: MatrixForm.plain(weight.shape)),
+    (nn.Bilinear, "weight", lambda module, weight: MatrixForm.plain(weight.shape)),  # meets the outer product of both
     (nn.modules.conv._ConvNd, "weight", _convolution),
     (nn.RNNBase, "weight_*", lambda module, weight: MatrixForm.plain(weight.shape)),
     (nn.RNNCellBase, "weight_*", lambda module, weight: MatrixForm.plain(weight.shape)),
@@ -242,7 +243,7 @@ def _forms_of_modules(model: nn.Module) -> WeightForms:
             left_out[name] = "frozen: requires_grad is False"
         elif first is None:
             left_out[name] = (
-                f"not the matrix of a linear, convolution, recurrent or attention layer (it is in: {kinds})"
+                f"not the matrix of a linear, bilinear, convolution, recurrent or attention layer (it is in: {kinds})"
             )
         elif any(form is None or not form.same(first) for form in forms):
             left_out[name] = f"tied: used in different ways by {kinds}"

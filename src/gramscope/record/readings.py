@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gramscope import measures, spectra
 from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
+from gramscope.base.shares import shares
 from gramscope.capture.network import count_examples, evaluate, named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
@@ -100,10 +101,10 @@ def read_shares(moment: Moment) -> Reading:
     by_layer: dict[str, float] = {}
     for name, size in moment.along_loss.squares.items():
         by_layer[layer_of(name)] = by_layer.get(layer_of(name), 0.0) + size
-    total = sum(by_layer.values())
-    if total == 0:
+    if not any(by_layer.values()):
         return Reading()  # no error left, so that there is nothing to share
-    return Reading({f"share/{layer}": v / total for layer, v in by_layer.items() if moment.subject.layers(layer)})
+    parts = shares(by_layer)
+    return Reading({f"share/{layer}": part for layer, part in parts.items() if moment.subject.layers(layer)})
 
 
 @reader(
