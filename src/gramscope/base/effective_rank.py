@@ -4,7 +4,7 @@
 name                    formula                        source                                          [9, 1, 1, 1]
 ======================  =============================  ==============================================  ==============
 participation ratio     ``(Σλ)² / Σλ²``                Bell & Dean 1970; Gao et al. 2017               1.71
-effective rank          ``exp(-Σ p ln p)``, p = λ/Σλ   Roy & Vetterli 2007                             2.46
+effective rank          ``exp(-Σ p ln p)``, p = λ/Σλ   Roy & Vetterli 2007                             2.31
 stable rank             ``Σλ / λ_max``                 Rudelson & Vershynin 2007                       1.33
 ======================  =============================  ==============================================  ==============
 
@@ -59,7 +59,7 @@ def effective_rank(eigenvalues: Float[Tensor, " p"]) -> float:
     NaN, with a warning, where all are zero.
 
     >>> round(effective_rank(torch.tensor([9.0, 1.0, 1.0, 1.0])), 3)
-    2.46
+    2.309
     """
     values = _checked(eigenvalues)
     if not bool(values.any()):

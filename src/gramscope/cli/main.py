@@ -67,7 +67,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file; see docs/cli.md for all keys.")],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Overrule one key, e.g. --set optimiser.lr=0.01", metavar="KEY=VALUE"),
+        typer.Option("--set", help="Override one key, e.g. --set optimiser.lr=0.01", metavar="KEY=VALUE"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ A weight-space step ``W ← W − η Σ_ν b_ν e_ν x_νᵀ`` moves the field `
 
     h_μ ← h_μ − η Σ_ν Q_{μν} D_ν Aᵀ e_ν,      Q_{μν} = x_μ·x_ν,      e = A relu(h) − y,
 
-for any step size and whatever the masks do (arXiv:2606.09744; derived in theory 1, "one hidden layer without weights").
+for any step size and whatever the masks do (after arXiv:2606.09744; the page on weight-free training derives it).
 Arrays are numpy float64; a field has examples in rows and hidden units in columns.
 """
 
@@ -68,7 +68,7 @@ def activation_step(
 ) -> Float64[ndarray, "n N"]:
     """One step of the paper's activation-only closure, ``relu(x_μ − η Σ_ν Q_{μν} P_{μν} Aᵀ e_ν)`` with ``P = D_μ D_ν``.
 
-    These are the activation dynamics at fixed masks (arXiv:2606.09744; theory 1), with masks read off ``x > 0``. An
+    These are the activation dynamics at fixed masks (arXiv:2606.09744), with masks read off ``x > 0``. An
     activation of 0 does not say how far below threshold the unit is, so a unit once off for an example stays off there
     for good. Until the first unit comes back on it equals :func:`field_step`.
 

@@ -37,7 +37,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ``f(x) = A relu(h(x))``, loss ``½ Σ |f_μ − y_μ|²`` over a batch, and each step
     ``h_μ ← h_μ − η Σ_{ν in batch} Q_{μν} D_ν Aᵀ e_ν``. The same line with cross overlaps ``Q_{*ν}`` moves an unseen
     input, so the trained field is ``h(x) = h₀(x) + Σ_ν Q(x, x_ν) c_ν`` with coefficients ``c_ν`` (``dual_coef_``). With
-    the linear kernel this is gradient descent on W, to rounding. arXiv:2606.09744; theory 1, "without weights".
+    the linear kernel this is gradient descent on W, to rounding (after arXiv:2606.09744).
 
     Parameters
     ----------

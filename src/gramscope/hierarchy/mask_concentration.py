@@ -1,6 +1,6 @@
 """Concentration over training: do co-activation and the pullback metric narrow, and do the weights follow?
 
-The question that arXiv:2606.09744 leaves open (its section 9 is empty; theory 1, "the open question"). Each function
+The question that arXiv:2606.09744 leaves open (its section 9 is empty). Each function
 takes plain tensors of one moment of training, so that a recorder can call it at any step: weights ``W^ℓ``
 (N_ℓ, N_{ℓ-1}) and masks ``σ^ℓ`` (n, N_ℓ), or the slopes φ'(h) of another activation. No metric of a single pair is
 formed, and no n × n matrix but where it is asked for; all sums are in float64.
@@ -50,7 +50,7 @@ def overlap_rank(field: Masks, *, center: bool = False) -> float:
 
 
 def coactivation(masks: Masks) -> Float64[Tensor, "n n"]:
-    """Co-activation overlap ``C_{μν} = σ_μ·σ_ν``: how many units two examples both switch on (theory 1, Gram matrices).
+    """Co-activation overlap ``C_{μν} = σ_μ·σ_ν``: how many units two examples both switch on (arXiv:2606.09744).
 
     Numbers other than 0 and 1 are taken for slopes φ'(h) of another activation, and a unit counts by their product; of
     activations or signals this is their overlap, not a count of units.
@@ -129,7 +129,7 @@ def class_metric(
     *,
     self_pairs: bool = True,
 ) -> Float64[Tensor, "in in"]:
-    """Class-averaged pullback metric ``⟨M^ℓ_{μν}⟩ = W^{ℓ+1,T} ⟨P^{ℓ+1}_{μν}⟩ W^{ℓ+1}`` (theory 1, pullback hierarchy).
+    """Class-averaged pullback metric ``⟨M^ℓ_{μν}⟩ = W^{ℓ+1,T} ⟨P^{ℓ+1}_{μν}⟩ W^{ℓ+1}`` (arXiv:2606.09744).
 
     ``weight`` is W^{ℓ+1} and ``masks`` are those of layer ℓ+1; pairs as in :func:`mean_projector`.
 
@@ -204,8 +204,7 @@ def update_alignment(
 
     Both live on layer ℓ. ``side="input"``: ``update`` is ``ΔW^{ℓ+1} = W^{ℓ+1}(t) − W^{ℓ+1}(0)``, its space that of
     ``ΔWᵀΔW``. ``side="output"``: ``update`` is ``ΔW^ℓ``, its space that of ``ΔW ΔWᵀ``, which the backward signals span
-    and M^ℓ moves. ``weight`` and ``masks`` are those of layer ℓ+1, as in :func:`class_metric` (theory 1, the open
-    question).
+    and M^ℓ moves. ``weight`` and ``masks`` are those of layer ℓ+1, as in :func:`class_metric`.
 
     >>> weight = torch.diag(torch.tensor([2.0, 1.0]))
     >>> a = update_alignment(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), weight, torch.ones(3, 2), k=1)

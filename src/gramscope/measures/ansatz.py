@@ -40,7 +40,7 @@ def ansatz_correlation(gram: Tensor, agop: Tensor, power: float = 0.5) -> float:
 
     Shapes: (..., d, d) both; blocks of groups are pooled. α = ½ by default; a deep linear balanced network has
     α = 1/(number of layers from this one to the output). NaN, with a warning, where one of them is constant over its
-    entries. Reference: theory 2, Neural Feature Ansatz; Radhakrishnan et al., Science 383 (2024) 1461.
+    entries. Reference: arXiv:2605.06258, Neural Feature Ansatz; Radhakrishnan et al., Science 383 (2024) 1461.
 
     Example:
         >>> gram = torch.tensor([[2.0, 1.0], [1.0, 3.0]])

@@ -75,7 +75,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
     ``e_k(x) = Φ(x)ᵀu_k/√ρ_k`` on the evaluation set; a reduced QR in this order gives q_k; with B an orthonormal basis
     of the targets' span (quality) or of the outputs' (utilisation), of rank r, ``Π(k) = (1/r) Σ_{j≤k} |Bᵀq_j|²``.
 
-    Reference: arXiv:2410.04264, eq. 5, sections 5.1-5.2 and appendix J.1 (Nyström method); theory 5.
+    Reference: arXiv:2410.04264, eq. 5, sections 5.1-5.2 and appendix J.1 (Nyström method).
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -167,7 +167,7 @@ def richness_curves(
         targets: targets (m, C), or labels (m,), of the evaluation examples; gives the quality.
         outputs: outputs (m, C) of the network there; gives the utilisation.
 
-    Reference: arXiv:2410.04264, eq. 5 and section 5.2; theory 5.
+    Reference: arXiv:2410.04264, eq. 5 and section 5.2.
 
     Example:
         >>> import torch, gramscope as gs
@@ -187,7 +187,7 @@ def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
     The largest eigenvalue belongs to the constant function (Σ is uncentred) and counts as one dimension by itself. NaN,
     with a warning, where all are zero; those below zero by rounding count as zero.
 
-    Reference: arXiv:2410.04264, appendix B.4 (effective dimension) and D.2 (the constant function); theory 5.
+    Reference: arXiv:2410.04264, appendix B.4 (effective dimension) and D.2 (the constant function).
 
     Example:
         >>> round(effective_dimension(torch.tensor([9.0, 1.0, 1.0, 1.0])), 12)

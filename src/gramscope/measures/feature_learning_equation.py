@@ -38,7 +38,7 @@ def feature_learning_residual(weight: Tensor, gradient: Tensor, inputs: Tensor, 
 
     Shapes: ``weight`` and ``gradient`` (m, d), ``inputs`` H and ``input_gradients`` ∇_H L (n, d), the latter the part
     that flows through this weight. Any floating dtype; computed in float64. Reference: arXiv:2605.06258, the Feature
-    Learning Equation (theory 2, first item).
+    Learning Equation (arXiv:2605.06258, first item).
 
     Example:
         >>> H, W = torch.randn(5, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
@@ -166,7 +166,7 @@ def feature_learning(
         precision: "float64" (default) or "float32" runs a copy in that dtype, None the model's own, "tf32" that with
             TF32 on the GPU; the residual shows their rounding.
 
-    Reference: arXiv:2605.06258, the Feature Learning Equation and the exact Gram step (theory 2).
+    Reference: arXiv:2605.06258, the Feature Learning Equation and the exact Gram step.
 
     Example:
         >>> from torch import nn

@@ -36,7 +36,7 @@ from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight
 
 __all__ = ["AGOP", "LayerAGOP", "LayerAGOPs", "agop", "agop_operator", "layer_agop"]
 
-REFERENCE = "arXiv:2605.06258 (theory 2, AGOP); Radhakrishnan et al., Science 383 (2024) 1461"
+REFERENCE = "arXiv:2605.06258, AGOP; Radhakrishnan et al., Science 383 (2024) 1461"
 
 
 def agop(
@@ -59,7 +59,7 @@ def agop(
         batch_size: examples taken at once; all if None.
         precision: "float64" or "float32" runs a copy in that dtype; "tf32" allows TF32 on the GPU.
 
-    Reference: theory 2, AGOP.
+    Reference: arXiv:2605.06258, AGOP.
 
     Example:
         >>> model = torch.nn.Linear(3, 2, bias=False)

@@ -39,7 +39,7 @@ class GramOnly(Optimizer):
             and gives names. Without it every parameter of two axes or more is (out, everything else).
 
     The correction is an SVD in float64 for each weight and step, rounded to the parameter's own dtype. ``plan`` says
-    what is done with each parameter. Reference: theory 2, Gram-only step.
+    what is done with each parameter. Reference: arXiv:2605.06258, Gram-only step.
 
     Example:
         >>> layer = torch.nn.Linear(3, 2).double()

@@ -77,7 +77,7 @@ class GramTracker:
         optimizer: the torch optimiser that moves it, or a wrapper of one (accelerate's), or several.
         weights: glob, or globs, of parameter names.
 
-    Reference: arXiv:2605.06258 (theory 2, the statement about changes).
+    Reference: arXiv:2605.06258, the statement about changes.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))

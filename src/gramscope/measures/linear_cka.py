@@ -186,7 +186,7 @@ def layer_similarity(
         reduce: what happens to spatial and token axes; see :func:`gramscope.measures.features`.
         options: further options of ``features`` (``at``, ``channels``, ``mode``).
 
-    Reference: Kornblith et al. 2019 (arXiv:1905.00414), section 6; one-pass HSIC₁ of theory 5.
+    Reference: Kornblith et al. 2019 (arXiv:1905.00414), section 6; HSIC₁ in one pass: see the page on similarity.
 
     Example:
         >>> import torch, gramscope as gs

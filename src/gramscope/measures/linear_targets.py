@@ -103,7 +103,7 @@ def target_linearity(
 
     Returns a float with ``.rank``, ``.null`` (rank(H)/n, which unrelated targets reach), ``.excess``, ``.permuted``.
     Read it only beside ``.null``: with as many features as examples TL is 1 whatever they are; see
-    :func:`held_out_target_linearity`. Reference: arXiv:2605.06258, Target Linearity (theory 2).
+    :func:`held_out_target_linearity`. Reference: arXiv:2605.06258, Target Linearity.
 
     Example:
         >>> H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0]])

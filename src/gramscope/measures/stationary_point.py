@@ -22,7 +22,7 @@ def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> f
 
     0 at a stationary point of ``L + (λ/2)|W|²``; 1 where the gradient vanishes and decay goes on alone; large early in
     training. Shapes: ``gram`` WᵀW and ``cross`` (∇_H L)ᵀH (..., d, d). NaN, with a warning, for a zero weight.
-    Reference: theory 2, stationary point with weight decay.
+    Reference: arXiv:2605.06258, stationary point with weight decay.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ def stationarity(
 
     ``loss`` is the training loss of the outputs, without the decay term, on (a sample of) the training data; λ as SGD's
     ``weight_decay``. AdamW decouples decay from the gradient's scale and ends elsewhere: there the residual does not go
-    to 0. Arguments are those of :func:`feature_learning`. Reference: theory 2, stationary point with weight decay.
+    to 0. Arguments are those of :func:`feature_learning`. Reference: arXiv:2605.06258, stationary point with weight decay.
 
     Example:
         >>> import torch

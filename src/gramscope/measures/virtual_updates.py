@@ -20,7 +20,7 @@ def virtual_update(inputs: Tensor, input_gradients: Tensor, lr: float) -> Float[
     """The features after a gradient step of their own, ``H̃ = H - η ∇_H L``; they are never put into the network.
 
     Shapes: ``inputs`` and ``input_gradients`` (..., d), any floating dtype; float64 (..., d) comes back. For a sum over
-    steps pass ``Σ_t ∇_H L_t``. Reference: arXiv:2605.06258, virtual update (theory 2).
+    steps pass ``Σ_t ∇_H L_t``. Reference: arXiv:2605.06258, virtual update.
 
     Example:
         >>> import torch
@@ -43,7 +43,7 @@ def virtual_covariance(
     matches a step on the mean loss.
 
     Shapes: (..., d) both; all axes but the last are rows. Float64 (d, d) comes back. Reference: arXiv:2605.06258,
-    virtual covariance (theory 2).
+    virtual covariance.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ def gram_step(weight: Tensor, gradient: Tensor, lr: float) -> Float[Tensor, "*g 
     """The exact change of the Gram matrix in the step ``W⁺ = W - η G``: ``-η (WᵀG + GᵀW) + η² GᵀG``.
 
     By the Feature Learning Equation this equals ``(H̃ᵀH̃ - HᵀH) + η² (GᵀG - ∇_Hᵀ∇_H)``; written out it does not cancel,
-    as ``W⁺ᵀW⁺ - WᵀW`` does. Shapes: (..., m, d) both; float64 (..., d, d) comes back. Reference: theory 2, exact Gram
+    as ``W⁺ᵀW⁺ - WᵀW`` does. Shapes: (..., m, d) both; float64 (..., d, d) comes back. Reference: arXiv:2605.06258, exact Gram
     step.
 
     Example:

@@ -59,8 +59,8 @@ def _joint_activity(g: GlobalNTK) -> Float[Tensor, "trial_time v"]:
             "modes of hidden and input activity need a recurrent module (nn.RNN, nn.GRU, nn.LSTM or a cell of torch). "
             "For other networks pass modes of your own to rayleigh."
         )
-    strand = states.stack.strands[0]
-    return torch.cat([strand.before, strand.inputs], dim=2).transpose(0, 1).flatten(0, 1)
+    recurrent_layer = states.stack.recurrent_layers[0]
+    return torch.cat([recurrent_layer.before, recurrent_layer.inputs], dim=2).transpose(0, 1).flatten(0, 1)
 
 
 def self_referential_bias(
@@ -129,14 +129,14 @@ def structural_rank_bound(g: GlobalNTK) -> int:
 
 def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
     total = 0
-    for strand in states.stack.strands:
-        for side, data in ((0, strand.inputs), (1, strand.before)):
-            names = [name in g.parameters for name in strand.weights.names[side::2]]
+    for recurrent_layer in states.stack.recurrent_layers:
+        for side, data in ((0, recurrent_layer.inputs), (1, recurrent_layer.before)):
+            names = [name in g.parameters for name in recurrent_layer.weights.names[side::2]]
             rows = data.flatten(0, 1)
             if any(names):
                 parts = [rows] if names[0] else []
                 parts += [rows.new_ones(len(rows), 1)] if len(names) > 1 and names[1] else []
-                gates = getattr(strand.weights, ROLES[side]).shape[0]
+                gates = getattr(recurrent_layer.weights, ROLES[side]).shape[0]
                 total += numerical_rank(torch.cat(parts, dim=1)) * gates
     return total
 

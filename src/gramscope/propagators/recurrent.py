@@ -145,7 +145,7 @@ def _working_dtype(model: nn.Module, inputs: Tensor) -> torch.dtype:
 
 
 def _weights(model: nn.Module, dtype: torch.dtype) -> tuple[list[Weights], int]:
-    """The weights of each strand, layer after layer, and the number of directions; copies, so training on is safe."""
+    """The weights of each recurrent layer, layer after layer, and the number of directions; copies, so training on is safe."""
 
     def read(suffix: str) -> Weights:
         names = [f"weight_ih{suffix}", f"weight_hh{suffix}"]
@@ -215,19 +215,21 @@ def valid_steps(mask: Tensor, trials: int, steps: int) -> Bool[Tensor, "T B"]:
     return mask.mT
 
 
-def _initial_shapes(model: nn.Module, x: ModelInput, strands: int, trials: int, width: int) -> list[tuple[int, ...]]:
+def _initial_shapes(
+    model: nn.Module, x: ModelInput, recurrent_layers: int, trials: int, width: int
+) -> list[tuple[int, ...]]:
     """The shapes that h0 may have, the full one first: besides that, torch's own for this module and this x."""
     alone = isinstance(x, Tensor) and x.dim() == 2
     if type(model) in CELLS:
-        return [(strands, trials, width), (trials, width), *([(width,)] if alone else [])]
-    return [(strands, trials, width), *([(strands, width)] if alone else [])]
+        return [(recurrent_layers, trials, width), (trials, width), *([(width,)] if alone else [])]
+    return [(recurrent_layers, trials, width), *([(recurrent_layers, width)] if alone else [])]
 
 
 def _initial(h0: ModelInput, kind: str, shapes: list[tuple[int, ...]], like: Tensor) -> Float[Tensor, "B S H"]:
     components = COMPONENTS[kind]
-    strands, trials, width = shapes[0]
+    recurrent_layers, trials, width = shapes[0]
     if h0 is None:
-        return like.new_zeros(trials, strands * len(components), width)
+        return like.new_zeros(trials, recurrent_layers * len(components), width)
     given = tuple(h0) if isinstance(h0, tuple | list) else (h0,)
     if len(given) != len(components):
         raise InputError(f"h0 must hold {' and '.join(components)} for this module, got {len(given)} tensors.")
@@ -238,7 +240,7 @@ def _initial(h0: ModelInput, kind: str, shapes: list[tuple[int, ...]], like: Ten
             raise InputError(f"h0 ({name}) must have shape {' or '.join(map(str, shapes))}, got {got}.")
         check_finite(part, f"h0 ({name})", "Look for NaN in the initial state.")
         check_one_device([("h0", part)], like.device, "the model")
-        parts.append(part.detach().to(like.dtype).reshape(strands, trials, width))
+        parts.append(part.detach().to(like.dtype).reshape(recurrent_layers, trials, width))
     return torch.stack(parts, dim=1).flatten(0, 1).transpose(0, 1)
 
 

@@ -179,7 +179,7 @@ def _padded(data: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _last(state: Tensor, reverse: bool, valid: Tensor | None) -> Tensor:
-    """The state (B, H) at the end of the run of one strand (B, T, H)."""
+    """The state (B, H) at the end of the run of one recurrent layer (B, T, H)."""
     if reverse:
         return state[:, 0]
     if valid is None:

@@ -1,4 +1,4 @@
-"""Solutions of the recursions at criticality for one input, in closed form (theory 3, sections 5.1 and 5.2)."""
+"""Solutions of the recursions at criticality for one input, in closed form (PDLT, arXiv:2106.10165, chapter 5)."""
 
 import math
 from dataclasses import dataclass

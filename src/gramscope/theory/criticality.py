@@ -1,4 +1,4 @@
-"""Critical initialisation: where signals neither grow nor fade with depth, class by class (theory 3, section 5)."""
+"""Critical initialisation: where signals neither grow nor fade with depth, class by class (PDLT, arXiv:2106.10165)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class CriticalPoint:
 
 
 def critical_point(activation: ActivationLike) -> CriticalPoint:
-    """Tuned (C_b, C_W) from K* = C_b + C_W <s s>, χ_∥(K*) = χ_⊥(K*) = 1 (theory 3, section 5; PDLT chapter 5).
+    """Tuned (C_b, C_W) from K* = C_b + C_W <s s>, χ_∥(K*) = χ_⊥(K*) = 1 (PDLT, arXiv:2106.10165, chapter 5).
 
     Both susceptibilities are equal where <s s''> = 0, which fixes K*; then C_W = 1/<s's'>, C_b = K* - C_W <s s>.
 

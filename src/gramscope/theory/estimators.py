@@ -1,7 +1,7 @@
 """The tensors of the theory for one sampled network, with the weights of the layer in question integrated out.
 
 Given layer l, the weights of layer l + 1 are Gaussian, and averaging over them leaves sums over the neurons of layer l
-(theory 3, sections 2 and 4: "exact at finite n"). These have far less variance than products of outputs. The dNTK of
+(exact at every width). These have far less variance than products of outputs. The dNTK of
 layer l, a tensor of n³ neurons, enters P and Q contracted; the forward equation (11.24) takes the contraction down a
 layer at a time, in n³ operations, without the tensor.
 """

@@ -1,4 +1,4 @@
-"""One step of the finite-width recursions: the tensors of layer l + 1 from those of layer l (theory 3, sections 1-4).
+"""One step of the finite-width recursions: the tensors of layer l + 1 from those of layer l (PDLT, arXiv:2106.10165).
 
 Tensors carry sample axes only, in the index order of the theory. At layer l, with n = n_{l-1} and neurons i ≠ j:
 
@@ -69,8 +69,8 @@ def first_layer(gram: Float[Tensor, "n n"], rates: Rates) -> Layer:
 def next_layer(layer: Layer, moments: GaussianMoments, rates: Rates, ratio: float, explicit_kink: bool = True) -> Layer:
     """The tensors of layer l + 1.
 
-    ``ratio`` is n_l/n_{l-1}; ``explicit_kink=False`` drops the s'' that autograd drops (theory 3, section 4b, reading
-    3) and keeps those that come from differentiating an expectation; it is meant for activations with a kink.
+    ``ratio`` is n_l/n_{l-1}; ``explicit_kink=False`` drops the s'' that autograd drops and keeps those
+    that come from differentiating an expectation; it is meant for activations with a kink.
     """
     return Layer(**next_arrays(layer, moments, rates, ratio, explicit_kink))
 

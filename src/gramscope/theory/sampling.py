@@ -29,7 +29,7 @@ def ensemble(
     """Sample networks of finite width, measure K, Θ, V, D, F, A, B, P, Q, extrapolate to 1/n → 0, compare with theory.
 
     The networks are drawn from the theory's initialisation, batched by ``torch.vmap``; estimators have the weights of
-    the layer in question integrated out (theory 3, sections 2 and 4). At layer 2 they are unbiased at every width; from
+    the layer in question integrated out (PDLT, arXiv:2106.10165). At layer 2 they are unbiased at every width; from
     layer 3 on n × correlator differs from the theory by O(1/n), which a fit in 1/n removes.
 
     Args:
