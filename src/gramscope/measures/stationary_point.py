@@ -62,7 +62,7 @@ def stationarity(
 
     ``loss`` is the training loss of the outputs, without the decay term, on (a sample of) the training data; λ as SGD's
     ``weight_decay``. AdamW decouples decay from the gradient's scale and ends elsewhere: there the residual does not go
-    to 0. Arguments are those of :func:`feature_learning`. Reference: arXiv:2605.06258, stationary point with weight decay.
+    to 0. Arguments are those of :func:`feature_learning`. Reference: as for :func:`stationarity_residual`.
 
     Example:
         >>> import torch

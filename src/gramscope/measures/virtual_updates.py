@@ -57,8 +57,8 @@ def gram_step(weight: Tensor, gradient: Tensor, lr: float) -> Float[Tensor, "*g 
     """The exact change of the Gram matrix in the step ``W⁺ = W - η G``: ``-η (WᵀG + GᵀW) + η² GᵀG``.
 
     By the Feature Learning Equation this equals ``(H̃ᵀH̃ - HᵀH) + η² (GᵀG - ∇_Hᵀ∇_H)``; written out it does not cancel,
-    as ``W⁺ᵀW⁺ - WᵀW`` does. Shapes: (..., m, d) both; float64 (..., d, d) comes back. Reference: arXiv:2605.06258, exact Gram
-    step.
+    as ``W⁺ᵀW⁺ - WᵀW`` does. Shapes: (..., m, d) both; float64 (..., d, d) comes back.
+    Reference: arXiv:2605.06258, exact Gram step.
 
     Example:
         >>> import torch

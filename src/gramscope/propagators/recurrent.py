@@ -145,7 +145,7 @@ def _working_dtype(model: nn.Module, inputs: Tensor) -> torch.dtype:
 
 
 def _weights(model: nn.Module, dtype: torch.dtype) -> tuple[list[Weights], int]:
-    """The weights of each recurrent layer, layer after layer, and the number of directions; copies, so training on is safe."""
+    """The weights of each recurrent layer and the number of directions; copies, so training on is safe."""
 
     def read(suffix: str) -> Weights:
         names = [f"weight_ih{suffix}", f"weight_hh{suffix}"]

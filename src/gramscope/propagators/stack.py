@@ -14,7 +14,7 @@ Parts = list[Tensor]  # one (T, k, B, C, H) for each recurrent layer
 
 @dataclass(frozen=True)
 class Stack:
-    """``layers`` layers of ``ways`` directions each; sites are the components of the recurrent layers, layer after layer."""
+    """``layers`` layers of ``ways`` directions each; sites are their components, layer after layer."""
 
     kind: str
     recurrent_layers: tuple[RecurrentLayer, ...]
