@@ -338,7 +338,7 @@ def test_the_ansatz_explains_what_it_cannot_take():
         "must be a square matrix": lambda: ansatz_correlation(torch.ones(2, 3), torch.ones(2, 3)),
         "must be symmetric": lambda: ansatz_correlation(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), gram),
         "bounds must be": lambda: ansatz_exponent(gram, gram, (0.0, 1.0)),
-        "power must be positive": lambda: ansatz_correlation(gram, gram, math.inf),
+        "power must be one finite number greater than 0": lambda: ansatz_correlation(gram, gram, math.inf),
     }.items():
         with pytest.raises(InputError, match=message):
             call()

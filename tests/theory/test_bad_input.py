@@ -164,7 +164,7 @@ def test_quadratic_models():
         return x[:, :, None] * x[:, None, :]
 
     x, y = np.eye(2, 3), np.ones((2, 1))
-    with pytest.raises(InputError, match="epsilon must be a finite number"):
+    with pytest.raises(InputError, match="epsilon must be one finite number"):
         QuadraticModel(features, meta, float("nan"))
     model = QuadraticModel(features, meta, 0.1)
     for call in (model, model.effective_features):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
 from gramscope.base.shares import shares
@@ -125,8 +126,7 @@ class ExplainedStep:
 
     def conflicts(self, k: int = 5) -> list[Conflict]:
         """The k pairs of examples that harmed each other most."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-            raise InputError(f"k must be a whole number of pairs, 0 or more, got {k!r}.")
+        check_count(k, "k", least=0)
         influence = self._influence()
         mutual = (influence + influence.T).triu(1)
         found = mutual.flatten().topk(min(k, mutual.numel()))

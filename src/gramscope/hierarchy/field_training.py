@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float64, Int
 from numpy import ndarray
 
-from gramscope.base.checks import check_lr, check_symmetric
+from gramscope.base.checks import check_count, check_lr, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.linalg import Dense, eigenvalues_top
@@ -94,8 +94,7 @@ def safe_rate(gram: Float64[ndarray, "n n"], readout: Float64[ndarray, "C N"], b
     _check_array(readout, "readout", "(C, N)")
     if gram.shape[0] != gram.shape[1]:
         raise InputError(f"gram must be square, the overlaps of n examples with themselves, got shape {gram.shape}.")
-    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
-        raise InputError(f"batch must be a whole number of at least 1, the examples of one step, got {batch!r}.")
+    check_count(batch, "batch")
     top = min(largest_eigenvalue(gram), batch * float(gram.diagonal().max()))
     bound = top * float(np.linalg.norm(readout, 2)) ** 2
     return 1.0 / bound if bound > 0 else 1.0

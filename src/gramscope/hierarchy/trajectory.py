@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_lr
+from gramscope.base.checks import check_count, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.hierarchy.chain import Chain
@@ -67,8 +67,7 @@ def predict_trajectory(
     so. (arXiv:2606.09744, sections 4 to 6; the paper keeps masks held.)
     """
     check_lr(lr)
-    if not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be an int of at least 1, got {steps!r}.")
+    check_count(steps, "steps")
     if masks not in ("follow", "held"):
         raise InputError(f'masks must be "follow" or "held", got {masks!r}.')
     residual = _residual(fields, y)

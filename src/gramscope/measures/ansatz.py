@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.agreement import cosine
-from gramscope.base.checks import check_symmetric
+from gramscope.base.checks import check_number, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.rounding import Rounding, singular_floor
@@ -29,8 +29,7 @@ def matrix_power(matrix: Tensor, power: float) -> Float[Tensor, "*g d d"]:
     >>> matrix_power(torch.diag(torch.tensor([4.0, 9.0])), 0.5).tolist()
     [[2.0, 0.0], [0.0, 3.0]]
     """
-    if not 0 < power < math.inf:
-        raise InputError(f"power must be positive, got {power}.")
+    check_number(power, "power", above=0.0)
     values, vectors = _eigen(_symmetric(matrix, "matrix"), Rounding.of(matrix))
     return (vectors * values.pow(power)[..., None, :]) @ vectors.mT
 
@@ -117,8 +116,7 @@ def neural_feature_ansatz(
         >>> list(found), found.left_out["2.weight"]
         (['0.weight'], 'trivial: its signals are a multiple of the identity, so AGOP ∝ WᵀW by construction')
     """
-    if not power > 0:
-        raise InputError(f"power must be positive, got {power}.")
+    check_number(power, "power", above=0.0)
     found = layer_agop(model, x, weights, outputs=outputs, batch_size=batch_size, precision=precision)
     correlations: dict[str, float] = {}
     left_out = dict(found.left_out)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.base.progress import progress
@@ -321,9 +321,7 @@ def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
 
 def _in_batches(measure: Measure[S, V], x: ModelInput, batch_size: int | None) -> V:
     n = count_examples(x)
-    size = n if batch_size is None else batch_size
-    if size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+    size = n if batch_size is None else check_count(batch_size, "batch_size")
     states: list[S] = []
     with progress(type(measure).__name__, -(-n // size)) as step:
         for start in range(0, n, size):

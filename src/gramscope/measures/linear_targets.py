@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.nested import ModelInput
@@ -300,8 +301,8 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         classes: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if tol is not None and not 0 <= tol < 1:
-            raise InputError(f"tol must be at least 0 and below 1, got {tol}.")
+        if tol is not None:
+            check_number(tol, "tol", least=0.0, below=1.0)
         if dtype is not None and not dtype.is_floating_point:
             raise InputError(f"dtype must be a floating one, of the arithmetic that made the features, got {dtype}.")
         self.center, self.tol, self.classes, self.dtype = center, tol, classes, dtype

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.agreement import cosine
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_kernel, centered_rows, check_paired
 from gramscope.base.rounding import EPS64
@@ -58,8 +59,9 @@ class KernelCKA(Measure[RowsPair, float]):
     ) -> None:
         if not callable(kernel) and kernel != "rbf":
             raise InputError(f'kernel must be "rbf" or a function of rows (n, p) to (n, n), got {kernel!r}.')
-        if scale <= 0 or (bandwidth is not None and bandwidth <= 0):
-            raise InputError(f"scale and bandwidth must be positive, got {scale} and {bandwidth}.")
+        check_number(scale, "scale", above=0.0)
+        if bandwidth is not None:
+            check_number(bandwidth, "bandwidth", above=0.0)
         self.kernel, self.scale, self.bandwidth, self.debiased = kernel, scale, bandwidth, debiased
 
     def update(self, a: Tensor, b: Tensor) -> RowsPair:

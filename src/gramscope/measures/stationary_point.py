@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.user_warnings import undefined
@@ -29,10 +29,8 @@ def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> f
         >>> stationarity_residual(torch.eye(2), -0.5 * torch.eye(2), weight_decay=0.5)
         0.0
     """
-    if not weight_decay > 0:
-        raise InputError(
-            f"weight_decay must be positive, got {weight_decay}: without decay a stationary point says nothing of WᵀW."
-        )
+    why = "Without decay a stationary point says nothing of WᵀW."
+    check_number(weight_decay, "weight_decay", above=0.0, hint=why)
     gram, cross = gram.detach().double(), cross.detach().double()
     for matrix, name in ((gram, "gram"), (cross, "cross")):
         check_finite(matrix, name, "The run has diverged: load an earlier checkpoint.")

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gramscope.base.checks import check_count, check_number
 from gramscope.base.errors import InputError
 from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
 from gramscope.theory.gaussian_expectations import gaussian_moments
@@ -151,10 +152,9 @@ def equivalent_learning_rates(
     >>> equivalent_learning_rates("tanh", 2)      # p = 1: biases of deep layers get less, weights the same
     ([1.0, 0.5], [1.0, 1.0])
     """
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-        raise InputError(f"depth must be an integer of at least 1, got {depth!r}.")
-    if lambda_b < 0 or lambda_W < 0:
-        raise InputError(f"lambda_b and lambda_W must be >= 0, got {lambda_b} and {lambda_W}.")
+    check_count(depth, "depth")
+    check_number(lambda_b, "lambda_b", least=0.0)
+    check_number(lambda_W, "lambda_W", least=0.0)
     point = critical_point(activation)
     if point.universality != "K*=0":
         return [lambda_b / depth] * depth, [lambda_W / depth] * depth

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_count, check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
 from gramscope.theory.gaussian_expectations import check_kernel, gaussian_moments
@@ -243,20 +243,15 @@ def _checked_samples(samples: Tensor | Sequence[int] | None, n: int) -> Tensor:
 
 
 def _checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
-    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
-        raise InputError(f"depth must be an integer of at least 1, got {depth!r}.")
+    if depth is not None:
+        check_count(depth, "depth")
     if isinstance(widths, int):
         if depth is None:
             raise InputError(
                 f"widths must be a list n_0, ..., n_L when depth is not given, got {widths}. Pass depth too."
             )
         widths = [widths] * depth
-    found = tuple(width.item() if isinstance(width, np.integer) else width for width in widths)
-    for width in found:
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise InputError(
-                f"widths must be integers of at least 1, got {list(found)}: a layer of width 0 holds nothing."
-            )
+    found = tuple(check_count(width, "each of the widths") for width in widths)
     if len(found) == 0 or (depth is not None and len(found) not in (depth, depth + 1)):
         raise InputError(
             f"widths must hold n_1 ... n_L or n_0 ... n_L ({depth} or {(depth or 0) + 1} numbers for depth {depth}), "

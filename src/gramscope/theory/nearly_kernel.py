@@ -9,7 +9,6 @@ and differs from the others in the two matrices Z_A, Z_B only (:func:`algorithm_
 """
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,7 +18,7 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
-from gramscope.base.checks import check_symmetric
+from gramscope.base.checks import check_number, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.theory.meta_kernels import (
@@ -304,9 +303,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
 
 def _checked_strength(epsilon: object) -> float:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not np.isfinite(float(epsilon)):
-        raise InputError(f"epsilon must be a finite number, the strength of the meta kernel, got {epsilon!r}.")
-    return float(epsilon)
+    return check_number(epsilon, "epsilon", hint="It is the strength of the meta kernel.")
 
 
 def _rows_as_given(rows: Array, _: Array) -> Array:
