@@ -14,6 +14,7 @@ from gramscope.base.user_warnings import undefined
 def cosine(a: Float[Tensor, "..."], b: Float[Tensor, "..."], what: str, why: str = "one of the two is zero") -> float:
     """``⟨a, b⟩ / (|a| |b|)`` over all entries, in float64; NaN, with a warning that says ``why``, where one is zero.
 
+    >>> import torch
     >>> cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]), "a cosine")
     0.7071067811865475
     """
@@ -35,6 +36,7 @@ def relative_error(predicted: Float[Tensor, "..."], measured: Float[Tensor, "...
 
     Infinite where only the prediction is not zero; NaN where both are zero, since nothing was there to predict.
 
+    >>> import torch
     >>> relative_error(torch.tensor([0.9]), torch.tensor([1.0])) < 0.11
     True
     """
