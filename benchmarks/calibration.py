@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.report import regimes, thresholds
-from gramscope.report.opening import views_of
+from gramscope.report.run_sources import views_of
 from gramscope.report.view import RunView
 from gramscope.tasks import Task, digits, mlp
 

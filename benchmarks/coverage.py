@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg import Dense, Estimate, TraceEstimate, hutchinson, hutchpp, one_sided_trace, xtrace
-from gramscope.propagators import alignment, effective_rank
+from gramscope.propagators import alignment, participation_ratio
 
 SIZE = 200
 BUDGETS = (4, 6, 8, 12, 24, 50, 100)
@@ -52,7 +52,7 @@ def estimators(values: Tensor) -> Iterator[tuple[str, Estimator, float, int]]:
     factor = Dense(with_spectrum(values.abs().sqrt(), 0))
     yield "one-sided", lambda products, seed: one_sided_trace(factor, products, seed=seed), float(values.abs().sum()), 2
     rank = float(values.sum() ** 2 / (values @ values))
-    yield "effective rank", lambda products, seed: effective_rank(op, products=products, seed=seed), rank, 3
+    yield "effective rank", lambda products, seed: participation_ratio(op, products=products, seed=seed), rank, 3
     mixed = Dense(matrix + with_spectrum(values, 1) / 20, symmetric=True)
     cosine = float((matrix * mixed.matrix).sum() / matrix.norm() / mixed.matrix.norm())
     yield "alignment", lambda products, seed: alignment(op, mixed, products=products, seed=seed), cosine, 3

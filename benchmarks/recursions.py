@@ -21,16 +21,16 @@ def measure(name: str, inputs: int, tolerance: float) -> tuple[float, float | No
     rng = torch.Generator().manual_seed(inputs)
     x = torch.nn.functional.normalize(torch.randn(inputs, 10, generator=rng, dtype=torch.float64)) * 10**0.5
     mlp = FiniteWidthMLP(widths=[10, 64, 64, 64], activation=name, C_b=0.1, C_W=1.5)
-    flow = mlp.flow(x[:1], tolerance=tolerance)  # warm the table of nodes
+    flow = mlp.flow(x[:1], tol=tolerance)  # warm the table of nodes
 
     def call() -> None:
         nonlocal flow
-        flow = mlp.flow(x, tolerance=tolerance)
+        flow = mlp.flow(x, tol=tolerance)
 
     seconds = timing.seconds(call, torch.device("cpu")) / 2  # two steps
     if inputs > 4:
         return seconds, None
-    finer = mlp.flow(x, tolerance=max(tolerance / 100, 1e-13))[3].tensors()
+    finer = mlp.flow(x, tol=max(tolerance / 100, 1e-13))[3].tensors()
     gaps = [
         float((t - finer[k]).abs().max() / finer[k].abs().max().clamp(min=1e-30)) for k, t in flow[3].tensors().items()
     ]

@@ -164,7 +164,7 @@ CALLS = {
     "weight_forms": lambda net, x, y: m.weight_forms(net),
     "kernel_cka": lambda net, x, y: m.kernel_cka(x, 2 * x, kernel=drawing(lambda a: a @ a.T)),
     "GlobalNTK": lambda net, x, y: gs.propagators.GlobalNTK(*STATES).operator.dense(),
-    "predict_step": lambda net, x, y: gs.propagators.predict_step(*STATES, loss, 1e-3),
+    "predict_states": lambda net, x, y: gs.propagators.predict_states(*STATES, loss, 1e-3),
     "self_referential_bias": lambda net, x, y: gs.propagators.self_referential_bias(
         gs.propagators.GlobalNTK(*STATES), k=2
     ),

@@ -10,8 +10,8 @@ import matplotlib as mpl
 import torch
 from torch import Tensor, nn
 
-from gramscope.measures.agop import layer_agop
 from gramscope.measures.ansatz import matrix_power, neural_feature_ansatz
+from gramscope.measures.gradient_outer_product import layer_agop
 
 OUT = Path(__file__).resolve().parents[1] / "images" / "agop.svg"
 STEPS, EVERY = 1200, 40

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.measures.gram_tracker import GramTracker
-from gramscope.measures.target_linearity import target_linearity
-from gramscope.measures.virtual_covariance import virtual_update
-from gramscope.tasks.swiss_roll import SwissRoll, swiss_roll
+from gramscope.measures.linear_targets import target_linearity
+from gramscope.measures.virtual_updates import virtual_update
+from gramscope.tasks.synthetic import SwissRoll, swiss_roll
 
 OUT = Path(__file__).resolve().parents[1] / "images" / "feature-learning.svg"
 STEPS = 100

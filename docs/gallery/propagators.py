@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gramscope.linalg import eigenvalues_top
-from gramscope.propagators import GlobalNTK, effective_rank, self_referential_bias
+from gramscope.propagators import GlobalNTK, participation_ratio, self_referential_bias
 from gramscope.tasks import SequenceTask, memory_pro
 
 STEPS, EVERY, SHOWN = 600, 50, (0, 100, 250, 600)
@@ -55,9 +55,9 @@ def main() -> None:
     left.legend(frameon=False, fontsize=8)
 
     steps = [step for step, _, _ in snapshots]
-    ranks = [effective_rank(GlobalNTK(rnn, task.x).operator, products=60) for _, _, rnn in snapshots]
+    ranks = [participation_ratio(GlobalNTK(rnn, task.x).operator, products=60) for _, _, rnn in snapshots]
     middle.errorbar(steps, [r.value for r in ranks], [r.interval()[1] - r.value for r in ranks], color="C0", lw=1.5)
-    middle.set(xlabel="training step", ylabel="effective rank", title="Effective rank and loss")
+    middle.set(xlabel="training step", ylabel="participation ratio", title="Participation ratio and loss")
     middle.set_ylim(bottom=0)
     twin = middle.twinx()
     twin.semilogy(steps, [loss for _, loss, _ in snapshots], color="0.55", ls="--", lw=1.2)

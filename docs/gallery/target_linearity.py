@@ -10,7 +10,7 @@ import matplotlib as mpl
 import torch
 from torch import Tensor, nn
 
-from gramscope.measures.target_linearity import TargetLinearityValue, layer_target_linearity
+from gramscope.measures.linear_targets import TargetLinearityValue, layer_target_linearity
 from gramscope.tasks import digits, mlp
 
 OUT = Path(__file__).resolve().parents[1] / "images" / "target-linearity.svg"

@@ -10,7 +10,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.base.memory import available, cgroup_rooms, free_memory, memory_budget
+from gramscope.base.memory_budget import available, cgroup_rooms, free_memory, memory_budget
 
 CPU = torch.device("cpu")
 
@@ -76,7 +76,7 @@ def test_ranks_of_one_machine_share(monkeypatch):
 
 def test_an_address_space_limit_counts():
     code = (
-        "import resource, torch; from gramscope.base.memory import free_memory, address_space\n"
+        "import resource, torch; from gramscope.base.memory_budget import free_memory, address_space\n"
         "room = 2**31 + int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
         "assert 2**30 < free_memory(torch.device('cpu')) <= 2**31, free_memory(torch.device('cpu'))\n"
@@ -88,7 +88,7 @@ def test_an_address_space_limit_counts():
 def test_a_kernel_larger_than_memory_is_refused_at_once(monkeypatch):
     """Without a budget, too: nothing is computed before it is known to fit."""
     monkeypatch.setattr("gramscope.kernels.memory.free_memory", lambda device: 10**9)
-    monkeypatch.setattr("gramscope.base.memory.free_memory", lambda device: 10**9)
+    monkeypatch.setattr("gramscope.base.memory_budget.free_memory", lambda device: 10**9)
     calls = []
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 10))
     model.register_forward_hook(lambda *_: calls.append(1))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import gramscope as gs
 from gramscope.cli.main import app
-from gramscope.cli.verify import default_target
+from gramscope.cli.verify_command import default_target
 from gramscope.store import RunWriter
 from gramscope.tasks import mlp
 
@@ -128,7 +128,7 @@ def test_a_run_that_cannot_be_written_is_refused_before_training(config, tmp_pat
 
 
 def test_nothing_is_trained_where_no_run_was_opened(config, tmp_path):
-    from gramscope.cli import training
+    from gramscope.cli import training_loop as training
 
     with pytest.raises(gs.InputError, match="no run could be opened in"):
         training._check_opened(tmp_path)
@@ -148,7 +148,7 @@ def test_a_divergence_is_told_in_a_few_lines(config):
 
 
 def test_a_warning_of_each_kind_is_told_and_the_others_are_counted(capsys):
-    from gramscope.cli import training
+    from gramscope.cli import training_loop as training
 
     with training._briefly():
         for step in (5, 10):
@@ -164,7 +164,7 @@ def test_a_warning_of_each_kind_is_told_and_the_others_are_counted(capsys):
 
 def test_a_warning_is_not_blamed_on_typer():
     code = (
-        "import typer\nfrom gramscope.base.warned import warn\napp = typer.Typer()\n"
+        "import typer\nfrom gramscope.base.user_warnings import warn\napp = typer.Typer()\n"
         "@app.command()\ndef f(): pass\n"
         "exec(compile('def g(): warn(chr(120))', 'x', 'exec'), space := {'warn': warn, '__name__': 'gramscope.x'})\n"
         "app.command('g')(space['g'])\napp(['g'])\n"
@@ -380,7 +380,7 @@ def test_verify_the_built_in_and_an_own_model(tmp_path):
 
 
 def test_verify_fails_on_a_wrong_kernel(monkeypatch):
-    from gramscope.cli import verify
+    from gramscope.cli import verify_command as verify
 
     wrong = dict(verify.CHECKS)
     wrong["a wrong identity"] = (lambda w: 1.0, 1e-3)
@@ -424,7 +424,7 @@ def test_verify_tells_what_the_users_code_raised(tmp_path, code, words):
 
 
 def test_verify_takes_some_of_very_many_outputs():
-    from gramscope.cli import verify
+    from gramscope.cli import verify_command as verify
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 500))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import UndefinedMeasureWarning
-from gramscope.hierarchy.concentration import (
+from gramscope.base.user_warnings import UndefinedMeasureWarning
+from gramscope.hierarchy.mask_concentration import (
     class_metric,
     coactivation,
     coactivation_rank,
@@ -45,7 +45,7 @@ def tensors(*arrays):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 12), units=st.integers(1, 12), smooth=st.booleans())
-def test_effective_rank_without_the_matrix(seed, n, units, smooth):
+def test_participation_ratio_without_the_matrix(seed, n, units, smooth):
     masks, _, _ = case(seed, n, units, smooth=smooth)
     C = coactivation_by_pairs(masks)
     (given_,) = tensors(masks)
@@ -55,9 +55,9 @@ def test_effective_rank_without_the_matrix(seed, n, units, smooth):
     middle = masks - masks.mean(0)
     if np.abs(middle).max() > 1e-9:
         expected = participation(coactivation_by_pairs(middle))
-        assert overlap_rank(given_, centred=True) == pytest.approx(expected, rel=1e-8)
+        assert overlap_rank(given_, center=True) == pytest.approx(expected, rel=1e-8)
     else:
-        assert math.isnan(overlap_rank(given_, centred=True))
+        assert math.isnan(overlap_rank(given_, center=True))
 
 
 def test_masks_of_any_dtype_and_the_rank_of_independent_units():
@@ -67,7 +67,7 @@ def test_masks_of_any_dtype_and_the_rank_of_independent_units():
     assert ranks == [ranks[0]] * 4
     assert ranks[0] == pytest.approx(4.0, abs=0.1)  # the common direction, as the docstring warns
     # Marchenko-Pastur: n / (1 + n/N) directions once the common one is gone.
-    assert coactivation_rank(masks, centred=True) == pytest.approx(400 / 1.2, rel=0.02)
+    assert coactivation_rank(masks, center=True) == pytest.approx(400 / 1.2, rel=0.02)
     assert math.isnan(coactivation_rank(torch.zeros(3, 4)))
     assert coactivation_rank(1e-200 * masks[:5].double()) == pytest.approx(coactivation_rank(masks[:5]))
 
@@ -183,7 +183,7 @@ def test_concentration_is_the_single_functions_layer_by_layer():
     for place, c in enumerate(found):
         mask, w, delta = masks[place + 1], now[place], now[place].double() - start[place].double()
         assert c.coactivation_rank == coactivation_rank(mask)
-        assert c.centred_rank == pytest.approx(coactivation_rank(mask, centred=True), nan_ok=True)
+        assert c.centred_rank == pytest.approx(coactivation_rank(mask, center=True), nan_ok=True)
         torch.testing.assert_close(c.spectrum, metric_spectrum(w, mask, labels, "same"))
         assert c.metric_rank == pytest.approx(participation(class_metric(w, mask, labels, "same").numpy()))
         single = update_alignment(delta, w, mask, labels, "same", k=4)
@@ -250,7 +250,7 @@ def test_a_rank_that_is_not_defined_says_why():
     off, same = torch.zeros(3, 4, dtype=torch.bool), torch.ones(3, 4, dtype=torch.bool)
     for masks, centred, why in ((off, False, "zero everywhere"), (same, True, "same"), (same[:1], True, "one example")):
         with pytest.warns(UndefinedMeasureWarning, match=why):
-            assert math.isnan(coactivation_rank(masks, centred=centred))
+            assert math.isnan(coactivation_rank(masks, center=centred))
 
 
 def test_labels_that_do_not_fit_are_refused_for_all_pairs():

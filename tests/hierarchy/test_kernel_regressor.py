@@ -483,7 +483,7 @@ def test_steps_of_a_field_say_what_does_not_fit():
         r"readout must have shape \(1, 2\)": (field, overlap, np.ones((1, 3)), residual, 0.1),
         r"residual must have shape \(3, 1\)": (field, overlap, readout, residual[:2], 0.1),
         "residual must be a numpy array of shape": (field, overlap, readout, residual[:, 0], 0.1),
-        "lr must be a positive number": (field, overlap, readout, residual, float("nan")),
+        "lr must be one finite number": (field, overlap, readout, residual, float("nan")),
     }.items():
         for step in (field_step, activation_step):
             with pytest.raises(InputError, match=name):

@@ -26,7 +26,7 @@ def slope(errors: list[float]) -> float:
 
 
 def errors_by_field(comparison) -> dict[str, float]:
-    error = comparison.true - comparison.predicted
+    error = comparison.measured - comparison.predicted
     fields = {"f": error.outputs}
     fields |= {f"x{i}": e for i, e in enumerate(error.activations)}
     fields |= {f"g{i}": e for i, e in enumerate(error.conjugates)}
@@ -66,14 +66,14 @@ def test_the_parts_sum_to_the_truth(case):
     moved = [w - lr * g for w, g in zip(case.weights, weights, strict=True)]
     shifted = [b if g is None else b - lr * g for b, g in zip(case.biases, biases, strict=True)]
     wanted = reference.outputs(moved, shifted, case.slopes, case.readout, case.x)
-    assert close(fields.outputs + comparison.true.outputs, wanted, 1e-11)
+    assert close(fields.outputs + comparison.measured.outputs, wanted, 1e-11)
     for parts in zip(
         comparison.predicted.conjugates, comparison.second_order.conjugates, comparison.by_flips.conjugates,
-        comparison.true.conjugates, strict=True,
+        comparison.measured.conjugates, strict=True,
     ):  # fmt: skip
         assert close(sum(parts[:3]), parts[3], 1e-11)
     if not sum(comparison.flips):
-        assert close(comparison.held.outputs, comparison.true.outputs, 1e-11)
+        assert close(comparison.held.outputs, comparison.measured.outputs, 1e-11)
 
 
 def test_the_gradient_is_autograds():
@@ -92,7 +92,7 @@ def test_one_layer_is_exact_until_a_mask_flips():
     fields = case.fields()
     small, large = fields.compare_step(case.residual, 1e-4), fields.compare_step(case.residual, 0.5)
     assert sum(small.flips) == 0
-    assert close(small.true.outputs, small.predicted.outputs)
+    assert close(small.measured.outputs, small.predicted.outputs)
     assert sum(large.flips) > 0
     assert close(large.held.outputs, large.predicted.outputs)
     assert float(large.by_flips.outputs.norm()) > 1e-3
@@ -132,8 +132,8 @@ def test_one_layer_trajectory_is_exact_with_flips():
     case = make([4, 20], outputs=2, n=6, bias=True, seed=5)
     y = torch.zeros(6, 2).double()
     found = predict_trajectory(case.fields(), y, 0.05, 60)
-    assert close(found.true, train(case, y, 0.05, 60), 1e-10)
-    assert close(found.predicted, found.true, 1e-10)
+    assert close(found.measured, train(case, y, 0.05, 60), 1e-10)
+    assert close(found.predicted, found.measured, 1e-10)
     flips = (case.fields().masks[1] != case.fields().take_step(case.fields().outputs - y, 0.5).masks[1]).sum()
     assert int(flips) > 0, "the case must have masks that flip, or it shows nothing"
 
@@ -147,7 +147,7 @@ def test_deep_trajectory_drifts_at_first_order_in_lr():
     assert float(coarse.drift[-1]) > 1e-5
     assert float(coarse.drift[-1] / fine.drift[-1]) == pytest.approx(2.0, rel=0.1)
     assert float(coarse.field_drift[-1, 0]) == 0
-    assert close(coarse.true, train(case, y, 2e-4, 20), 1e-10)
+    assert close(coarse.measured, train(case, y, 2e-4, 20), 1e-10)
     assert "drifted by" in str(coarse)
 
 
@@ -158,7 +158,7 @@ def test_field_drift_is_relative_like_the_drift_of_the_outputs():
     found = predict_trajectory(case.fields(), torch.zeros(4, 5).double(), 0.01, 5)
     assert close(found.field_drift[:, -1], found.drift)
     assert float(found.drift[-1]) > 1e-4
-    moved = (found.true[-1] - found.true[0]).norm()
+    moved = (found.measured[-1] - found.measured[0]).norm()
     assert abs(float(moved) - 1) > 0.1, "with a change of size one, relative and absolute are the same"
 
 
@@ -195,7 +195,7 @@ def test_field_equations_that_diverge_end_the_trajectory():
         count = len(found.drift) - 1
         assert torch.isfinite(found.predicted).all()
         assert torch.isfinite(found.drift).all()
-        assert close(found.true, train(case, y, 0.1 / max(top, 1e-3), count), 1e-8)
+        assert close(found.measured, train(case, y, 0.1 / max(top, 1e-3), count), 1e-8)
         assert bool(found.ended) == (count < 400)
         if found.ended:
             ended += 1
@@ -208,7 +208,7 @@ def test_gradient_descent_that_diverges_is_named_as_such():
     case = make([4, 8, 8, 3], outputs=2, n=4, slope=0.5, seed=1)  # leaky: the units cannot die
     found = predict_trajectory(case.fields(), torch.zeros(4, 2).double(), 50.0, 400)
     assert "gradient descent diverged at step" in found.ended
-    assert torch.isfinite(found.true).all()
+    assert torch.isfinite(found.measured).all()
 
 
 def test_bad_input():

@@ -418,10 +418,10 @@ def test_what_is_not_followed_is_named():
 
 def test_bad_input():
     model, x = two_layers(8, 0), torch.tensor([[1.0, -0.5]]).double()
-    with pytest.raises(InputError, match="lr must be a finite number"):
+    with pytest.raises(InputError, match="lr must be one finite number at least 0"):
         kink_crossings(model, x, torch.ones(1, 1).double(), lr=float("nan"))
     for function in (kink_crossings, ntk_step):
-        with pytest.raises(InputError, match="lr must be a finite number of at least 0"):
+        with pytest.raises(InputError, match="lr must be one finite number at least 0"):
             function(model, x, torch.ones(1, 1).double(), lr=-1.0)
     with pytest.raises(InputError, match="output after the step must be finite"):
         ntk_step(model, x, torch.ones(1, 1).double(), lr=1e200)

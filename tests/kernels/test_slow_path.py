@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.base.warned import SlowPathWarning
+from gramscope.base.user_warnings import SlowPathWarning
 
 
 class Unknown(nn.Module):

@@ -21,7 +21,7 @@ from gramscope.linalg import (
     xtrace,
 )
 from gramscope.linalg.intervals import half_widths
-from gramscope.propagators.measures import alignment, effective_rank
+from gramscope.propagators.measures import alignment, participation_ratio
 from linalg.operator_cases import matrix, with_spectrum
 
 F64 = torch.float64
@@ -62,7 +62,7 @@ def test_numbers_made_of_traces_are_covered(spectrum, products):
     cosine = float((op.matrix * mixed.matrix).sum() / op.matrix.norm() / mixed.matrix.norm())
     rank = values.sum() ** 2 / (values @ values)
     found = {
-        "rank": ([effective_rank(op, products=products, seed=s) for s in range(SEEDS)], rank),
+        "rank": ([participation_ratio(op, products=products, seed=s) for s in range(SEEDS)], rank),
         "alignment": ([alignment(op, mixed, products=products, seed=s) for s in range(SEEDS)], cosine),
         "one-sided": ([one_sided_trace(root, products, seed=s) for s in range(SEEDS)], root.matrix.square().sum()),
     }
@@ -133,7 +133,7 @@ def test_equal_ratios_are_no_surer_than_rounding(dtype):
     for seed in range(20):
         one = matrix(30, 30, dtype, seed=seed)
         aligned = alignment(Dense(one), Dense(3.3 * one), products=5, seed=seed)
-        full = effective_rank(Diagonal(torch.full((30,), 1 / 3, dtype=dtype)), products=5, seed=seed)
+        full = participation_ratio(Diagonal(torch.full((30,), 1 / 3, dtype=dtype)), products=5, seed=seed)
         for estimate, exact in ((aligned, 1), (full, 30)):
             assert abs(estimate.value - exact) <= 2 * estimate.standard_error < 1e2 * torch.finfo(dtype).eps * exact
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from conformance import assert_operator_conforms
 from gramscope.base.errors import CoupledExamplesError, InputError
-from gramscope.measures.agop import AGOP, LayerAGOP, agop, agop_operator, layer_agop
 from gramscope.measures.ansatz import ansatz_correlation, ansatz_exponent, matrix_power, neural_feature_ansatz
-from gramscope.measures.feature_learning import FeatureLearning, feature_learning
+from gramscope.measures.feature_learning_equation import FeatureLearning, feature_learning
+from gramscope.measures.gradient_outer_product import AGOP, LayerAGOP, agop, agop_operator, layer_agop
 from gramscope.measures.measure import UndefinedMeasureWarning
-from gramscope.measures.stationarity import stationarity
+from gramscope.measures.stationary_point import stationarity
 from references.feature_learning import reference_agop
 from references.fingerprint import assert_same_fingerprint, fingerprint
 from zoo import attention, convolutions, layers, recurrent
@@ -335,10 +335,10 @@ def test_the_ansatz_explains_what_it_cannot_take():
         "agop must be finite": lambda: ansatz_exponent(gram, gram * math.nan),
         "gram must be finite": lambda: ansatz_correlation(gram * math.nan, gram),
         "one shape": lambda: ansatz_exponent(gram, torch.eye(3)),
-        "must be square": lambda: ansatz_correlation(torch.ones(2, 3), torch.ones(2, 3)),
+        "must be a square matrix": lambda: ansatz_correlation(torch.ones(2, 3), torch.ones(2, 3)),
         "must be symmetric": lambda: ansatz_correlation(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), gram),
         "bounds must be": lambda: ansatz_exponent(gram, gram, (0.0, 1.0)),
-        "power must be positive": lambda: ansatz_correlation(gram, gram, math.inf),
+        "power must be one finite number greater than 0": lambda: ansatz_correlation(gram, gram, math.inf),
     }.items():
         with pytest.raises(InputError, match=message):
             call()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gramscope.base.errors import CoupledExamplesError, InputError
-from gramscope.measures.feature_learning import FeatureLearning, feature_learning, feature_learning_residual
-from gramscope.measures.virtual_covariance import VirtualCovariance, gram_step, virtual_covariance, virtual_update
+from gramscope.measures.feature_learning_equation import FeatureLearning, feature_learning, feature_learning_residual
+from gramscope.measures.virtual_updates import VirtualCovariance, gram_step, virtual_covariance, virtual_update
 from gramscope.measures.weight_matrices import weight_forms
 from references.feature_learning import reference_sides
 from references.fingerprint import assert_same_fingerprint, fingerprint

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.measures.gram_split import gram_only_step, split_step
-from gramscope.measures.virtual_covariance import VirtualCovariance, gram_step, virtual_covariance, virtual_update
+from gramscope.measures.virtual_updates import VirtualCovariance, gram_step, virtual_covariance, virtual_update
 from references.feature_learning import reference_preserving, reference_turned
 
 MANY = settings(max_examples=60, deadline=None)

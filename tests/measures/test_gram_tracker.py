@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from gramscope.base.errors import InputError
-from gramscope.measures.feature_learning import feature_learning
+from gramscope.measures.feature_learning_equation import feature_learning
 from gramscope.measures.gram_tracker import GramTracker, cosine
+from gramscope.measures.linear_targets import target_linearity
 from gramscope.measures.measure import UndefinedMeasureWarning
-from gramscope.measures.stationarity import stationarity, stationarity_residual
-from gramscope.measures.target_linearity import target_linearity
-from gramscope.measures.virtual_covariance import virtual_update
+from gramscope.measures.stationary_point import stationarity, stationarity_residual
+from gramscope.measures.virtual_updates import virtual_update
 from gramscope.measures.weight_matrices import MatrixForm
-from gramscope.tasks.swiss_roll import swiss_roll
+from gramscope.tasks.synthetic import swiss_roll
 
 
 def relative(a, b):

@@ -14,7 +14,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.measures.curves import orthonormalised
+from gramscope.measures.eigenfunction_curves import orthonormalised
 from references import richness as reference
 
 Undefined = gs.measures.UndefinedMeasureWarning

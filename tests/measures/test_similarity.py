@@ -348,7 +348,7 @@ def test_against_scikit_learn():
     sigma = 2.3
     grams = [rbf_kernel(a.numpy(), gamma=1 / (2 * sigma**2)) for a in (x, y)]
     assert_close(gs.measures.kernel_cka(x, y, bandwidth=sigma), aligned(*grams))
-    assert_close(gs.measures.alignment(*map(torch.tensor, grams), centred=True), aligned(*grams))
+    assert_close(gs.measures.alignment(*map(torch.tensor, grams), center=True), aligned(*grams))
 
 
 def test_alignment_of_matrices_kernels_and_operators():
@@ -368,8 +368,8 @@ def test_alignment_of_matrices_kernels_and_operators():
     left, right = h @ kernel.matrix @ h, h @ other @ h
     expected = float((left * right).sum() / (left.norm() * right.norm()))
     four = other.reshape(5, 2, 5, 2)
-    assert_close(gs.measures.alignment(kernel, four, centred=True, block=3), expected)
-    assert_close(gs.measures.alignment(operator, four, centred=True, block=4), expected)
+    assert_close(gs.measures.alignment(kernel, four, center=True, block=3), expected)
+    assert_close(gs.measures.alignment(operator, four, center=True, block=4), expected)
 
 
 def test_alignment_tile_by_tile_and_its_limits():
@@ -380,7 +380,7 @@ def test_alignment_tile_by_tile_and_its_limits():
     with pytest.warns(Undefined, match="first kernel is zero"):
         gs.measures.alignment(torch.zeros(3, 3), torch.eye(3))
     with pytest.warns(Undefined, match="second kernel is constant"):
-        gs.measures.alignment(torch.eye(3), torch.full((3, 3), 0.3), centred=True)
+        gs.measures.alignment(torch.eye(3), torch.full((3, 3), 0.3), center=True)
     with pytest.raises(InputError, match="one shape"):
         gs.measures.alignment(torch.eye(3), torch.eye(4))
     with pytest.raises(InputError, match="a kernel must be"):
@@ -403,10 +403,10 @@ def test_kernel_target_alignment():
     batches = zip(features.split(2), labels.split(2), strict=True)
     assert_close(gs.measures.TargetAlignment(classes=3).over(batches), expected)
     raw = float((kernel * (one_hot @ one_hot.mT)).sum() / (kernel.norm() * (one_hot @ one_hot.mT).norm()))
-    assert_close(gs.measures.kernel_target_alignment(kernel, labels, centred=False), raw)
+    assert_close(gs.measures.kernel_target_alignment(kernel, labels, center=False), raw)
     model = nn.Linear(4, 3).double()
     full = gs.kernel(model, features)
-    assert_close(gs.measures.kernel_target_alignment(full, one_hot, centred=False),
+    assert_close(gs.measures.kernel_target_alignment(full, one_hot, center=False),
                  full.alignment(torch.outer(one_hot.flatten(), one_hot.flatten())))  # fmt: skip
     with pytest.raises(InputError, match="one row for each"):
         gs.measures.kernel_target_alignment(Diagonal(torch.ones(5)), labels)
@@ -485,14 +485,14 @@ def test_kernels_whose_squares_leave_float64(factor):
     a, b = (torch.randn(8, 3, generator=rng, dtype=torch.float64) for _ in range(2))
     a, b, labels = a @ a.mT + 1, b @ b.mT, torch.arange(8) % 2
     for centred in (False, True):
-        exact = gs.measures.alignment(a, b, centred=centred)
+        exact = gs.measures.alignment(a, b, center=centred)
         for one, two in ((a * factor, b), (a, b * factor), (a * factor, b * factor)):
-            assert gs.measures.alignment(one, two, centred=centred, block=3) == pytest.approx(exact, rel=1e-12)
-        with_targets = gs.measures.kernel_target_alignment(a, labels, centred=centred)
-        assert gs.measures.kernel_target_alignment(a * factor, labels, centred=centred) == pytest.approx(with_targets)
+            assert gs.measures.alignment(one, two, center=centred, block=3) == pytest.approx(exact, rel=1e-12)
+        with_targets = gs.measures.kernel_target_alignment(a, labels, center=centred)
+        assert gs.measures.kernel_target_alignment(a * factor, labels, center=centred) == pytest.approx(with_targets)
         y = torch.randn(8, 1, generator=rng, dtype=torch.float64)
-        assert gs.measures.kernel_target_alignment(a, y * factor, centred=centred) == pytest.approx(
-            gs.measures.kernel_target_alignment(a, y, centred=centred), rel=1e-12
+        assert gs.measures.kernel_target_alignment(a, y * factor, center=centred) == pytest.approx(
+            gs.measures.kernel_target_alignment(a, y, center=centred), rel=1e-12
         )
     measure = gs.measures.Alignment()
     mixed = torch.cat([a[:4] * factor, a[4:]])  # tiles of unlike sizes, in either order, and one of zeros
@@ -501,7 +501,7 @@ def test_kernels_whose_squares_leave_float64(factor):
     for order in ((*state, zeros), (zeros, *state[::-1])):
         assert measure.compute(reduce(measure.merge, order)) == pytest.approx(1.0, abs=1e-14)
     with pytest.warns(Undefined, match="the first kernel is constant"):
-        gs.measures.alignment(torch.full((8, 8), factor, dtype=torch.float64), b, centred=True)
+        gs.measures.alignment(torch.full((8, 8), factor, dtype=torch.float64), b, center=True)
 
 
 def test_a_similarity_names_the_layers_it_has():

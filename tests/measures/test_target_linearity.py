@@ -13,13 +13,13 @@ from sklearn.linear_model import LinearRegression
 from torch import nn
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.measures.measure import UndefinedMeasureWarning
-from gramscope.measures.target_linearity import (
+from gramscope.measures.linear_targets import (
     TargetLinearity,
     held_out_target_linearity,
     layer_target_linearity,
     target_linearity,
 )
+from gramscope.measures.measure import UndefinedMeasureWarning
 from references.feature_learning import reference_target_linearity
 
 MANY = settings(max_examples=60, deadline=None)
@@ -171,7 +171,7 @@ def test_undefined_and_refused():
         lambda: target_linearity(h[:0], torch.randn(0)),
         lambda: target_linearity(h[:, :0], torch.randn(6)),
         lambda: target_linearity(h, torch.randn(6, dtype=torch.complex64)),
-        lambda: target_linearity(h, torch.randn(6), tolerance=2.0),
+        lambda: target_linearity(h, torch.randn(6), tol=2.0),
         lambda: held_out_target_linearity(h, torch.randn(6), test_features=h),
         lambda: held_out_target_linearity(h, torch.randn(6), h[:, :1], torch.randn(6)),
         lambda: held_out_target_linearity(h, torch.randn(6), test_share=1.0),
@@ -197,8 +197,8 @@ def test_rank_cut_can_be_set():
     torch.manual_seed(0)
     h = torch.randn(50, 3) @ torch.randn(3, 10)  # float32 products: rank 3 and rounding
     y = torch.randn(50)
-    assert target_linearity(h, y, tolerance=0.0).rank == 10
-    assert target_linearity(h, y, tolerance=1e-5).rank == target_linearity(h, y).rank == 3
+    assert target_linearity(h, y, tol=0.0).rank == 10
+    assert target_linearity(h, y, tol=1e-5).rank == target_linearity(h, y).rank == 3
 
 
 def bottleneck(n=240, seed=0):

@@ -11,21 +11,21 @@ from torch import nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.warned import UndefinedMeasureWarning
+from gramscope.base.user_warnings import UndefinedMeasureWarning
 from gramscope.linalg import Dense, one_sided_trace
 from gramscope.propagators import (
     GlobalNTK,
     activity_modes,
     alignment,
-    effective_dimension,
-    effective_rank,
+    explained_variance_dimension,
     finite_time_exponent,
     interference,
     lyapunov_spectrum,
     mean_response,
     partial_average,
     partial_trace,
-    predict_step,
+    participation_ratio,
+    predict_states,
     random_modes,
     rayleigh,
     representation_alignment,
@@ -33,7 +33,7 @@ from gramscope.propagators import (
     self_referential_bias,
     structural_rank_bound,
 )
-from gramscope.tasks.memory_pro import memory_pro
+from gramscope.tasks.sequences import memory_pro
 from references.jacobian import relative_error
 
 AXES = Axes(trial=2, time=3, unit=4)
@@ -71,8 +71,8 @@ def test_effective_rank_and_alignment():
     op, other = Dense(a, AXES, AXES, symmetric=True), Dense(b, AXES, AXES, symmetric=True)
     values = torch.linalg.eigvalsh(a)
     exact = float(values.sum() ** 2 / (values**2).sum())
-    assert effective_rank(op).value == pytest.approx(exact)
-    estimate = effective_rank(op, products=2000)
+    assert participation_ratio(op).value == pytest.approx(exact)
+    estimate = participation_ratio(op, products=2000)
     assert abs(estimate.value - exact) < 5 * estimate.standard_error
     cosine = float((a * b).sum() / a.norm() / b.norm())
     assert alignment(op, other).value == pytest.approx(cosine)
@@ -80,8 +80,8 @@ def test_effective_rank_and_alignment():
     assert abs(rough.value - cosine) < 5 * rough.standard_error
     assert alignment(op, 3 * op).value == pytest.approx(1)
     assert representation_alignment(a[0], -2 * a[0]) == pytest.approx(-1)
-    assert effective_dimension(torch.eye(10)) == pytest.approx(9.5)
-    assert effective_dimension(torch.diag(torch.tensor([1.0, 0.0]))) == pytest.approx(0.95)
+    assert explained_variance_dimension(torch.eye(10)) == pytest.approx(9.5)
+    assert explained_variance_dimension(torch.diag(torch.tensor([1.0, 0.0]))) == pytest.approx(0.95)
 
 
 def test_rayleigh_and_interference():
@@ -108,9 +108,9 @@ def test_rayleigh_and_interference():
         lambda op: rayleigh(op, torch.ones(3, 1, dtype=torch.float64)),
         lambda op: interference(op, {"a": [5]}),
         lambda op: interference(op, {"a": [0]}, axis="neuron"),
-        lambda op: effective_rank(op, products=1),
+        lambda op: participation_ratio(op, products=1),
         lambda op: alignment(op, Dense(torch.eye(3).double())),
-        lambda op: effective_dimension(torch.eye(2), share=2.0),
+        lambda op: explained_variance_dimension(torch.eye(2), share=2.0),
     ],
 )
 def test_bad_measures_are_explained(call):
@@ -387,14 +387,14 @@ def test_predicted_change_of_states_against_a_real_step(name):
         torch.manual_seed(0)
         model, x = MODELS[name]()
     before = [p.detach().clone() for p in model.parameters()]
-    errors = [predict_step(model, x, lambda out: (out**2).mean(), lr).relative_error for lr in (1e-2, 1e-3, 1e-4)]
+    errors = [predict_states(model, x, lambda out: (out**2).mean(), lr).relative_error for lr in (1e-2, 1e-3, 1e-4)]
     # What is left is of second order in the step, so of first order in the relative error: a factor of ten each.
     assert errors[0] / errors[1] == pytest.approx(10, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     # The same measured by hand: a step of SGD on a copy.
     optimiser = torch.optim.SGD(model.parameters(), 1e-4)
-    step = predict_step(model, x, lambda out: (out**2).mean(), 1e-4)
+    step = predict_states(model, x, lambda out: (out**2).mean(), 1e-4)
     output = model(x)[0] if name == "gru" else model(x)
     (output**2).mean().backward()
     g = GlobalNTK(model, x)
@@ -410,7 +410,7 @@ def test_a_model_that_keeps_results_of_operations_is_copied():
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2)).double()
     x = torch.randn(5, 3).double()
     model(x)
-    assert predict_step(model, x, lambda f: (f**2).mean(), 1e-4).relative_error < 1e-3
+    assert predict_states(model, x, lambda f: (f**2).mean(), 1e-4).relative_error < 1e-3
 
 
 def test_the_cosine_with_a_zero_state_is_not_defined():
@@ -490,7 +490,7 @@ def test_ordering_of_the_poster_at_gain_one():
     g = GlobalNTK(model, task.x)
     over = ["trial", "site", "unit"]
     dimension = {
-        name: effective_dimension(mean_response(op, over).matrix)
+        name: explained_variance_dimension(mean_response(op, over).matrix)
         for name, op in {"K": g.K, "PP*": g.P @ g.P.T, "PKP*": g.operator}.items()
     }
     assert dimension["K"] < 1.1
@@ -518,7 +518,7 @@ def test_a_zero_operator_has_neither_rank_nor_direction(products):
     zero = Dense(torch.zeros(3, 3), symmetric=True)
     one = Dense(torch.eye(3), symmetric=True)
     for measure in (
-        lambda: effective_rank(zero, products=products),
+        lambda: participation_ratio(zero, products=products),
         lambda: alignment(one, zero, products=products),
         lambda: alignment(zero, one, products=products),
     ):
@@ -529,14 +529,14 @@ def test_a_zero_operator_has_neither_rank_nor_direction(products):
 def test_self_referential_bias_takes_the_modes_there_are():
     g = GlobalNTK(nn.RNN(1, 2, batch_first=True), torch.randn(2, 4, 1))
     assert len(self_referential_bias(g).activity) == 3  # two hidden units and one input
-    with pytest.raises(InputError, match="between 1 and 3, got 5"):
+    with pytest.raises(InputError, match="from 1 to 3, got 5"):
         self_referential_bias(g, k=5)
 
 
-@pytest.mark.parametrize("lr", [-0.1, 0.0, math.nan, math.inf])
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
 def test_a_step_goes_downhill(lr):
-    with pytest.raises(InputError, match="lr must be a positive number"):
-        predict_step(nn.Linear(2, 1), torch.ones(2, 2), lambda f: f.sum(), lr)
+    with pytest.raises(InputError, match="lr must be one finite number at least 0"):
+        predict_states(nn.Linear(2, 1), torch.ones(2, 2), lambda f: f.sum(), lr)
 
 
 # What is wrong is said ----------------------------------------------------------------------------------
@@ -552,19 +552,19 @@ def test_a_step_goes_downhill(lr):
 )
 def test_a_bad_loss_is_blamed_and_not_the_parameters(loss, what):
     with pytest.raises(InputError, match=what):
-        predict_step(nn.Linear(2, 1), torch.ones(2, 2), loss, 0.1)
+        predict_states(nn.Linear(2, 1), torch.ones(2, 2), loss, 0.1)
 
 
 def test_numbers_and_vectors_that_do_not_fit_are_named():
     g = GlobalNTK(nn.GRU(3, 4, batch_first=True).double(), torch.randn(2, 5, 3).double())
     wrong = float("nan")
     cases = {
-        "count must be a whole number between 1 and 4": lambda: inspect.unwrap(lyapunov_spectrum)(g, 1.5),
-        "k must be a whole number between 1 and 7": lambda: inspect.unwrap(activity_modes)(g, 1.5),
-        "k must be a whole number between 1 and 3, the length": lambda: random_modes(3, 5),
+        "k must be a whole number from 1 to 4": lambda: inspect.unwrap(lyapunov_spectrum)(g, 1.5),
+        "k must be a whole number from 1 to 7": lambda: inspect.unwrap(activity_modes)(g, 1.5),
+        "k must be a whole number from 1 to 3, the length": lambda: random_modes(3, 5),
         r"vector must have shape \(40,\)": lambda: g.split(torch.ones(3)),
         "q must be finite": lambda: scaled_response(g, torch.full((40,), wrong)),
-        "matrix must be finite": lambda: effective_dimension(torch.full((2, 2), wrong)),
+        "matrix must be finite": lambda: explained_variance_dimension(torch.full((2, 2), wrong)),
         "targets must be finite": lambda: self_referential_bias(g, targets=torch.full((2, 5, 1), wrong)),
         "a must be finite": lambda: representation_alignment(torch.full((2,), wrong), torch.ones(2)),
     }

@@ -135,7 +135,7 @@ def test_long_runs_go_block_by_block(monkeypatch):
     whole = GlobalNTK(model, x)
     q = torch.randn(whole.axes.size, 3, dtype=torch.float64)
     expected, parts = whole.K @ q, {name: part @ q for name, part in whole.K_parts.items()}
-    monkeypatch.setattr("gramscope.propagators.strand.ROWS", 6)  # two steps of three trials at a time
+    monkeypatch.setattr("gramscope.propagators.recurrent_layer.ROWS", 6)  # two steps of three trials at a time
     assert relative_error(GlobalNTK(model, x).K @ q, expected) < TOLERANCE
     for name, part in GlobalNTK(model, x).K_parts.items():
         assert relative_error(part @ q, parts[name]) < TOLERANCE

@@ -170,7 +170,9 @@ def test_outputs_too_many_for_a_pass_each():
     model = Language(50_000, 4)
     scope = gs.watch(model, (ids[:, :-1], ids[:, 1:]), lr=0.1, measures=["loss", "shares", "kernel", "step"], **OPTIONS)
     seen = scope.records[-1]["scalars"]
-    assert {"loss/probe", "kernel/effective_rank", "kernel/standard_error", "share/table", "step/error"} <= set(seen)
+    assert {"loss/probe", "kernel/participation_ratio", "kernel/standard_error", "share/table", "step/error"} <= set(
+        seen
+    )
 
 
 def test_a_loss_of_ones_own_of_very_many_outputs(language):
@@ -192,7 +194,7 @@ def test_without_targets_the_kernel_and_the_norm_are_left(language):
     scope = gs.watch(model, x, measures=["kernel", "norm"], **OPTIONS)
     expected = gs.kernels.projected_trace(model, x, k=MIXTURES, seed=SEED).kernel
     square, trace = float(expected.square().sum()), float(expected.trace())
-    assert scope.records[0]["scalars"]["kernel/effective_rank"] == pytest.approx(trace**2 / square)
+    assert scope.records[0]["scalars"]["kernel/participation_ratio"] == pytest.approx(trace**2 / square)
 
 
 def test_the_outputs_can_still_be_had(language, monkeypatch):

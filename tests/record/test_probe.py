@@ -309,10 +309,10 @@ def test_outputs_that_are_derivatives(kind, surrounding):
     f = (residual if kind == "residual" else lambda model, x: model(x))(model, x.clone()).detach()
     assert seen["loss/probe"] == pytest.approx(float(F.mse_loss(f, y)), rel=1e-12)
     step = gs.explain_step(model, x, y, lr=0.1, outputs=outputs)
-    assert seen["step/true_loss_change"] == pytest.approx(step.true_loss_change, rel=1e-9)
+    assert seen["step/true_loss_change"] == pytest.approx(step.measured_loss_change, rel=1e-9)
     traced = torch.einsum("ncmc->nm", gs.ntk(model, x, outputs=outputs))
     expected = float(traced.trace()) ** 2 / float(traced.square().sum())
-    assert seen["kernel/effective_rank"] == pytest.approx(expected, rel=1e-9)
+    assert seen["kernel/participation_ratio"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_probe_stays_a_plain_tensor():

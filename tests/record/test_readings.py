@@ -242,5 +242,5 @@ def test_states_are_read_with_the_outputs_that_were_chosen():
     def loss(f):
         return F.mse_loss(f, y)
 
-    expected = gs.propagators.prediction.predict_step(model, x, loss, LR, outputs=[0, 2])
+    expected = gs.propagators.prediction.predict_states(model, x, loss, LR, outputs=[0, 2])
     assert seen["states/error"] == pytest.approx(expected.relative_error)

@@ -54,7 +54,7 @@ def test_what_was_not_stored_is_left_out_with_the_reason(tmp_path):
         train(model, scope, 10)
     seen = scope.records[-1]
     assert "kernel/drift" not in seen["scalars"]
-    assert "kernel/effective_rank" in seen["scalars"]
+    assert "kernel/participation_ratio" in seen["scalars"]
     assert "not in its folder" in seen["failures"]["kernel/drift"]
     assert "not in its folder" in seen["failures"]["richness/initial_similarity"]
 

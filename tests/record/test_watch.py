@@ -75,7 +75,7 @@ def test_predictions_of_the_other_theories_by_name():
 
     step = gs.kernels.crossings.ntk_step(model, X[:6], loss, 0.01)
     assert seen["dntk/error"] == pytest.approx(step.error)
-    states = gs.propagators.prediction.predict_step(model, X[:6], loss, 0.01)
+    states = gs.propagators.prediction.predict_states(model, X[:6], loss, 0.01)
     assert seen["states/error"] == pytest.approx(states.relative_error)
     with pytest.raises(InputError, match="needs a learning rate"):
         gs.watch(model, (X, Y), measures="dntk", on_error="raise", overhead=None)
@@ -264,9 +264,9 @@ def test_no_warning_reaches_the_user():
         ({"loss": lambda f, y: f - y}, "loss must take the outputs of the probe and its y, but it failed with"),
         ({"loss": lambda f, y: f.sum(1)}, r"loss must return one number .*got a tensor of \(40,\)"),
         ({"loss": lambda f, y: 1.0}, r"loss must return one number .*got float"),
-        ({"lr": -1}, "lr must be a positive number"),
-        ({"lr": "a"}, "lr must be a positive number"),
-        ({"lr": math.nan}, "lr must be a positive number"),
+        ({"lr": -1}, "lr must be one finite number at least 0"),
+        ({"lr": "a"}, "lr must be one finite number at least 0"),
+        ({"lr": math.nan}, "lr must be one finite number at least 0"),
         ({"forward": 3}, "forward must be a function"),
         ({"out": 3}, "out must be the path of a directory, or None, got 3"),
         ({"out": "a\0b"}, "out must name a directory, got 'a.x00b'"),

@@ -83,7 +83,7 @@ def moment(step, end, lazy, layers, rng):
         "accuracy/test": 0.97 - 0.87 * np.exp(-(4 if lazy else 7) * t),
         "kernel/drift": moved,
         "kernel/alignment": 0.1 + (0.05 if lazy else 0.6) * (1 - np.exp(-5 * t)),
-        "kernel/effective_rank": 6 + 10 * np.exp(-3 * t),
+        "kernel/participation_ratio": 6 + 10 * np.exp(-3 * t),
         "richness": 0.65 - (0.02 if lazy else 0.6) * (1 - np.exp(-4 * t)),
         "richness/effective_dimension": 20 - (1 if lazy else 14) * t,
         "step/predicted_loss_change": -0.1 * np.exp(-3 * t),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.report import report
 from gramscope.report.figure import pooled, thinned
-from gramscope.report.opening import open_all
 from gramscope.report.page import FEW_RUNS, fragment, gather, payload, script_json
+from gramscope.report.run_sources import open_all
 from gramscope.report.svg import COLOURS, write_svgs
 from gramscope.store import Disk, RunWriter, open_run
 from report.synthetic import HOSTILE, append, write_meta, write_run

@@ -13,7 +13,7 @@ import pytest
 
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.report import serve
-from gramscope.report.opening import open_all
+from gramscope.report.run_sources import open_all
 from gramscope.report.server import Live
 from gramscope.store import RunWriter
 from report.synthetic import HOSTILE, append, moment, write_run

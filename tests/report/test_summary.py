@@ -9,9 +9,9 @@ import pytest
 
 from gramscope.report import references, thresholds
 from gramscope.report.advice import TOPICS
-from gramscope.report.opening import open_all, views_of
 from gramscope.report.panels import all_panels, kernels, layers, richness, spectra
 from gramscope.report.regimes import regime
+from gramscope.report.run_sources import open_all, views_of
 from gramscope.report.summary import compared, in_words
 from gramscope.store import RunWriter
 from report.synthetic import append, write_meta

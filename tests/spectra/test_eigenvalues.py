@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.warned import UndefinedMeasureWarning
+from gramscope.base.user_warnings import UndefinedMeasureWarning
 from gramscope.linalg import Dense, Diagonal, LowRank
 from gramscope.spectra import analyze, esd, fit_tail, log_alpha_norm, ranks, shuffled_null, spectrum, stable_rank
 from gramscope.spectra import eigenvalues as module

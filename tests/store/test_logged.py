@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gramscope.store import RunWriter, StoreError, open_run
-from gramscope.store.logged import LOGGED_FILE
+from gramscope.store.logged_scalars import LOGGED_FILE
 from store.conftest import TESTS
 from store.failing_disk import FailingDisk
 

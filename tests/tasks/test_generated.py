@@ -3,12 +3,9 @@
 import pytest
 import torch
 
-from gramscope.tasks.flip_flop import flip_flop
-from gramscope.tasks.line_attractor import line_attractor
-from gramscope.tasks.memory_pro import memory_pro
-from gramscope.tasks.modular import modular, modular_transformer
-from gramscope.tasks.parity import parity
-from gramscope.tasks.swiss_roll import swiss_roll
+from gramscope.tasks.modular_arithmetic import modular, modular_transformer
+from gramscope.tasks.sequences import flip_flop, line_attractor, memory_pro, parity
+from gramscope.tasks.synthetic import swiss_roll
 
 SEQUENCES = {"memory_pro": memory_pro, "flip_flop": flip_flop, "line_attractor": line_attractor, "parity": parity}
 

@@ -102,7 +102,7 @@ def test_a_function_is_what_it_computes_and_not_its_name():
 
 def test_a_loose_tolerance_does_not_make_a_kernel_indefinite():
     x = torch.tensor([[1.0, -0.5], [1.0, -0.5 + 1e-6], [1.0, -0.5 - 1e-6]], dtype=torch.float64)
-    flow = FiniteWidthMLP(widths=[2, 4, 4, 4, 1], activation="silu").flow(x, tolerance=1e-3)
+    flow = FiniteWidthMLP(widths=[2, 4, 4, 4, 1], activation="silu").flow(x, tol=1e-3)
     assert torch.isfinite(flow[4].Q).all()
 
 
@@ -162,7 +162,7 @@ def test_quadratic_models():
         return x[:, :, None] * x[:, None, :]
 
     x, y = np.eye(2, 3), np.ones((2, 1))
-    with pytest.raises(InputError, match="epsilon must be a finite number"):
+    with pytest.raises(InputError, match="epsilon must be one finite number"):
         QuadraticModel(features, meta, float("nan"))
     model = QuadraticModel(features, meta, 0.1)
     for call in (model, model.effective_features):

@@ -9,7 +9,7 @@ import torch
 import gramscope as gs
 from cases import all_in_full
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Kinked
+from gramscope.theory.activation_functions import Kinked
 from gramscope.theory.finite_width import FiniteWidthMLP
 
 ONE = torch.tensor([[1.0, -0.5]], dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import resolve
+from gramscope.theory.activation_functions import resolve
 from gramscope.theory.estimators import network_statistics
 from gramscope.theory.finite_width import FiniteWidthMLP
 from gramscope.theory.recursions import Rates

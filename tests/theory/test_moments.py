@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Kinked, Smooth, resolve
+from gramscope.theory.activation_functions import Kinked, Smooth, resolve
 from gramscope.theory.families import PAIRS, QUADS
-from gramscope.theory.moments import gaussian_moments, smooth_moments
+from gramscope.theory.gaussian_expectations import gaussian_moments, smooth_moments
 from gramscope.theory.orthant import SignMoments, four_signs
 from references.finite_width import Brackets
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from gramscope.theory.activations import Kinked
-from gramscope.theory.arcs import four_close_signs
-from gramscope.theory.arithmetic import Decimals
+from gramscope.theory.activation_functions import Kinked
+from gramscope.theory.close_orthants import four_close_signs
+from gramscope.theory.decimal_arithmetic import Decimals
 from gramscope.theory.finite_width import FiniteWidthMLP
-from gramscope.theory.moments import gaussian_moments
+from gramscope.theory.gaussian_expectations import gaussian_moments
 from gramscope.theory.orthant import four_signs
 from references.finite_width import TENSORS, plane_flow
 

@@ -61,7 +61,7 @@ def test_flow_is_the_limit_of_small_steps():
     model, x, y, _ = case(2, n=2)
     flow = model.train(x, y, "gradient-flow")
     largest = np.linalg.eigvalsh(model.kernel(x, x))[-1]
-    near = model.train(x, y, "gradient-descent", 0.05 / largest, tolerance=1e-7)
+    near = model.train(x, y, "gradient-descent", 0.05 / largest, tol=1e-7)
     far = model.train(x, y, "gradient-descent", 1.0 / largest)
     assert np.abs(near - flow).max() < 0.1 * np.abs(far - flow).max()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gramscope as gs
-from gramscope.theory.activations import resolve
+from gramscope.theory.activation_functions import resolve
 from gramscope.theory.finite_width import FiniteWidthMLP
 from references.finite_width import TENSORS, reference_step
 
@@ -195,7 +195,7 @@ def test_kinks_are_the_limit_of_smooth_flows():
         smooth = FiniteWidthMLP(
             widths=[2, 8, 12, 8], activation=lambda z, b=beta: z * torch.special.ndtr(b * z), **PAPER
         )
-        found = smooth.flow(x, tolerance=1e-4)[3].tensors()
+        found = smooth.flow(x, tol=1e-4)[3].tensors()
         gaps.append(
             {name: float((found[name] - exact[name]).abs().max() / exact[name].abs().max()) for name in TENSORS}
         )

@@ -1,8 +1,14 @@
 """Checks of tensors and numbers that come from a user."""
 
+import math
+import operator
 from collections.abc import Iterable
+from numbers import Real
+from typing import SupportsFloat, SupportsIndex, TypeGuard
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gramscope.base.errors import InputError, UnsupportedError
@@ -47,3 +53,75 @@ def check_finite(tensor: Tensor, what: str, remedy: str) -> None:
     if not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
         raise InputError(f"{what} must be finite, but {bad} of {tensor.numel()} entries are not. {remedy}")
+
+
+def is_number(value: object) -> TypeGuard[SupportsFloat]:
+    """Whether ``value`` is one real number: Python's or numpy's, or a tensor of one entry. Booleans are none."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex()
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether ``value`` is a whole number that can count something. Booleans are none."""
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool):
+        return False
+    try:
+        operator.index(value)  # type: ignore[arg-type]  # asks whether it is one
+    except TypeError:
+        return False
+    return True
+
+
+def check_number(
+    value: object, name: str, *, above: float | None = None, least: float = -math.inf, below: float = math.inf,
+    hint: str = "",
+) -> float:  # fmt: skip
+    """``value`` as a float; raise unless it is one finite number > ``above``, >= ``least`` and < ``below``.
+
+    >>> check_number(0.1, "lr", above=0.0)
+    0.1
+    """
+    number = float(value) if is_number(value) else math.nan
+    if math.isfinite(number) and (above is None or number > above) and least <= number < below:
+        return number
+    bounds = [f"greater than {above:g}"] if above is not None else []
+    bounds += [f"at least {least:g}"] if least > -math.inf else []
+    bounds += [f"less than {below:g}"] if below < math.inf else []
+    wanted = f" {' and '.join(bounds)}" if bounds else ""
+    raise InputError(f"{name} must be one finite number{wanted}, got {value!r}.{' ' + hint if hint else ''}")
+
+
+def check_lr(lr: object) -> float:
+    """The learning rate of a step, by one rule in every call: finite, and at least 0 (where a warm-up begins).
+
+    >>> check_lr(0)
+    0.0
+    """
+    return check_number(lr, "lr", least=0.0, hint="To climb, turn the sign of the loss (or of the residual).")
+
+
+def check_count(value: object, name: str, least: int = 1, most: int | None = None, why: str = "") -> int:
+    """``value`` as an int; raise unless it is a whole number from ``least`` to ``most``.
+
+    >>> check_count(3, "k", most=4)
+    3
+    """
+    if is_whole(value) and (count := operator.index(value)) >= least and (most is None or count <= most):
+        return int(count)
+    reach = f"of at least {least}" if most is None else f"from {least} to {most}{', ' + why if why else ''}"
+    raise InputError(f"{name} must be a whole number {reach}, got {value!r}.")
+
+
+def check_symmetric(matrix: Tensor | NDArray[np.floating], what: str, tol: float, remedy: str) -> None:
+    """Raise unless a matrix (..., d, d) is square, finite and symmetric, up to ``tol`` of its largest entry."""
+    given = torch.as_tensor(matrix)
+    if given.ndim < 2 or given.shape[-1] != given.shape[-2] or given.numel() == 0:
+        raise InputError(f"{what} must be a square matrix (d, d) with d > 0, got shape {tuple(given.shape)}.")
+    check_finite(given, what, "Look at the numbers that it was made of, or at the step where training diverged.")
+    scale, gap = float(given.abs().max()), float((given - given.mT).abs().max())
+    if gap > tol * scale:
+        raise InputError(
+            f"{what} must be symmetric, but it differs from its transpose by {gap:.3g} (largest entry {scale:.3g}). "
+            f"{remedy}"
+        )

@@ -181,6 +181,26 @@ class CrossMoments:
         return self.scatter / _divisor(self.n, unbiased)
 
 
+def centered_rows(x: Float[Tensor, "n *p"]) -> Float[Tensor, "n *p"]:
+    """``x - mean over the examples``, in float64 and to twice its digits: a large mean costs none.
+
+    >>> centered_rows(torch.tensor([[1e9], [1e9 + 64]])).tolist()
+    [[-32.0], [32.0]]
+    """
+    rows = x.detach().double().flatten(1) if x.dim() > 1 else x.detach().double()[:, None]
+    return Centre.of(rows).centred(rows).reshape(x.shape)
+
+
+def centered_kernel(kernel: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+    """``H K H`` with ``H = 1 - 11ᵀ/n``: the kernel of features that are centred over the examples.
+
+    >>> x = torch.tensor([[1.0], [3.0]])
+    >>> centered_kernel(x @ x.T).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    return kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+
+
 def check_paired(x: Tensor, y: Tensor, what_x: str, what_y: str) -> None:
     """Raise unless both have the same number of rows."""
     if len(x) != len(y):

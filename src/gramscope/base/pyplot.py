@@ -1,9 +1,9 @@
 """matplotlib, which only pictures need."""
 
-from typing import Any
+from types import ModuleType
 
 
-def load_pyplot() -> Any:
+def load_pyplot() -> ModuleType:
     """``matplotlib.pyplot``, or an error that says how to get it."""
     try:
         from matplotlib import pyplot as found

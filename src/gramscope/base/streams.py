@@ -7,7 +7,9 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
+
+NumpyState: TypeAlias = tuple[Any, ...]  # numpy is typed where it is imported, and here it may not be
 
 
 class RandomStreams:
@@ -16,17 +18,22 @@ class RandomStreams:
     def __init__(self) -> None:
         self._python = random.getstate()
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        self._numpy: Any = numpy.random.get_state() if numpy else None
+        self._numpy: NumpyState | None = numpy.random.get_state() if numpy else None
         self._torch = torch.get_rng_state() if torch else None
         self._cuda = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else None
 
     def moved(self) -> bool:
         """Has anybody drawn from torch's or numpy's streams since? (Type checkers draw from Python's.)"""
         now = RandomStreams()
-        if self._numpy is not None and self._numpy[2:] != now._numpy[2:]:  # where it stands in its table of numbers
+        # numpy's state: the name of its generator, the table of its numbers, and where it stands in that.
+        before, after = self._numpy or (), now._numpy or ()
+        if before and before[2:] != after[2:]:
             return True
-        tables = (s._numpy[1] if self._numpy is not None else None for s in (self, now))
-        pairs = [tuple(tables), (self._torch, now._torch), *zip(self._cuda or (), now._cuda or (), strict=False)]
+        pairs = [
+            *zip(before[1:2], after[1:2], strict=False),
+            (self._torch, now._torch),
+            *zip(self._cuda or (), now._cuda or (), strict=False),
+        ]
         return any(before is not None and bool((before != after).any()) for before, after in pairs)
 
     def rewind(self) -> None:

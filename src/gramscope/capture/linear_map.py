@@ -18,7 +18,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.progress import progress
 from gramscope.base.rng import gaussian, generator
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.capture.batched import batched_gradients, dense, is_out_of_memory
 
 Products = Callable[[Sequence[Tensor | None]], list[Tensor]]

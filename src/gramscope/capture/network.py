@@ -17,7 +17,7 @@ from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.base.streams import RandomStreams, streams_put_back
-from gramscope.base.warned import warn_of_random_outputs
+from gramscope.base.user_warnings import warn_of_random_outputs
 
 Outputs = (
     int | np.integer | slice | Sequence[int] | Tensor | np.ndarray | str | Callable[[nn.Module, Any], Tensor] | None

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -50,7 +49,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return read
 
 
-def _sorted_out(found: dict[Any, Any]) -> Checkpoint:
+def _sorted_out(found: dict[object, object]) -> Checkpoint:
     """The state dict under its own names, where there is one; else all tensors, but those of an optimiser."""
     read, seen = Checkpoint([value for value in found.values() if isinstance(value, Skipped)]), set[int]()
     state, place = _state_dict(found)
@@ -62,27 +61,29 @@ def _sorted_out(found: dict[Any, Any]) -> Checkpoint:
     return read
 
 
-def _state_dict(found: dict[Any, Any]) -> tuple[dict[Any, Any], str]:
+def _state_dict(found: dict[object, object]) -> tuple[dict[object, object], str]:
     """The state dict inside a training checkpoint ("model", "state_dict", ...) and its place, else all there is."""
     keys: list[str] = []
     entered = {id(found)}  # a dict that holds itself has no innermost one
     while key := next((k for k in STATE_DICTS if _has_weights(found.get(k)) and id(found[k]) not in entered), None):
-        found = found[key]
+        inner = found[key]
+        assert isinstance(inner, dict)  # it has weights
+        found = inner
         entered.add(id(found))
         keys.append(key)
     return found, ".".join(keys)
 
 
-def _has_weights(value: Any) -> bool:
+def _has_weights(value: object) -> bool:
     return isinstance(value, dict) and any(not of_optimiser for _, _, of_optimiser in _walk(value, set()))
 
 
-def _walk(found: dict[Any, Any], seen: set[int]) -> Iterator[tuple[str, Tensor, bool]]:
+def _walk(found: dict[object, object], seen: set[int]) -> Iterator[tuple[str, Tensor, bool]]:
     """All tensors with their dotted names, and whether an optimiser's state dict holds them.
 
     A container is entered once, however often and wherever it is held: files may have loops.
     """
-    waiting: list[tuple[str, Any, bool]] = [("", found, False)]
+    waiting: list[tuple[str, object, bool]] = [("", found, False)]
     while waiting:
         name, value, of_optimiser = waiting.pop()
         if isinstance(value, Tensor):

@@ -32,7 +32,7 @@ NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
 IN_FOLDERS = ((".safetensors",), (".bin",), (".pt", ".pth", ".ckpt", ".jit", ".npz"))
 
 
-def load(path: Path) -> Any:
+def load(path: Path) -> object:
     """Tensors by name, or nested in dicts and lists; in place of an array that is none the reason."""
     try:
         if path.is_dir():
@@ -68,7 +68,7 @@ def _refusal(path: Path, why: str) -> InputError:
     return InputError(f"{path} must be a checkpoint of plain tensors, but {why}")
 
 
-def _zip(path: Path) -> Any:
+def _zip(path: Path) -> object:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -88,7 +88,7 @@ def _zip(path: Path) -> Any:
     )
 
 
-def _torch(path: Path) -> Any:
+def _torch(path: Path) -> object:
     try:
         with warnings.catch_warnings(), path.open("rb") as file:  # of a path torch would look at the name
             warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ def _torch(path: Path) -> Any:
         raise _refusal(path, why if refused else CUT_SHORT) from error
 
 
-def _torchscript(path: Path) -> Any:
+def _torchscript(path: Path) -> object:
     with zipfile.ZipFile(path) as archive:
         if (bad := archive.testzip()) is not None:
             raise _refusal(path, f"{bad} in it is damaged. Copy or save it again.")
@@ -124,7 +124,7 @@ def _torchscript(path: Path) -> Any:
         raise _refusal(path, f"torch.jit.load cannot read it: {said[0] if said else type(error).__name__}.") from error
 
 
-def _safetensors(path: Path) -> Any:
+def _safetensors(path: Path) -> object:
     from safetensors.torch import load_file
 
     try:
@@ -145,7 +145,7 @@ def _is_whole(path: Path) -> bool:
     return 8 + length + max(ends, default=0) == path.stat().st_size
 
 
-def _arrays(path: Path) -> dict[str, Any]:
+def _arrays(path: Path) -> dict[str, object]:
     try:
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -190,7 +190,7 @@ def _is_pickle(path: Path) -> bool:
             return False
 
 
-def _folder(path: Path) -> Any:
+def _folder(path: Path) -> object:
     if (path / ".metadata").exists():
         join = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} model.pt"
         raise _refusal(path, f"it is a checkpoint of torch.distributed. Join it first: {join}")
@@ -206,13 +206,13 @@ def _folder(path: Path) -> Any:
     raise _refusal(path, "it is a folder that holds no checkpoint. Pass a file.")
 
 
-def _shards(index: Path) -> dict[str, Any]:
+def _shards(index: Path) -> dict[str, object]:
     """All tensors of the files that an index of Hugging Face names."""
     try:
         names = dict.fromkeys(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _refusal(index, "its weight_map cannot be read. Copy or save it again.") from error
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in names:
         file = index.with_name(Path(name).name)
         if file.name != name or not file.exists():

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gramscope import tasks
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.cli.training import train
+from gramscope.cli.training_loop import train
 from gramscope.store.records import SCALARS_FILE
 from gramscope.tasks import Task
 
@@ -30,7 +30,10 @@ DATA: dict[str, Callable[..., Task]] = {
     "heaviside": tasks.heaviside,
 }
 OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-DEFAULTS: dict[str, dict[str, Any]] = {
+Section: TypeAlias = dict[str, Any]  # of a TOML file; _check_values says what is wrong with an entry
+Config: TypeAlias = dict[str, Section]
+
+DEFAULTS: Config = {
     "data": {"name": "digits"},
     "model": {"name": "mlp", "width": 64},
     "optimiser": {"name": "sgd", "lr": 0.1},
@@ -47,7 +50,7 @@ WHOLE = {  # the least that makes sense
 REAL = {"optimiser.lr": 0.0, "train.target_scale": -math.inf, "watch.overhead": 0.0}
 
 
-def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str, Any]:
+def run_config(path: Path, changes: list[str], quiet: bool = False) -> Section:
     """Train and watch; returns the run's folder and its last numbers."""
     config = read_config(path, changes)
     _check_values(config)
@@ -74,7 +77,7 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> dict[str,
     return {"run": str(out), "steps": scope.count, "scalars": last, "notes": notes}
 
 
-def _cut_down(config: dict[str, dict[str, Any]], task: Task) -> list[str]:
+def _cut_down(config: Config, task: Task) -> list[str]:
     """What is asked for and the data has less of, in words."""
     batch, probe, notes = config["train"]["batch"], config["watch"]["probe"], []
     if batch > len(task.x):
@@ -99,7 +102,7 @@ def _free(out: Path) -> Path:
     return out
 
 
-def read_config(path: Path, changes: list[str]) -> dict[str, dict[str, Any]]:
+def read_config(path: Path, changes: list[str]) -> Config:
     """The file over the defaults, with ``section.key=value`` changes; a name that nobody knows is refused."""
     if not path.is_file():
         what = "it is a directory" if path.is_dir() else "there is no such file"
@@ -137,7 +140,7 @@ def _check_known(shown: str, name: str, known: Iterable[str], kind: str) -> None
         raise InputError(f"{shown} is no {kind}. {advice}")
 
 
-def _check_values(config: dict[str, dict[str, Any]]) -> None:
+def _check_values(config: Config) -> None:
     """Numbers of the right kind and size, said before anything is built or trained."""
     for name, least in WHOLE.items():
         section, _, key = name.partition(".")
@@ -167,7 +170,7 @@ def _value(text: str) -> Any:
         return text  # a bare word is a string
 
 
-def _pick(kind: str, table: dict[str, Any], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _pick(kind: str, table: dict[str, Any], options: Section) -> tuple[Any, dict[str, Any]]:
     rest = dict(options)
     name = rest.pop("name")
     if name not in table:
@@ -175,12 +178,12 @@ def _pick(kind: str, table: dict[str, Any], options: dict[str, Any]) -> tuple[An
     return table[name], rest
 
 
-def _data(options: dict[str, Any]) -> Task:
+def _data(options: Section) -> Task:
     build, rest = _pick("data", DATA, options)
     return _built("data", build, **rest)
 
 
-def _model(options: dict[str, Any], task: Task, seed: int) -> nn.Module:
+def _model(options: Section, task: Task, seed: int) -> nn.Module:
     inputs, classes = task.x.shape[1], task.classes
 
     def mlp(width: int, depth: int) -> nn.Module:
@@ -196,7 +199,7 @@ def _model(options: dict[str, Any], task: Task, seed: int) -> nn.Module:
     return _built("model", build, **rest)
 
 
-def _optimiser(options: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+def _optimiser(options: Section, model: nn.Module) -> torch.optim.Optimizer:
     build, rest = _pick("optimiser", dict(OPTIMISERS), options)
     return _built("optimiser", build, model.parameters(), **rest)
 
@@ -218,7 +221,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _loss(options: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+def _loss(options: Section) -> Callable[[Tensor, Tensor], Tensor]:
     scale = float(options["target_scale"])
     if options["loss"] == "cross_entropy":
         return lambda f, y: F.cross_entropy(f, y)

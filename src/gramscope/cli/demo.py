@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.cli.printed import strict_json
-from gramscope.cli.training import train
+from gramscope.cli.printed import json_line
+from gramscope.cli.training_loop import train
 from gramscope.record import Scope
 from gramscope.record.budget import FREE, GUARANTEED
 from gramscope.store import StoreError, open_run
-from gramscope.store.errors import disk_trouble
+from gramscope.store.store_errors import disk_trouble
 from gramscope.tasks import digits, mlp
 
 BATCH, PER_CLASS, LR, MEASURED = 64, 20, 0.3, 20
@@ -72,7 +72,7 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
     page = gs.report(list(folders.values()), out=out / "report.html")
     if as_json:
         last = {name: scope.records[-1]["scalars"] for name, scope in scopes.items()}
-        print(strict_json({"report": str(page), "runs": last}))
+        print(json_line({"report": str(page), "runs": last}))
     console.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     return page
 

@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import gramscope
 from gramscope.base.errors import GramscopeError
-from gramscope.cli.printed import strict_json
+from gramscope.cli.printed import json_line
+
+if TYPE_CHECKING:
+    from gramscope.cli.verify_command import IdentityCheck
 
 app = typer.Typer(
     name="gramscope",
@@ -64,7 +67,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file; see docs/cli.md for all keys.")],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Overrule one key, e.g. --set optimiser.lr=0.01", metavar="KEY=VALUE"),
+        typer.Option("--set", help="Override one key, e.g. --set optimiser.lr=0.01", metavar="KEY=VALUE"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -77,7 +80,7 @@ def run(
 
         found = run_config(config, changes or [], quiet=as_json)
         if as_json:
-            typer.echo(strict_json(found))
+            typer.echo(json_line(found))
 
 
 @app.command()
@@ -96,7 +99,7 @@ def analyze(
     Example:  gramscope analyze model.safetensors --out spectra.csv
     """
     with _explained(as_json):
-        from gramscope.cli.analyze import analyze_checkpoint
+        from gramscope.cli.analyze_command import analyze_checkpoint
 
         analyze_checkpoint(checkpoint, convention, out, as_json)
 
@@ -115,13 +118,13 @@ def verify(
     Example:  gramscope verify my_models.py:build
     """
     with _explained(as_json):
-        from gramscope.cli.verify import default_target, load
-        from gramscope.cli.verify import verify as check
+        from gramscope.cli.verify_command import default_target, load
+        from gramscope.cli.verify_command import verify as check
 
         model, x = load(target) if target else default_target()
         findings = check(model, x, examples)
         if as_json:
-            typer.echo(strict_json([{**vars(f), "passed": f.passed} for f in findings]))
+            typer.echo(json_line([{**vars(f), "passed": f.passed} for f in findings]))
         else:
             _print_findings(findings)
         if not all(finding.passed for finding in findings):
@@ -147,7 +150,7 @@ def report(
         from gramscope.report import report as write_report
 
         page = write_report(runs, out=out, svg_dir=svg)
-        typer.echo(strict_json({"report": str(page)}) if as_json else f"Report: {page}")
+        typer.echo(json_line({"report": str(page)}) if as_json else f"Report: {page}")
 
 
 @app.command()
@@ -168,7 +171,7 @@ def serve(
         from gramscope.report import serve as serve_run
 
         with serve_run(folder, port=port) as server:
-            typer.echo(strict_json({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
+            typer.echo(json_line({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
             server.wait()
 
 
@@ -187,15 +190,15 @@ class _explained:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # A reader that went away (| head) is nobody's mistake; typer ends quietly on it.
         if isinstance(error, GramscopeError | OSError) and not isinstance(error, BrokenPipeError):
             message = str(error)
-            typer.echo(strict_json({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
+            typer.echo(json_line({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
             raise typer.Exit(2) from error
 
 
-def _print_findings(findings: list[Any]) -> None:
+def _print_findings(findings: "list[IdentityCheck]") -> None:
     from rich.console import Console
     from rich.table import Table
 

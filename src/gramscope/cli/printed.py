@@ -1,25 +1,14 @@
 """JSON for other programs to read: strict, so that a number that is not finite is null."""
 
 import json
-import math
-from collections.abc import Mapping
-from typing import Any
+
+from gramscope.base.json_values import json_values
 
 
-def strict_json(value: Any) -> str:
+def json_line(value: object) -> str:
     """One line of JSON that every parser takes.
 
-    >>> strict_json({"loss": float("nan"), "steps": [1, 2.5]})
+    >>> json_line({"loss": float("nan"), "steps": [1, 2.5]})
     '{"loss": null, "steps": [1, 2.5]}'
     """
-    return json.dumps(_finite(value), default=str, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return value
+    return json.dumps(json_values(value, not_finite="null"), allow_nan=False)

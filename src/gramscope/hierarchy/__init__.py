@@ -3,9 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from gramscope.base.streams import streams_put_back
-from gramscope.hierarchy.concentration import (
-    Alignment,
+from gramscope.hierarchy.explain import explain_step
+from gramscope.hierarchy.explained import ExplainedStep
+from gramscope.hierarchy.field_training import activation_step, field_step, safe_rate
+from gramscope.hierarchy.fields import Fields
+from gramscope.hierarchy.mask_concentration import (
     Concentration,
+    SubspaceOverlap,
     class_metric,
     coactivation,
     coactivation_rank,
@@ -16,11 +20,7 @@ from gramscope.hierarchy.concentration import (
     subspace_overlap,
     update_alignment,
 )
-from gramscope.hierarchy.explain import explain_step
-from gramscope.hierarchy.explained import ExplainedStep
-from gramscope.hierarchy.field_training import activation_step, field_step, safe_rate
-from gramscope.hierarchy.fields import Fields
-from gramscope.hierarchy.network import NetworkPullback, Transport
+from gramscope.hierarchy.network_pullback import NetworkPullback, Transport
 from gramscope.hierarchy.pullback import Pullback
 from gramscope.hierarchy.step import FieldChange, StepComparison, StepPrediction
 from gramscope.hierarchy.trajectory import Trajectory, predict_trajectory
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gramscope.hierarchy.kernel_regressor import KernelReLURegressor as KernelReLURegressor
 
 __all__ = [
-    "Alignment",
     "Concentration",
     "ExplainedStep",
     "FieldChange",
@@ -39,6 +38,7 @@ __all__ = [
     "Pullback",
     "StepComparison",
     "StepPrediction",
+    "SubspaceOverlap",
     "Trajectory",
     "Transport",
     "activation_step",

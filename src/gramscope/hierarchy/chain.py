@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -135,7 +134,7 @@ def make_chain(
     )
 
 
-def check_tensor(value: Any, name: str) -> None:
+def check_tensor(value: object, name: str) -> None:
     if not isinstance(value, Tensor):
         raise InputError(
             f"{name} must be a torch tensor, got {type(value).__name__}. Convert an array with torch.as_tensor."

@@ -1,7 +1,6 @@
 """``explain_step``: what one optimiser step does, by layer and by example, and whether theory predicted it."""
 
 import warnings
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,9 +11,10 @@ from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic, users
 from gramscope.base.checks import check_finite
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.rng import generator, rademacher
 from gramscope.base.streams import streams_put_back
-from gramscope.base.warned import RandomOutputsWarning
+from gramscope.base.user_warnings import RandomOutputsWarning
 from gramscope.capture.network import (
     Outputs,
     check_model,
@@ -29,9 +29,10 @@ from gramscope.capture.network import (
 from gramscope.capture.precision import Precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
-from gramscope.hierarchy.losses import Loss, loss_function
-from gramscope.hierarchy.optimiser import (
-    OptimiserLike,
+from gramscope.hierarchy.losses import Loss, Targets, loss_function
+from gramscope.hierarchy.optimizer_step import (
+    Memo,
+    OptimizerLike,
     StepParts,
     autocast_uncached,
     dense,
@@ -50,12 +51,12 @@ _NOT_BY_EXAMPLE = "Shares by example were not asked for (by_example=False)."
 
 def explain_step(
     model: nn.Module,
-    x: Any,
-    y: Any,
+    x: ModelInput,
+    y: Targets,
     *,
     lr: float | None = None,
     loss: str | Loss = "mse",
-    optimizer: OptimiserLike = None,
+    optimizer: OptimizerLike = None,
     outputs: Outputs = None,
     precision: Precision = None,
     by_example: bool = True,
@@ -90,7 +91,7 @@ def explain_step(
         >>> step = gs.explain_step(net, torch.ones(2, 3).double(), torch.zeros(2, 1).double(), lr=0.01)
         >>> sorted(step.shares)
         ['0', '2']
-        >>> bool(step.true_loss_change < 0)
+        >>> bool(step.measured_loss_change < 0)
         True
     """
     model, x = unwrap_with_input(model, x)
@@ -107,10 +108,10 @@ class _Rehearsal:
     """The step on copies: ``before`` stays at θ, ``after`` is stepped."""
 
     def __init__(
-        self, model: nn.Module, x: Any, y: Any, n: int, loss: Loss, outputs: Outputs, precision: Precision
+        self, model: nn.Module, x: ModelInput, y: Targets, n: int, loss: Loss, outputs: Outputs, precision: Precision
     ) -> None:
         self.n, self.loss, self.outputs, self.precision = n, loss, outputs, precision
-        self.memo: dict[Any, Any] = {}
+        self.memo: Memo = {}
         self.before, self.after = copied(model), copied(model, self.memo)
         dtype = None
         if precision == "float64":
@@ -123,7 +124,7 @@ class _Rehearsal:
         with untouched(model):  # the same random streams for every pass: dropout draws the same masks
             self.parameters = check_model(self.after, self.x, frozen=False)
 
-    def explain(self, optimizer: OptimiserLike, lr: float | None, ignored: str, by_example: bool) -> ExplainedStep:
+    def explain(self, optimizer: OptimizerLike, lr: float | None, ignored: str, by_example: bool) -> ExplainedStep:
         twin = prepare(optimizer, lr, self.parameters, self.memo)
         if self.precision == "float64":
             to_float64(twin)
@@ -142,7 +143,7 @@ class _Rehearsal:
             outputs_before=start,
             predicted=predicted,
             held=held,
-            true=end - start,
+            measured=end - start,
             rounding=rounding,
             residual=residual,
             loss_before=float(value),
@@ -277,7 +278,7 @@ def _flips(before: Sides, after: Sides) -> tuple[Flips, ...]:
     return tuple(found)
 
 
-def _not_followed(model: nn.Module, optimizer: OptimiserLike) -> str:
+def _not_followed(model: nn.Module, optimizer: OptimizerLike) -> str:
     """What the user's own step does and the rehearsal does not: hooks on parameters and on the optimiser's step."""
     optimizer = inner_optimizer(optimizer) or optimizer
     listed = [f"gradient hooks of parameter {name!r}" for name, p in named_parameters(model).items() if _has_hooks(p)]

@@ -1,19 +1,23 @@
 """The result of ``explain_step``: numbers, a table, a picture, and one sentence."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
+from gramscope.base.shares import shares
 from gramscope.base.streams import streams_put_back
-from gramscope.hierarchy.optimiser import StepParts
+from gramscope.hierarchy.optimizer_step import StepParts
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 SMALL = 0.1  # a part of the change below this fraction is not worth a warning
@@ -39,10 +43,10 @@ class Conflict(NamedTuple):
 class ExplainedStep:
     """One optimiser step, explained. Changes are after minus before; a negative loss change is an improvement.
 
-    - ``predicted`` (n, C): ``J Δθ``; ``true`` (n, C): the change of the outputs; ``held``: the same with all masks
-      held, so that ``true = predicted + second_order + by_flips`` (None where the masks could not be held; ``notes``
-      says why)
-    - ``rounding``: how far rounding may move ``true``, in the norm; what the prediction misses below that has no cause
+    - ``predicted`` (n, C): ``J Δθ``; ``measured`` (n, C): the change of the outputs; ``held``: the same with all masks
+      held, so that ``measured = predicted + second_order + by_flips`` (None where the masks could not be held;
+      ``notes`` says why)
+    - ``rounding``: how far rounding may move ``measured``, in the norm; what is missed below that has no cause
     - ``shares``: layer -> its share in the first-order loss change; ``parameter_shares`` the same by parameter
     - ``influence[μ, ν]``: first-order change of the loss of example μ caused by the gradient of example ν (negative
       helps); None where examples are coupled
@@ -52,7 +56,7 @@ class ExplainedStep:
     outputs_before: Float[Tensor, "n C"] = field(repr=False)
     predicted: Float[Tensor, "n C"] = field(repr=False)
     held: Float[Tensor, "n C"] | None = field(repr=False)
-    true: Float[Tensor, "n C"] = field(repr=False)
+    measured: Float[Tensor, "n C"] = field(repr=False)
     rounding: float
     residual: Float[Tensor, "n C"] = field(repr=False)
     loss_before: float
@@ -68,7 +72,7 @@ class ExplainedStep:
     # The loss ----------------------------------------------------------------------------------------
 
     @property
-    def true_loss_change(self) -> float:
+    def measured_loss_change(self) -> float:
         return self.loss_after - self.loss_before
 
     @property
@@ -88,10 +92,7 @@ class ExplainedStep:
     @property
     def parameter_shares(self) -> dict[str, float]:
         """Share of each parameter in the first-order loss change; negative for one that was pushed the wrong way."""
-        total = sum(self.parameter_decrease.values())
-        if total == 0:
-            return dict.fromkeys(self.parameter_decrease, 0.0)
-        return {name: value / total for name, value in self.parameter_decrease.items()}
+        return shares(self.parameter_decrease, why="the loss does not change to first order")
 
     @property
     def shares(self) -> dict[str, float]:
@@ -125,8 +126,7 @@ class ExplainedStep:
 
     def conflicts(self, k: int = 5) -> list[Conflict]:
         """The k pairs of examples that harmed each other most."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-            raise InputError(f"k must be a whole number of pairs, 0 or more, got {k!r}.")
+        check_count(k, "k", least=0)
         influence = self._influence()
         mutual = (influence + influence.T).triu(1)
         found = mutual.flatten().topk(min(k, mutual.numel()))
@@ -150,7 +150,7 @@ class ExplainedStep:
 
     @property
     def by_flips(self) -> Float[Tensor, "n C"] | None:
-        return None if self.held is None else self.true - self.held
+        return None if self.held is None else self.measured - self.held
 
     @property
     def errors(self) -> dict[str, float]:
@@ -158,8 +158,8 @@ class ExplainedStep:
 
         Each part carries rounding, of which "rounding" is an upper estimate.
         """
-        whole = float(self.true.norm())
-        missed = {"all": self.true - self.predicted, "second order": self.second_order, "mask flips": self.by_flips}
+        whole = float(self.measured.norm())
+        missed = {"all": self.measured - self.predicted, "second order": self.second_order, "mask flips": self.by_flips}
         norms = {name: float(part.norm()) for name, part in missed.items() if part is not None}
         norms["rounding"] = self.rounding
         return {name: norm / whole if whole else math.nan for name, norm in norms.items()}
@@ -178,15 +178,15 @@ class ExplainedStep:
                     "precision='float64' to see it."
                 )
             return "The step changed nothing: all gradients are zero."
-        if float(self.true.norm()) <= self.rounding:
+        if float(self.measured.norm()) <= self.rounding:
             return (
                 "The step changed the outputs by no more than rounding "
-                f"({float(self.true.norm()):.2g}, rounding {self.rounding:.2g}); pass precision='float64' to see it."
+                f"({float(self.measured.norm()):.2g}, rounding {self.rounding:.2g}). Pass precision='float64'."
             )
         return f"{self._loss_in_words()}; {self._error_in_words()}."
 
     def _loss_in_words(self) -> str:
-        change, numbers = self.true_loss_change, f"first order predicted {self.predicted_loss_change:+.3g}"
+        change, numbers = self.measured_loss_change, f"first order predicted {self.predicted_loss_change:+.3g}"
         leader, share = max(self.shares.items(), key=lambda item: item[1], default=("", 0.0))
         led = f"layer {leader!r} did {100 * share:.0f} % of it" if share > 0 else "no layer helped to first order"
         if abs(change) <= self._loss_rounding:
@@ -263,7 +263,7 @@ class ExplainedStep:
         head = ["layer", "share of loss change", "|Δθ| / |θ|"]
         return html_table("What this step did", head, rows, [self.verdict, *missed, *self.notes])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """All numbers that JSON can hold."""
         return {
             "loss_before": self.loss_before,
@@ -279,9 +279,9 @@ class ExplainedStep:
             "notes": list(self.notes),
         }
 
-    def plot(self) -> Any:
+    def plot(self) -> "Figure":
         """Shares by layer, prediction against truth, what examples did to each other, and the parts of the error."""
-        from gramscope.hierarchy.pictures import picture_of_step
+        from gramscope.hierarchy.step_pictures import picture_of_step
 
         return picture_of_step(self)
 

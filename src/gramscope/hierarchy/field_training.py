@@ -4,27 +4,29 @@ A weight-space step ``W ← W − η Σ_ν b_ν e_ν x_νᵀ`` moves the field `
 
     h_μ ← h_μ − η Σ_ν Q_{μν} D_ν Aᵀ e_ν,      Q_{μν} = x_μ·x_ν,      e = A relu(h) − y,
 
-for any step size and whatever the masks do (arXiv:2606.09744; derived in theory 1, "one hidden layer without weights").
+for any step size and whatever the masks do (after arXiv:2606.09744; the page on weight-free training derives it).
 Arrays are numpy float64; a field has examples in rows and hidden units in columns.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int
 from numpy import ndarray
 
+from gramscope.base.checks import check_count, check_lr, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
-from gramscope.hierarchy.fields import check_lr
 from gramscope.linalg import Dense, eigenvalues_top
 
 # Eigenvalues below this part of the largest count as rounding: Gram matrices often come from float32 features.
 _PSD_TOLERANCE = 1e-6
 # Up to this size the whole spectrum costs less than the overhead of an iteration.
 _SMALL = 256
+
+Rows: TypeAlias = slice | ndarray  # which examples a batch has
 
 
 def drive(
@@ -66,7 +68,7 @@ def activation_step(
 ) -> Float64[ndarray, "n N"]:
     """One step of the paper's activation-only closure, ``relu(x_μ − η Σ_ν Q_{μν} P_{μν} Aᵀ e_ν)`` with ``P = D_μ D_ν``.
 
-    These are the activation dynamics at fixed masks (arXiv:2606.09744; theory 1), with masks read off ``x > 0``. An
+    These are the activation dynamics at fixed masks (arXiv:2606.09744), with masks read off ``x > 0``. An
     activation of 0 does not say how far below threshold the unit is, so a unit once off for an example stays off there
     for good. Until the first unit comes back on it equals :func:`field_step`.
 
@@ -92,14 +94,13 @@ def safe_rate(gram: Float64[ndarray, "n n"], readout: Float64[ndarray, "C N"], b
     _check_array(readout, "readout", "(C, N)")
     if gram.shape[0] != gram.shape[1]:
         raise InputError(f"gram must be square, the overlaps of n examples with themselves, got shape {gram.shape}.")
-    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
-        raise InputError(f"batch must be a whole number of at least 1, the examples of one step, got {batch!r}.")
+    check_count(batch, "batch")
     top = min(largest_eigenvalue(gram), batch * float(gram.diagonal().max()))
     bound = top * float(np.linalg.norm(readout, 2)) ** 2
     return 1.0 / bound if bound > 0 else 1.0
 
 
-def _check_step(field: Any, overlap: Any, readout: Any, residual: Any, lr: float) -> None:
+def _check_step(field: ndarray, overlap: ndarray, readout: ndarray, residual: ndarray, lr: float) -> None:
     given = (("field", field), ("overlap", overlap), ("readout", readout), ("residual", residual))
     for (name, array), wanted in zip(given, ("(n, N)", "(n, n)", "(C, N)", "(n, C)"), strict=True):
         _check_array(array, name, wanted)
@@ -114,7 +115,7 @@ def _check_step(field: Any, overlap: Any, readout: Any, residual: Any, lr: float
     check_lr(lr)
 
 
-def _check_array(array: Any, name: str, wanted: str) -> None:
+def _check_array(array: object, name: str, wanted: str) -> None:
     if not isinstance(array, ndarray) or array.ndim != 2 or array.size == 0:
         got = f"shape {array.shape}" if isinstance(array, ndarray) else type(array).__name__
         raise InputError(f"{name} must be a numpy array of shape {wanted} with entries, got {got}.")
@@ -135,13 +136,8 @@ def largest_eigenvalue(gram: Float64[ndarray, "n n"]) -> float:
 
 def check_gram(gram: Float64[ndarray, "n n"], what: str) -> None:
     """Raise unless ``gram`` is symmetric and positive semi-definite, up to rounding."""
-    scale = float(np.abs(gram).max())
-    gap = float(np.abs(gram - gram.T).max())
-    if gap > _PSD_TOLERANCE * scale:
-        raise InputError(
-            f"{what} must be symmetric, but K and its transpose differ by {gap:.3g} (largest entry {scale:.3g}). "
-            "Pass the overlaps of the training examples with themselves, in one order for rows and columns."
-        )
+    same_order = "Pass the overlaps of the training examples with themselves, in one order for rows and columns."
+    check_symmetric(gram, what, _PSD_TOLERANCE, same_order)
     slack = _PSD_TOLERANCE * max(largest_eigenvalue(gram), 0.0)
     try:
         # A Cholesky factor exists just if no eigenvalue lies below -slack; it costs a tenth of the spectrum.
@@ -203,7 +199,7 @@ class Training:
     def n(self) -> int:
         return self.overlap.shape[1]
 
-    def residual(self, rows: Any) -> Float64[ndarray, "batch C"]:
+    def residual(self, rows: Rows) -> Float64[ndarray, "batch C"]:
         return np.maximum(self.field[rows], 0.0) @ self.readout.T - self.targets[rows]
 
     def loss(self) -> float:
@@ -212,7 +208,7 @@ class Training:
     def held_loss(self) -> float | None:
         return self._mean_loss(slice(self.n, None)) if len(self.field) > self.n else None
 
-    def sweep(self, batches: list[Any], rate: float) -> int:
+    def sweep(self, batches: list[Rows], rate: float) -> int:
         """One pass, a step for each batch (indices or slices of the n examples); returns the number of mask flips."""
         flips = 0
         before = self.field[: self.n] > 0
@@ -237,7 +233,7 @@ class Training:
         return float(np.einsum("nc,nc->", residual, residual) / (2 * len(residual)))
 
 
-def batches(n: int, size: int, rng: np.random.Generator | None) -> list[Any]:
+def batches(n: int, size: int, rng: np.random.Generator | None) -> list[Rows]:
     """The examples of one pass in batches, in a new order if ``rng`` is given; slices where the order is kept."""
     if rng is None or size >= n:
         return [slice(start, min(start + size, n)) for start in range(0, n, size)]
@@ -245,7 +241,7 @@ def batches(n: int, size: int, rng: np.random.Generator | None) -> list[Any]:
     return [order[start : start + size] for start in range(0, n, size)]
 
 
-class Watch:
+class EarlyStopping:
     """Says when a loss no longer falls, and keeps the coefficients of the best pass if asked to.
 
     The loss must fall below ``(1 − tol)`` times its value at the last progress within ``patience`` passes, so slow but

@@ -6,18 +6,19 @@ out) makes a network with one number as its output, and every shape below loses 
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite, check_one_device, check_plain
+from gramscope.base.checks import check_count, check_finite, check_lr, check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.shares import shares
 from gramscope.hierarchy.chain import Chain, Weights, check_tensor, make_chain
-from gramscope.hierarchy.concentration import class_metric
-from gramscope.hierarchy.reading import ADVICE, read_chain
+from gramscope.hierarchy.chain_of_module import ADVICE, read_chain
+from gramscope.hierarchy.mask_concentration import class_metric
 
 if TYPE_CHECKING:
     from gramscope.hierarchy.pullback import Pullback
@@ -152,10 +153,8 @@ class Fields:
             raise InputError(f"layer must be an int from {first} to {last}, got {layer!r}.")
         return layer
 
-    def _example(self, place: Any) -> int:
-        if not hasattr(place, "__index__") or not -self.n <= place < self.n:
-            raise InputError(f"an example must be an int from 0 to {self.n - 1}, its row in x, got {place!r}.")
-        return int(place)
+    def _example(self, place: object) -> int:
+        return check_count(place, "an example", -self.n, self.n - 1, "its row in x")
 
     def _signal(self, layer: int) -> Float[Tensor, "n C N"]:
         signal = self._signals[self._layer(layer, 1)]
@@ -253,9 +252,9 @@ class Fields:
     def shares(self, residual: Tensor) -> Float[Tensor, " L"]:
         """Share of each layer in the loss decrease of a small step, ``eᵀ K^ℓ e / eᵀ K e``."""
         decrease = self.loss_decrease(residual)
-        if not bool(decrease.sum() > 0):
-            raise InputError("the residual must not vanish: with no error to reduce, there are no shares.")
-        return decrease / decrease.sum()
+        named = {str(layer): float(part) for layer, part in enumerate(decrease)}
+        found = shares(named, why="the loss does not change to first order: is the residual zero?")
+        return decrease.new_tensor(list(found.values()))
 
     def residual_flow(self, residual: Tensor) -> Tensor:
         """``de/dt = -K e``, the speed of the outputs under gradient flow."""
@@ -310,11 +309,6 @@ class Fields:
         widths = "-".join(map(str, self.widths))
         count = self.chain.readout.shape[0]
         return f"Fields of {self.n} examples, widths {widths}, {count} output{'s' if count > 1 else ''}"
-
-
-def check_lr(lr: float) -> None:
-    if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < float("inf"):
-        raise InputError(f"lr must be a positive number, got {lr!r}.")
 
 
 def squared_norms(weights: list[Tensor], biases: list[Tensor | None]) -> Float[Tensor, " L"]:

@@ -1,6 +1,6 @@
 """``KernelReLURegressor``: a scikit-learn estimator, one hidden ReLU layer trained from a Gram matrix alone."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64
@@ -11,10 +11,10 @@ from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.hierarchy.field_training import (
+    EarlyStopping,
     Training,
-    Watch,
     batches,
     check_gram,
     inverse_root,
@@ -22,8 +22,13 @@ from gramscope.hierarchy.field_training import (
     safe_rate,
 )
 
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
 # A block of cross overlaps at prediction holds at most this many numbers (128 MiB).
 _BLOCK = 2**24
+
+Parameter: TypeAlias = Any  # by scikit-learn's rule anything may be stored; fit says what is wrong with it
 
 
 class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -32,7 +37,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ``f(x) = A relu(h(x))``, loss ``½ Σ |f_μ − y_μ|²`` over a batch, and each step
     ``h_μ ← h_μ − η Σ_{ν in batch} Q_{μν} D_ν Aᵀ e_ν``. The same line with cross overlaps ``Q_{*ν}`` moves an unseen
     input, so the trained field is ``h(x) = h₀(x) + Σ_ν Q(x, x_ν) c_ν`` with coefficients ``c_ν`` (``dual_coef_``). With
-    the linear kernel this is gradient descent on W, to rounding. arXiv:2606.09744; theory 1, "without weights".
+    the linear kernel this is gradient descent on W, to rounding (after arXiv:2606.09744).
 
     Parameters
     ----------
@@ -73,23 +78,23 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        n_hidden: Any = 100,
+        n_hidden: Parameter = 100,
         *,
-        kernel: Any = "linear",
-        gamma: Any = "scale",
-        bias: Any = True,
-        readout: Any = "signs",
-        init: Any = "auto",
-        init_std: Any = "auto",
-        learning_rate: Any = "auto",
-        max_iter: Any = 1000,
-        batch_size: Any = None,
-        shuffle: Any = True,
-        tol: Any = 1e-4,
-        n_iter_no_change: Any = 10,
-        early_stopping: Any = False,
-        validation_fraction: Any = 0.1,
-        random_state: Any = None,
+        kernel: Parameter = "linear",
+        gamma: Parameter = "scale",
+        bias: Parameter = True,
+        readout: Parameter = "signs",
+        init: Parameter = "auto",
+        init_std: Parameter = "auto",
+        learning_rate: Parameter = "auto",
+        max_iter: Parameter = 1000,
+        batch_size: Parameter = None,
+        shuffle: Parameter = True,
+        tol: Parameter = 1e-4,
+        n_iter_no_change: Parameter = 10,
+        early_stopping: Parameter = False,
+        validation_fraction: Parameter = 0.1,
+        random_state: Parameter = None,
     ) -> None:
         self.n_hidden = n_hidden
         self.kernel = kernel
@@ -108,7 +113,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.validation_fraction = validation_fraction
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> "KernelReLURegressor":
+    def fit(self, X: object, y: object) -> "KernelReLURegressor":
         """Train from a fresh initial field; stops by ``tol``, by the held-out loss, or after ``max_iter`` passes."""
         X, targets = self._validated(X, y, reset=True)
         # After a failed fit the estimator counts as not fitted, instead of mixing two trainings.
@@ -133,7 +138,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.dual_coef_[kept] = run.coefficients
         return self
 
-    def partial_fit(self, X: Any, y: Any) -> "KernelReLURegressor":
+    def partial_fit(self, X: object, y: object) -> "KernelReLURegressor":
         """One pass over these examples, from where training stands (or from the initial field).
 
         Rows seen before share their coefficient, so repeated passes over one set do not grow the model. The first call
@@ -159,12 +164,12 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.readout_, self.dual_coef_, self.X_fit_ = readout, coefficients, np.concatenate([stored, fresh])
         return self
 
-    def field(self, X: Any) -> Float64[ndarray, "m N"]:
+    def field(self, X: object) -> Float64[ndarray, "m N"]:
         """The trained pre-activations ``h₀(x) + Σ_ν Q(x, x_ν) c_ν`` of any inputs, seen or not."""
         check_is_fitted(self, "dual_coef_")
         return self._field(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def predict(self, X: Any) -> Float64[ndarray, "m ..."]:
+    def predict(self, X: object) -> Float64[ndarray, "m ..."]:
         """``A relu(h(x))``: (m,) if y was a vector, else (m, C)."""
         outputs = np.maximum(self.field(X), 0.0) @ self.readout_.T
         return outputs[:, 0] if self._vector_target else outputs
@@ -180,7 +185,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         moved = self.dual_coef_.T @ self._inputs(self.X_fit_)
         return moved if self.initial_weights_ is None else moved + self.initial_weights_
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
         tags.input_tags.pairwise = self._precomputed
         tags.target_tags.multi_output = True
@@ -190,17 +195,18 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _precomputed(self) -> bool:
         return isinstance(self.kernel, str) and self.kernel == "precomputed"
 
-    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[ndarray, ndarray]:
+    def _validated(self, X: object, y: object, *, reset: bool) -> tuple[ndarray, ndarray]:
         _check_parameters(self)
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=reset)
-        if self._precomputed and X.shape[0] != X.shape[1]:
+        rows, targets = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=reset)
+        if self._precomputed and rows.shape[0] != rows.shape[1]:
             raise InputError(
-                f'with kernel="precomputed" X must be a square matrix of overlaps to fit, got shape {X.shape}. Pass '
+                f'with kernel="precomputed" X must be a square matrix of overlaps to fit, got shape {rows.shape}. Pass '
                 "K(X_train, X_train) here and K(X_new, X_train) to predict."
             )
         if reset:
-            self._vector_target = y.ndim == 1
-        return X + 0.0, np.asarray(y, dtype=np.float64).reshape(len(X), -1)  # + 0.0: −0 becomes 0, one key for a row
+            self._vector_target = targets.ndim == 1
+        # + 0.0: −0 becomes 0, one key for a row
+        return rows + 0.0, np.asarray(targets, dtype=np.float64).reshape(len(rows), -1)
 
     def _split(self, n: int) -> tuple[ndarray, ndarray]:
         if not self.early_stopping:
@@ -304,7 +310,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         losses, held_losses = [run.loss()], [held]
         flips: list[int] = []
         watched = losses[0] if held is None else held
-        watch = Watch(self.tol, self.n_iter_no_change, None if held is None else run.coefficients, watched)
+        watch = EarlyStopping(self.tol, self.n_iter_no_change, None if held is None else run.coefficients, watched)
         stopped = False
         while len(flips) < (1 if single else self.max_iter) and not stopped:
             flips.append(run.sweep(batches(run.n, size, self._rng if self.shuffle else None), rate))
@@ -334,7 +340,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 ConvergenceWarning,
             )
 
-    def _record(self, rate: float, losses: list[float], flips: list[int], held: Any, single: bool) -> None:
+    def _record(self, rate: float, losses: list[float], flips: list[int], held: object, single: bool) -> None:
         again = single and hasattr(self, "dual_coef_")
         self.learning_rate_ = rate
         self.loss_curve_: list[float] = [*self.loss_curve_, *losses[1:]] if again else losses
@@ -344,7 +350,7 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.validation_loss_curve_ = held
 
 
-def _generator(random_state: Any) -> np.random.Generator:
+def _generator(random_state: Parameter) -> np.random.Generator:
     if isinstance(random_state, np.random.RandomState):
         return np.random.default_rng(random_state.randint(2**32, dtype=np.uint64))
     try:
@@ -355,7 +361,7 @@ def _generator(random_state: Any) -> np.random.Generator:
         ) from error
 
 
-def _array(value: Any, what: str, shape: tuple[int, int]) -> ndarray:
+def _array(value: object, what: str, shape: tuple[int, int]) -> ndarray:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -369,7 +375,7 @@ def _array(value: Any, what: str, shape: tuple[int, int]) -> ndarray:
     return array
 
 
-def _readout(readout: Any, outputs: int, n_hidden: int, rng: np.random.Generator) -> ndarray:
+def _readout(readout: object, outputs: int, n_hidden: int, rng: np.random.Generator) -> ndarray:
     if isinstance(readout, str) and readout == "signs":
         balanced = np.where(np.arange(n_hidden) % 2 == 0, 1.0, -1.0) / np.sqrt(n_hidden)
         return np.stack([rng.permutation(balanced) for _ in range(outputs)])
@@ -407,7 +413,7 @@ def _check_parameters(estimator: KernelReLURegressor) -> None:
     _check_word("readout", estimator.readout, ("signs", "mean"), callables=False, arrays=True)
 
 
-def _check_word(name: str, value: Any, words: tuple[str, ...], *, callables: bool, arrays: bool = False) -> None:
+def _check_word(name: str, value: Parameter, words: tuple[str, ...], *, callables: bool, arrays: bool = False) -> None:
     if isinstance(value, str):
         fine = value in words
     else:
@@ -417,6 +423,6 @@ def _check_word(name: str, value: Any, words: tuple[str, ...], *, callables: boo
         raise InputError(f"{name} must be {', '.join(kinds[:-1])} or {kinds[-1]}, got {value!r}.")
 
 
-def _is_number(value: Any, whole: bool = False) -> bool:
+def _is_number(value: object, whole: bool = False) -> bool:
     kinds: tuple[type, ...] = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     return isinstance(value, kinds) and not isinstance(value, bool)

@@ -1,17 +1,18 @@
 """The losses that are known by name: the same for ``explain_step`` and for ``watch``."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from gramscope.base.errors import InputError
 
-Loss = Callable[[Tensor, Any], Tensor]
+Targets: TypeAlias = Any  # what the user's own loss takes
+Loss = Callable[[Tensor, Targets], Tensor]
 
 
-def loss_function(loss: Any) -> Loss:
+def loss_function(loss: object) -> Loss:
     """A loss by its name, or a function (outputs, y) -> number as it is."""
     if callable(loss):
         return loss
@@ -21,15 +22,15 @@ def loss_function(loss: Any) -> Loss:
     return known[loss]
 
 
-def _mse(f: Tensor, y: Any) -> Tensor:
+def _mse(f: Tensor, y: Targets) -> Tensor:
     return F.mse_loss(f, _like(f, y))
 
 
-def _half_squared(f: Tensor, y: Any) -> Tensor:
+def _half_squared(f: Tensor, y: Targets) -> Tensor:
     return 0.5 * (f - _like(f, y)).square().sum()
 
 
-def _cross_entropy(f: Tensor, y: Any) -> Tensor:
+def _cross_entropy(f: Tensor, y: Targets) -> Tensor:
     if not isinstance(y, Tensor):
         raise InputError(
             f"y must be a tensor of class labels, or of class probabilities, for the cross entropy, got "
@@ -59,7 +60,7 @@ def _checked_cross_entropy(f: Tensor, y: Tensor) -> Tensor:
         ) from error
 
 
-def _like(f: Tensor, y: Any) -> Tensor:
+def _like(f: Tensor, y: Targets) -> Tensor:
     if not isinstance(y, Tensor) or not y.is_floating_point() or y.shape != f.shape:
         got = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise InputError(

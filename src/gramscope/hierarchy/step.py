@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.hierarchy.fields import check_lr, squared_norms
+from gramscope.base.checks import check_lr
+from gramscope.hierarchy.fields import squared_norms
 
 if TYPE_CHECKING:
     from gramscope.hierarchy.fields import Fields
@@ -84,7 +85,7 @@ def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPredictio
 
 @dataclass(frozen=True, eq=False)
 class StepComparison:
-    """One step, predicted and taken: ``true = predicted + second_order + by_flips``, exactly, field by field.
+    """One step, predicted and taken: ``measured = predicted + second_order + by_flips``, exactly, field by field.
 
     ``held`` is the same finite step with every mask held; what it adds to the prediction is of second order in the
     learning rate, and what the true step adds to it is the work of neurons that crossed zero.
@@ -92,7 +93,7 @@ class StepComparison:
 
     predicted: StepPrediction
     held: FieldChange
-    true: FieldChange
+    measured: FieldChange
     flips: list[int]
     neurons: list[int]
 
@@ -102,7 +103,7 @@ class StepComparison:
 
     @property
     def by_flips(self) -> FieldChange:
-        return self.true - self.held
+        return self.measured - self.held
 
     @property
     def flip_fraction(self) -> list[float]:
@@ -111,7 +112,7 @@ class StepComparison:
 
     def errors(self) -> dict[str, float]:
         """Norms of the parts of Δf, as fractions of the norm of the true change; NaN if that is zero."""
-        whole = float(self.true.outputs.norm())
+        whole = float(self.measured.outputs.norm())
         parts = {
             "predicted": self.predicted.outputs,
             "second order": self.second_order.outputs,

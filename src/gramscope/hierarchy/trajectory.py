@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_count, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.hierarchy.chain import Chain
-from gramscope.hierarchy.fields import Fields, check_lr
+from gramscope.hierarchy.fields import Fields
 
 Residual = Callable[[Tensor], Tensor]
 
@@ -26,7 +27,7 @@ class Trajectory:
     """
 
     predicted: Float[Tensor, "steps n C"]
-    true: Float[Tensor, "steps n C"]
+    measured: Float[Tensor, "steps n C"]
     drift: Float[Tensor, " steps"]
     field_drift: Float[Tensor, "steps layers"]
     flips: Tensor
@@ -66,12 +67,11 @@ def predict_trajectory(
     so. (arXiv:2606.09744, sections 4 to 6; the paper keeps masks held.)
     """
     check_lr(lr)
-    if not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be an int of at least 1, got {steps!r}.")
+    check_count(steps, "steps")
     if masks not in ("follow", "held"):
         raise InputError(f'masks must be "follow" or "held", got {masks!r}.')
     residual = _residual(fields, y)
-    state, true = _State.of(fields), fields
+    state, true = _IntegratedFields.of(fields), fields
     predicted, outputs, field_drift, flips = (
         [state.outputs],
         [fields.outputs],
@@ -104,7 +104,7 @@ def predict_trajectory(
 
 
 @dataclass(frozen=True, eq=False)
-class _State:
+class _IntegratedFields:
     """Fields as integrated, which are no longer those of any weights."""
 
     chain: Chain
@@ -115,7 +115,7 @@ class _State:
     single: bool
 
     @classmethod
-    def of(cls, fields: Fields) -> "_State":
+    def of(cls, fields: Fields) -> "_IntegratedFields":
         return cls(
             fields.chain, fields.preactivations, fields.activations, fields.masks, fields._conjugates, fields.single
         )
@@ -141,7 +141,7 @@ class _State:
     def signal(self, layer: int) -> Float[Tensor, "n C N"]:
         return self.slopes(layer)[:, None] * self.g[layer]
 
-    def stepped(self, fields: Fields, residual: Tensor, lr: float, follow: bool) -> "_State":
+    def stepped(self, fields: Fields, residual: Tensor, lr: float, follow: bool) -> "_IntegratedFields":
         e = fields._residual(residual)
         pulled = [torch.einsum("nc,nci->ni", e, self.signal(layer)) for layer in range(1, self.chain.depth + 1)]
         weights = [p.T @ x for p, x in zip(pulled, self.x, strict=False)]
@@ -168,7 +168,7 @@ class _State:
             x.append(self.chain.slopes(layer, mask) * now)
         return h, x, masks
 
-    def _backward(self, after: "_State", weights: list[Tensor], lr: float) -> list[Tensor]:
+    def _backward(self, after: "_IntegratedFields", weights: list[Tensor], lr: float) -> list[Tensor]:
         conjugates = [self.g[-1]]
         for layer in range(self.chain.depth, 0, -1):
             turned = after.slopes(layer)[:, None] * conjugates[-1] - self.signal(layer)
@@ -190,7 +190,7 @@ def _no_drift(fields: Fields) -> Tensor:
     return fields.outputs.new_zeros(fields.depth + 1)
 
 
-def _field_drift(start: Fields, state: _State, true: Fields) -> Tensor:
+def _field_drift(start: Fields, state: _IntegratedFields, true: Fields) -> Tensor:
     each = []
     for first, ours, theirs in zip(start.activations, state.x, true.activations, strict=True):
         moved = (theirs - first).norm()
@@ -199,7 +199,7 @@ def _field_drift(start: Fields, state: _State, true: Fields) -> Tensor:
     return torch.stack(each)
 
 
-def _disagreements(state: _State, true: Fields) -> list[int]:
+def _disagreements(state: _IntegratedFields, true: Fields) -> list[int]:
     return [
         int((ours != theirs).sum())
         for ours, theirs in zip(state.masks[1:], true.masks[1:], strict=True)

@@ -6,7 +6,6 @@ of n units about n·n^(-1/2), each with a share 1/n of the kernel, so O(n^(-1/2)
 Comparing with the same step on the old sides separates the two exactly.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -14,8 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.agreement import ratio_of_norms
+from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.memory import Memory
+from gramscope.base.memory_budget import Memory
 from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
@@ -98,25 +99,25 @@ class NTKStep:
     @property
     def error(self) -> float:
         """``‖measured - predicted‖/‖measured‖``: what the dNTK alone leaves unexplained; 0 where nothing changed."""
-        return _relative(self.measured - self.predicted, self.measured)
+        return ratio_of_norms(self.measured - self.predicted, self.measured)
 
     @property
     def error_with_crossings(self) -> float:
         """The same with the crossing part added to the prediction."""
-        return _relative(self.measured - self.predicted - self.crossing, self.measured)
+        return ratio_of_norms(self.measured - self.predicted - self.crossing, self.measured)
 
     @property
     def relative_change(self) -> float:
         """``‖measured‖/‖K‖``: how far one step moves the kernel; near 0 in lazy training."""
-        return _relative(self.measured, self.kernel)
+        return ratio_of_norms(self.measured, self.kernel)
 
     @property
     def outputs_error(self) -> tuple[float, float]:
         """Relative error of the outputs' change to first and to second order."""
         measured = self.outputs_measured
         return (
-            _relative(measured - self.outputs_linear, measured),
-            _relative(measured - self.outputs_quadratic, measured),
+            ratio_of_norms(measured - self.outputs_linear, measured),
+            ratio_of_norms(measured - self.outputs_quadratic, measured),
         )
 
     def __str__(self) -> str:
@@ -161,7 +162,7 @@ def kink_crossings(
         1 of 1 kinks crossed (100 %)
           relu: 1 of 1 (up 0, down 1, 1 foreseen)
     """
-    _check_lr(lr)
+    check_lr(lr)
     watched, _, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
@@ -196,7 +197,7 @@ def ntk_step(
         >>> step.error < 0.05, step.crossings.kinks
         (True, 0)
     """
-    _check_lr(lr)
+    check_lr(lr)
     options = Reading.of(reading)
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
     velocity = dense_velocity(graph, graph.tangent(direction), rates, memory)
@@ -279,17 +280,3 @@ def _numbered(sites: list[SiteCrossings]) -> tuple[SiteCrossings, ...]:
         name = site.name if totals.count(site.name) == 1 else f"{site.name} {seen[site.name]}"
         numbered.append(SiteCrossings(name, site.kinks, site.crossed, site.up, site.down, site.expected))
     return tuple(numbered)
-
-
-def _check_lr(lr: float) -> None:
-    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr < math.inf:
-        raise InputError(
-            f"lr must be a finite number of at least 0, the size of the step, got {lr!r}. To climb, pass the residual "
-            "with the other sign."
-        )
-
-
-def _relative(part: Tensor, whole: Tensor) -> float:
-    size = float(whole.double().norm())
-    error = float(part.double().norm())
-    return error / size if size else (0.0 if error == 0 else math.inf)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.memory import Memory, memory_budget
+from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.capture.backward_graph import BackwardGraph, incoming
 from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
 from gramscope.capture.weight_sites import WeightSites

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.base.memory import Memory, memory_budget
+from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.progress import progress
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision

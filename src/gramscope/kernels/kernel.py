@@ -9,12 +9,16 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gramscope.base.agreement import cosine
 from gramscope.base.checks import check_finite
+from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
+from gramscope.base.moments import centered_rows
 from gramscope.base.pyplot import load_pyplot
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
-from gramscope.base.warned import undefined
+from gramscope.base.shares import shares
+from gramscope.base.user_warnings import undefined
 from gramscope.kernels.ntk import Reduce, ntk
 
 
@@ -43,15 +47,12 @@ class Kernel:
         """Eigenvalues in float64, largest first."""
         return torch.linalg.eigvalsh(self._square().double()).flip(0)
 
-    def effective_rank(self) -> float:
+    def participation_ratio(self) -> float:
         """``tr(K)² / tr(K²)``: how many directions the kernel spreads over, between 1 and its size.
 
         NaN, with a warning, for a kernel that is zero.
         """
-        matrix = self._square().double()
-        if not bool(matrix.any()):
-            return undefined("an effective rank", "the kernel is zero")
-        return float(matrix.trace() ** 2 / matrix.pow(2).sum())
+        return participation_ratio_of(self._square(), "the kernel")
 
     def alignment(self, other: "Kernel | Tensor") -> float:
         """``⟨K, L⟩ / (|K| |L|)`` with another kernel of the same shape; NaN, with a warning, where one is zero."""
@@ -59,9 +60,7 @@ class Kernel:
         b = _matrix(other.total if isinstance(other, Kernel) else other).double()
         if a.shape != b.shape:
             raise InputError(f"the other kernel must have shape {tuple(a.shape)} as a matrix, got {tuple(b.shape)}.")
-        if not bool(a.any()) or not bool(b.any()):
-            return undefined("an alignment", f"the {'kernel' if not bool(a.any()) else 'other kernel'} is zero")
-        return float((a * b).sum() / (a.norm() * b.norm()))
+        return cosine(a, b, "an alignment", f"the {'kernel' if not bool(a.any()) else 'other kernel'} is zero")
 
     def target_alignment(self, targets: Tensor) -> float:
         """Uncentred alignment ``⟨K, y yᵀ⟩ / (|K| |y yᵀ|)``, only the targets centred over the examples.
@@ -72,7 +71,7 @@ class Kernel:
         NaN, with a warning, where the targets are the same for all examples.
         """
         given = _target_matrix(targets, self.examples)
-        y = given - given.mean(0)
+        y = centered_rows(given)
         if self.total.dim() == 4 and y.shape[1] != self.outputs:
             raise InputError(f"targets must have {self.outputs} columns, one for each output, got {y.shape[1]}.")
         # Rounding of the mean must not pass for a difference.
@@ -131,10 +130,7 @@ class Kernel:
         if len(e) != len(self.matrix):
             raise InputError(f"residual must have {len(self.matrix)} entries (examples x outputs), got {len(e)}.")
         each = {name: float(e @ (_matrix(site).double() @ e)) for name, site in self.sites.items()}
-        total = sum(each.values())
-        if total <= 0:
-            raise InputError("the residual must not vanish: with no error to reduce, there are no shares.")
-        return {name: value / total for name, value in each.items()}
+        return shares(each, why="the loss does not change to first order: is the residual zero?")
 
     def plot(self, order: Int[Tensor, " n"] | None = None) -> Any:
         """The kernel between examples (traced over outputs) as a picture; ``order`` sorts them, by class say."""
@@ -155,7 +151,7 @@ class Kernel:
         kept = values[values > 0]
         figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
         axes.loglog(range(1, len(kept) + 1), kept, marker=".", linewidth=1)
-        axes.set(title=f"Spectrum (effective rank {self.effective_rank():.1f})", xlabel="rank", ylabel="eigenvalue")
+        axes.set(title=f"Participation ratio {self.participation_ratio():.1f}", xlabel="rank", ylabel="eigenvalue")
         return figure
 
     def plot_shares(self, residual: Float[Tensor, "n C"]) -> Any:
@@ -201,7 +197,7 @@ def kernel(
     Example:
         >>> import torch, gramscope as gs
         >>> k = gs.kernel(torch.nn.Linear(3, 1, bias=False), torch.eye(3))
-        >>> k.effective_rank()
+        >>> k.participation_ratio()
         3.0
         >>> k.share(torch.ones(3, 1))
         {'weight': 1.0}

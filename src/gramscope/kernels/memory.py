@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.base.memory import Memory, free_memory, memory_budget
+from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import tensors_in
 from gramscope.capture.capture import Survey, survey
 from gramscope.capture.network import Outputs, count_examples, slice_examples

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
-from gramscope.base.memory import Memory
+from gramscope.base.memory_budget import Memory
 from gramscope.base.progress import progress
-from gramscope.base.warned import SlowPathWarning, warn
+from gramscope.base.user_warnings import SlowPathWarning, warn
 from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capture import Coupled, Opened, opened, outputs_of

@@ -1,73 +1,73 @@
 """Numbers and curves that say how a network learns. Every measure is a function and a streaming class."""
 
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gramscope.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gramscope.measures.agop import AGOP as AGOP
-    from gramscope.measures.agop import AGOPOperator as AGOPOperator
-    from gramscope.measures.agop import LayerAGOP as LayerAGOP
-    from gramscope.measures.agop import agop as agop
-    from gramscope.measures.agop import agop_operator as agop_operator
-    from gramscope.measures.agop import layer_agop as layer_agop
-    from gramscope.measures.alignment import Alignment as Alignment
-    from gramscope.measures.alignment import TargetAlignment as TargetAlignment
-    from gramscope.measures.alignment import alignment as alignment
-    from gramscope.measures.alignment import kernel_target_alignment as kernel_target_alignment
+    from gramscope.base.effective_rank import effective_rank as effective_rank
+    from gramscope.base.effective_rank import participation_ratio as participation_ratio
     from gramscope.measures.ansatz import ansatz_correlation as ansatz_correlation
     from gramscope.measures.ansatz import ansatz_exponent as ansatz_exponent
     from gramscope.measures.ansatz import neural_feature_ansatz as neural_feature_ansatz
-    from gramscope.measures.cka import CKA as CKA
-    from gramscope.measures.cka import SimilarityMatrix as SimilarityMatrix
-    from gramscope.measures.cka import cka as cka
-    from gramscope.measures.cka import layer_similarity as layer_similarity
     from gramscope.measures.collapse import Collapse as Collapse
     from gramscope.measures.collapse import NeuralCollapse as NeuralCollapse
     from gramscope.measures.collapse import neural_collapse as neural_collapse
-    from gramscope.measures.curves import Curves as Curves
-    from gramscope.measures.curves import RichnessCurves as RichnessCurves
-    from gramscope.measures.curves import effective_dimension as effective_dimension
-    from gramscope.measures.curves import richness_curves as richness_curves
-    from gramscope.measures.feature_learning import FeatureLearning as FeatureLearning
-    from gramscope.measures.feature_learning import feature_learning as feature_learning
-    from gramscope.measures.feature_learning import feature_learning_residual as feature_learning_residual
-    from gramscope.measures.features import feature_batches as feature_batches
-    from gramscope.measures.features import features as features
+    from gramscope.measures.eigenfunction_curves import Curves as Curves
+    from gramscope.measures.eigenfunction_curves import RichnessCurves as RichnessCurves
+    from gramscope.measures.eigenfunction_curves import effective_dimension as effective_dimension
+    from gramscope.measures.eigenfunction_curves import richness_curves as richness_curves
+    from gramscope.measures.feature_learning_equation import FeatureLearning as FeatureLearning
+    from gramscope.measures.feature_learning_equation import feature_learning as feature_learning
+    from gramscope.measures.feature_learning_equation import feature_learning_residual as feature_learning_residual
+    from gramscope.measures.gradient_outer_product import AGOP as AGOP
+    from gramscope.measures.gradient_outer_product import AGOPOperator as AGOPOperator
+    from gramscope.measures.gradient_outer_product import LayerAGOP as LayerAGOP
+    from gramscope.measures.gradient_outer_product import agop as agop
+    from gramscope.measures.gradient_outer_product import agop_operator as agop_operator
+    from gramscope.measures.gradient_outer_product import layer_agop as layer_agop
     from gramscope.measures.gram_only import GramOnly as GramOnly
     from gramscope.measures.gram_split import StepSplit as StepSplit
     from gramscope.measures.gram_split import gram_only_step as gram_only_step
     from gramscope.measures.gram_split import split_step as split_step
     from gramscope.measures.gram_tracker import GramTracker as GramTracker
-    from gramscope.measures.kernel_cka import KernelCKA as KernelCKA
-    from gramscope.measures.kernel_cka import kernel_cka as kernel_cka
-    from gramscope.measures.last_layer import last_layer as last_layer
-    from gramscope.measures.last_layer import last_layer_batches as last_layer_batches
+    from gramscope.measures.kernel_alignment import Alignment as Alignment
+    from gramscope.measures.kernel_alignment import TargetAlignment as TargetAlignment
+    from gramscope.measures.kernel_alignment import alignment as alignment
+    from gramscope.measures.kernel_alignment import kernel_target_alignment as kernel_target_alignment
+    from gramscope.measures.last_linear_layer import last_layer as last_layer
+    from gramscope.measures.last_linear_layer import last_layer_batches as last_layer_batches
+    from gramscope.measures.layer_features import feature_batches as feature_batches
+    from gramscope.measures.layer_features import features as features
+    from gramscope.measures.lazy_or_rich import Richness as Richness
+    from gramscope.measures.lazy_or_rich import initial_similarity as initial_similarity
+    from gramscope.measures.lazy_or_rich import network_richness as network_richness
+    from gramscope.measures.lazy_or_rich import parameter_norm as parameter_norm
+    from gramscope.measures.lazy_or_rich import richness as richness
+    from gramscope.measures.linear_cka import CKA as CKA
+    from gramscope.measures.linear_cka import SimilarityMatrix as SimilarityMatrix
+    from gramscope.measures.linear_cka import cka as cka
+    from gramscope.measures.linear_cka import layer_similarity as layer_similarity
+    from gramscope.measures.linear_targets import TargetLinearity as TargetLinearity
+    from gramscope.measures.linear_targets import held_out_target_linearity as held_out_target_linearity
+    from gramscope.measures.linear_targets import layer_target_linearity as layer_target_linearity
+    from gramscope.measures.linear_targets import target_linearity as target_linearity
+    from gramscope.measures.loss_curvature import HessianOperator as HessianOperator
+    from gramscope.measures.loss_curvature import Sharpness as Sharpness
+    from gramscope.measures.loss_curvature import sharpness as sharpness
     from gramscope.measures.measure import Facts as Facts
     from gramscope.measures.measure import Measure as Measure
     from gramscope.measures.measure import UndefinedMeasureWarning as UndefinedMeasureWarning
     from gramscope.measures.measure import gather_state as gather_state
     from gramscope.measures.noise_scale import gradient_noise_scale as gradient_noise_scale
-    from gramscope.measures.richness import Richness as Richness
-    from gramscope.measures.richness import initial_similarity as initial_similarity
-    from gramscope.measures.richness import network_richness as network_richness
-    from gramscope.measures.richness import parameter_norm as parameter_norm
-    from gramscope.measures.richness import richness as richness
-    from gramscope.measures.sharpness import HessianOperator as HessianOperator
-    from gramscope.measures.sharpness import Sharpness as Sharpness
-    from gramscope.measures.sharpness import sharpness as sharpness
-    from gramscope.measures.stationarity import stationarity as stationarity
-    from gramscope.measures.stationarity import stationarity_residual as stationarity_residual
-    from gramscope.measures.target_linearity import TargetLinearity as TargetLinearity
-    from gramscope.measures.target_linearity import held_out_target_linearity as held_out_target_linearity
-    from gramscope.measures.target_linearity import layer_target_linearity as layer_target_linearity
-    from gramscope.measures.target_linearity import target_linearity as target_linearity
-    from gramscope.measures.virtual_covariance import VirtualCovariance as VirtualCovariance
-    from gramscope.measures.virtual_covariance import gram_step as gram_step
-    from gramscope.measures.virtual_covariance import virtual_covariance as virtual_covariance
-    from gramscope.measures.virtual_covariance import virtual_update as virtual_update
+    from gramscope.measures.rbf_cka import KernelCKA as KernelCKA
+    from gramscope.measures.rbf_cka import kernel_cka as kernel_cka
+    from gramscope.measures.stationary_point import stationarity as stationarity
+    from gramscope.measures.stationary_point import stationarity_residual as stationarity_residual
+    from gramscope.measures.virtual_updates import VirtualCovariance as VirtualCovariance
+    from gramscope.measures.virtual_updates import gram_step as gram_step
+    from gramscope.measures.virtual_updates import virtual_covariance as virtual_covariance
+    from gramscope.measures.virtual_updates import virtual_update as virtual_update
     from gramscope.measures.weight_matrices import weight_forms as weight_forms
 
 # Public names and the file each lives in; resolved on first use.
@@ -78,68 +78,70 @@ _NAMES = {
     "UndefinedMeasureWarning": "measure",
     "gather_state": "measure",
     # features of layers
-    "features": "features",
-    "feature_batches": "features",
-    "last_layer": "last_layer",
-    "last_layer_batches": "last_layer",
+    "features": "layer_features",
+    "feature_batches": "layer_features",
+    "last_layer": "last_linear_layer",
+    "last_layer_batches": "last_linear_layer",
     # richness
-    "Richness": "richness",
-    "richness": "richness",
-    "network_richness": "richness",
-    "initial_similarity": "richness",
-    "parameter_norm": "richness",
-    "Curves": "curves",
-    "RichnessCurves": "curves",
-    "richness_curves": "curves",
-    "effective_dimension": "curves",
+    "Richness": "lazy_or_rich",
+    "richness": "lazy_or_rich",
+    "network_richness": "lazy_or_rich",
+    "initial_similarity": "lazy_or_rich",
+    "parameter_norm": "lazy_or_rich",
+    "Curves": "eigenfunction_curves",
+    "RichnessCurves": "eigenfunction_curves",
+    "richness_curves": "eigenfunction_curves",
+    "effective_dimension": "eigenfunction_curves",
+    "effective_rank": "gramscope.base.effective_rank",
+    "participation_ratio": "gramscope.base.effective_rank",
     # neural collapse
     "Collapse": "collapse",
     "NeuralCollapse": "collapse",
     "neural_collapse": "collapse",
     # similarity
-    "CKA": "cka",
-    "SimilarityMatrix": "cka",
-    "cka": "cka",
-    "layer_similarity": "cka",
-    "KernelCKA": "kernel_cka",
-    "kernel_cka": "kernel_cka",
-    "Alignment": "alignment",
-    "TargetAlignment": "alignment",
-    "alignment": "alignment",
-    "kernel_target_alignment": "alignment",
+    "CKA": "linear_cka",
+    "SimilarityMatrix": "linear_cka",
+    "cka": "linear_cka",
+    "layer_similarity": "linear_cka",
+    "KernelCKA": "rbf_cka",
+    "kernel_cka": "rbf_cka",
+    "Alignment": "kernel_alignment",
+    "TargetAlignment": "kernel_alignment",
+    "alignment": "kernel_alignment",
+    "kernel_target_alignment": "kernel_alignment",
     # feature learning
-    "FeatureLearning": "feature_learning",
-    "feature_learning": "feature_learning",
-    "feature_learning_residual": "feature_learning",
-    "VirtualCovariance": "virtual_covariance",
-    "virtual_covariance": "virtual_covariance",
-    "virtual_update": "virtual_covariance",
-    "gram_step": "virtual_covariance",
+    "FeatureLearning": "feature_learning_equation",
+    "feature_learning": "feature_learning_equation",
+    "feature_learning_residual": "feature_learning_equation",
+    "VirtualCovariance": "virtual_updates",
+    "virtual_covariance": "virtual_updates",
+    "virtual_update": "virtual_updates",
+    "gram_step": "virtual_updates",
     "GramTracker": "gram_tracker",
-    "TargetLinearity": "target_linearity",
-    "target_linearity": "target_linearity",
-    "held_out_target_linearity": "target_linearity",
-    "layer_target_linearity": "target_linearity",
+    "TargetLinearity": "linear_targets",
+    "target_linearity": "linear_targets",
+    "held_out_target_linearity": "linear_targets",
+    "layer_target_linearity": "linear_targets",
     "StepSplit": "gram_split",
     "split_step": "gram_split",
     "gram_only_step": "gram_split",
     "GramOnly": "gram_only",
-    "AGOP": "agop",
-    "LayerAGOP": "agop",
-    "AGOPOperator": "agop",
-    "agop": "agop",
-    "layer_agop": "agop",
-    "agop_operator": "agop",
+    "AGOP": "gradient_outer_product",
+    "LayerAGOP": "gradient_outer_product",
+    "AGOPOperator": "gradient_outer_product",
+    "agop": "gradient_outer_product",
+    "layer_agop": "gradient_outer_product",
+    "agop_operator": "gradient_outer_product",
     "ansatz_correlation": "ansatz",
     "ansatz_exponent": "ansatz",
     "neural_feature_ansatz": "ansatz",
     # training
     "gradient_noise_scale": "noise_scale",
-    "HessianOperator": "sharpness",
-    "Sharpness": "sharpness",
-    "sharpness": "sharpness",
-    "stationarity": "stationarity",
-    "stationarity_residual": "stationarity",
+    "HessianOperator": "loss_curvature",
+    "Sharpness": "loss_curvature",
+    "sharpness": "loss_curvature",
+    "stationarity": "stationary_point",
+    "stationarity_residual": "stationary_point",
     "weight_forms": "weight_matrices",
 }
 
@@ -148,14 +150,3 @@ __all__ = list(_NAMES)
 
 if not TYPE_CHECKING:  # so that a type checker knows every name and no other
     __getattr__, __dir__ = lazy_names(__name__, _NAMES)
-
-
-class _Room(ModuleType):
-    """Importing a file sets its name on the room; where a measure has the same name, the measure keeps it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _NAMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Room

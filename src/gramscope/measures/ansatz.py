@@ -1,21 +1,23 @@
 """The neural feature ansatz: is the Gram matrix of a weight a power of the network's gradient outer product?"""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_finite
+from gramscope.base.agreement import cosine
+from gramscope.base.checks import check_number, check_symmetric
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.rounding import Rounding, singular_floor
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.capture.network import Outputs
 from gramscope.capture.precision import Precision
-from gramscope.measures.agop import layer_agop
+from gramscope.measures.by_weight import ByWeight
+from gramscope.measures.gradient_outer_product import layer_agop
 from gramscope.measures.rows import of_ordinary_size
 
 __all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]
@@ -27,8 +29,7 @@ def matrix_power(matrix: Tensor, power: float) -> Float[Tensor, "*g d d"]:
     >>> matrix_power(torch.diag(torch.tensor([4.0, 9.0])), 0.5).tolist()
     [[2.0, 0.0], [0.0, 3.0]]
     """
-    if not 0 < power < math.inf:
-        raise InputError(f"power must be positive, got {power}.")
+    check_number(power, "power", above=0.0)
     values, vectors = _eigen(_symmetric(matrix, "matrix"), Rounding.of(matrix))
     return (vectors * values.pow(power)[..., None, :]) @ vectors.mT
 
@@ -38,7 +39,7 @@ def ansatz_correlation(gram: Tensor, agop: Tensor, power: float = 0.5) -> float:
 
     Shapes: (..., d, d) both; blocks of groups are pooled. α = ½ by default; a deep linear balanced network has
     α = 1/(number of layers from this one to the output). NaN, with a warning, where one of them is constant over its
-    entries. Reference: theory 2, Neural Feature Ansatz; Radhakrishnan et al., Science 383 (2024) 1461.
+    entries. Reference: arXiv:2605.06258, Neural Feature Ansatz; Radhakrishnan et al., Science 383 (2024) 1461.
 
     Example:
         >>> gram = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -87,26 +88,15 @@ def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0
 
 
 @dataclass(frozen=True, eq=False)
-class Ansatz(Mapping[str, float]):
+class Ansatz(ByWeight[float]):
     """Correlations by weight name; ``left_out`` names every other parameter and says why."""
 
-    correlations: dict[str, float]
     power: float
-    left_out: dict[str, str]
-
-    def __getitem__(self, name: str) -> float:
-        return self.correlations[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.correlations)
-
-    def __len__(self) -> int:
-        return len(self.correlations)
 
 
 def neural_feature_ansatz(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     *,
     power: float = 0.5,
     weights: str | Sequence[str] = "*",
@@ -126,8 +116,7 @@ def neural_feature_ansatz(
         >>> list(found), found.left_out["2.weight"]
         (['0.weight'], 'trivial: its signals are a multiple of the identity, so AGOP ∝ WᵀW by construction')
     """
-    if not power > 0:
-        raise InputError(f"power must be positive, got {power}.")
+    check_number(power, "power", above=0.0)
     found = layer_agop(model, x, weights, outputs=outputs, batch_size=batch_size, precision=precision)
     correlations: dict[str, float] = {}
     left_out = dict(found.left_out)
@@ -136,7 +125,7 @@ def neural_feature_ansatz(
             left_out[name] = "trivial: its signals are a multiple of the identity, so AGOP ∝ WᵀW by construction"
         else:
             correlations[name] = ansatz_correlation(found.grams[name], matrix, power)
-    return Ansatz(correlations, power, left_out)
+    return Ansatz(correlations, left_out, power)
 
 
 def _proportional_to_identity(covariance: Float[Tensor, "g o o"]) -> bool:
@@ -159,13 +148,9 @@ def _both(gram: Tensor, agop: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _symmetric(matrix: Tensor, what: str) -> Float[Tensor, "*g d d"]:
-    if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.numel() == 0:
-        raise InputError(f"{what} must be square, (d, d) or (..., d, d), got {tuple(matrix.shape)}.")
-    matrix = matrix.detach().double()
-    check_finite(matrix, what, "The run has diverged: load an earlier checkpoint.")
-    if float((matrix - matrix.mT).abs().max()) > 1e-2 * float(matrix.abs().max()):  # far above bfloat16's rounding
-        raise InputError(f"{what} must be symmetric, but it is not. Of a weight W pass its Gram matrix W.T @ W.")
-    return matrix
+    # The tolerance is far above bfloat16's rounding.
+    check_symmetric(matrix.detach(), what, tol=1e-2, remedy="Of a weight W pass its Gram matrix W.T @ W.")
+    return matrix.detach().double()
 
 
 def _pearson(a: Tensor, b: Tensor) -> tuple[float, str]:
@@ -177,4 +162,4 @@ def _pearson(a: Tensor, b: Tensor) -> tuple[float, str]:
     if any(constant):
         which = " and ".join(n for n, flat in zip(("WᵀW", "AGOP^α"), constant, strict=True) if flat)
         return math.nan, f"{which} {'are' if all(constant) else 'is'} the same in all entries"
-    return min(max(float((x @ y) / (x.norm() * y.norm())), -1.0), 1.0), ""
+    return cosine(x, y, "the ansatz correlation"), ""

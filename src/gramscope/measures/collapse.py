@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.warned import undefined, warn
+from gramscope.base.user_warnings import undefined, warn
 from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import NOTHING, of_ordinary_size, times_power

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.network import named_parameters, unwrap
+from gramscope.hierarchy.optimizer_step import ParamGroup
 from gramscope.measures.gram_split import Keep, Method, gram_only_step, split_step
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 
@@ -38,7 +39,7 @@ class GramOnly(Optimizer):
             and gives names. Without it every parameter of two axes or more is (out, everything else).
 
     The correction is an SVD in float64 for each weight and step, rounded to the parameter's own dtype. ``plan`` says
-    what is done with each parameter. Reference: theory 2, Gram-only step.
+    what is done with each parameter. Reference: arXiv:2605.06258, Gram-only step.
 
     Example:
         >>> layer = torch.nn.Linear(3, 2).double()
@@ -86,11 +87,11 @@ class GramOnly(Optimizer):
     # What is shared with the inner optimiser ---------------------------------------------------------
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[ParamGroup]:
         return self.optimizer.param_groups
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+    def param_groups(self, groups: list[ParamGroup]) -> None:
         self.optimizer.param_groups = groups
 
     @property
@@ -102,11 +103,11 @@ class GramOnly(Optimizer):
         self.optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> ParamGroup:
         return self.optimizer.defaults
 
     @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
+    def defaults(self, defaults: ParamGroup) -> None:
         self.optimizer.defaults = defaults
 
     def __getattr__(self, name: str) -> Any:
@@ -114,22 +115,22 @@ class GramOnly(Optimizer):
             raise AttributeError(name)
         return getattr(self.__dict__["optimizer"], name)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ParamGroup:
         # Torch's own copies groups and state alone, and would lose the inner optimiser on copying and pickling.
         return {k: v for k, v in self.__dict__.items() if k in _OWN}
 
     # Hooks of the wrapper act about the inner optimiser's own, in torch's order; each fires once.
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ParamGroup:
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state_dict: dict[str, Any] = self.optimizer.state_dict()
+        state_dict: ParamGroup = self.optimizer.state_dict()
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         return state_dict
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: ParamGroup) -> None:
         state_dict = state_dict.copy()  # a hook may write to it
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
@@ -141,7 +142,7 @@ class GramOnly(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         self.optimizer.add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
             _check(parameter)

@@ -45,7 +45,7 @@ def split_step(weight: Tensor, step: Tensor, method: Method = "sylvester") -> St
 
     Shapes: ``weight`` and ``step`` (..., m, d), wide, tall or rank-deficient, any floating dtype; float64 comes back.
     Where W has no extent beyond its rounding (a zero weight, the null space of its rows) the step alters. Reference:
-    theory 2, Gram-altering and Gram-preserving parts.
+    arXiv:2605.06258, Gram-altering and Gram-preserving parts.
 
     Example:
         >>> W = torch.eye(2)
@@ -82,7 +82,7 @@ def gram_only_step(before: Tensor, after: Tensor, keep: Keep = "altering") -> Fl
     no turn.
 
     Shapes: (..., m, d) both; the SVD is of at most min(m, 2d) rows. Float64 comes back. Newton-Schulz iterations are
-    not used: ten of them err by more than the step itself (theory 2). Reference: theory 2, Gram-only step.
+    not used: ten of them err by more than the step itself. Reference: arXiv:2605.06258, Gram-only step.
 
     Example:
         >>> W, turn = torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]])

@@ -1,21 +1,24 @@
 """Did the Gram matrix learn the virtual covariance? Both changes, accumulated over the steps really taken."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gramscope.base.agreement import cosine
 from gramscope.base.errors import InputError
-from gramscope.base.warned import undefined, warn
+from gramscope.base.user_warnings import undefined, warn
 from gramscope.capture.network import named_parameters, unwrap
-from gramscope.hierarchy.optimiser import inner_optimizer
+from gramscope.hierarchy.optimizer_step import ParamGroup, inner_optimizer
+from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 
 __all__ = ["GramChange", "GramChanges", "GramTracker"]
+
+NO_CHANGE = "one of the two has not changed at all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +42,12 @@ class GramChange:
     @property
     def cosine(self) -> float:
         """Cosine of ``gram`` and ``virtual``: 1 where the steps are small enough for first order."""
-        return cosine(self.gram, self.virtual, f"the cosine of Gram changes of {self.name}")
+        return cosine(self.gram, self.virtual, f"the cosine of Gram changes of {self.name}", NO_CHANGE)
 
     @property
     def gradient_cosine(self) -> float:
         """Cosine of ``gram`` and ``gradient``: how far the optimiser bent what the features asked for."""
-        return cosine(self.gram, self.gradient, f"the cosine of Gram and gradient changes of {self.name}")
+        return cosine(self.gram, self.gradient, f"the cosine of Gram and gradient changes of {self.name}", NO_CHANGE)
 
     @property
     def second_order(self) -> float:
@@ -56,20 +59,8 @@ class GramChange:
 
 
 @dataclass(frozen=True, eq=False)
-class GramChanges(Mapping[str, GramChange]):
+class GramChanges(ByWeight[GramChange]):
     """:class:`GramChange` by weight name; ``left_out`` names every other parameter and says why."""
-
-    weights: dict[str, GramChange]
-    left_out: dict[str, str]
-
-    def __getitem__(self, name: str) -> GramChange:
-        return self.weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
 
 
 class GramTracker:
@@ -86,7 +77,7 @@ class GramTracker:
         optimizer: the torch optimiser that moves it, or a wrapper of one (accelerate's), or several.
         weights: glob, or globs, of parameter names.
 
-    Reference: arXiv:2605.06258 (theory 2, the statement about changes).
+    Reference: arXiv:2605.06258, the statement about changes.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -102,7 +93,7 @@ class GramTracker:
         (10, True)
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any, weights: str | Sequence[str] = "*") -> None:
+    def __init__(self, model: nn.Module, optimizer: object, weights: str | Sequence[str] = "*") -> None:
         model = unwrap(model)
         given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         optimizers = [inner for one in given if (inner := inner_optimizer(one)) is not None]
@@ -149,13 +140,13 @@ class GramTracker:
             )
         return GramChanges(found, self.left_out)
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         held = _members(optimizer)
         for weight in self._weights.values():
             if id(weight.parameter) in held:
                 weight.begin()
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         held = _members(optimizer)
         # GradScaler leaves it to fused optimisers to skip a step with infinite gradients, and tells them so here.
         infinite = getattr(optimizer, "found_inf", None)
@@ -181,7 +172,7 @@ class _Watched:
             self.outside = True
             self.last = self.parameter.detach().clone()
 
-    def end(self, group: Mapping[str, Any]) -> None:
+    def end(self, group: ParamGroup) -> None:
         # The gradient is read after the step: closures have filled it in by then, fused optimisers have unscaled it.
         weight, gradient = self.form.matrices(self.last), self.parameter.grad
         now = self.parameter.detach().clone()
@@ -202,14 +193,6 @@ class _Watched:
             self.name, self.steps, weight.mT @ weight - self.start, self.virtual.clone(), self.gradient.clone(),
             self.decay.clone(),
         )  # fmt: skip
-
-
-def cosine(a: Tensor, b: Tensor, what: str) -> float:
-    """``⟨a, b⟩ / (|a| |b|)``; NaN, with the reason, where one of them vanishes."""
-    size = float(a.norm()) * float(b.norm())
-    if size == 0:
-        return undefined(what, "one of the two has not changed at all")
-    return float((a * b).sum()) / size
 
 
 def gram_change_sizes(
@@ -234,5 +217,5 @@ def _twice_sym(matrix: Tensor) -> Tensor:
     return matrix + matrix.mT
 
 
-def _members(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
+def _members(optimizer: Optimizer) -> dict[int, ParamGroup]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}

@@ -9,16 +9,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    runtime_checkable,
+)
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import UndefinedMeasureWarning as UndefinedMeasureWarning
+from gramscope.base.user_warnings import UndefinedMeasureWarning as UndefinedMeasureWarning
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @runtime_checkable
 class State(Protocol):
     """What a measure keeps of the examples seen: a frozen, picklable object of float64 tensors that can be merged."""
 
+    # A state merges with its own kind, which a protocol cannot say where types are checked at run time.
     def merged(self, other: Any) -> Any:
         """The state of both sets of examples."""
 
@@ -63,7 +77,7 @@ class Measure(ABC, Generic[S, V]):
     parts: ClassVar[Mapping[str, Facts]] = {}
     _kind_of_state: ClassVar[type] = State
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if not inspect.isabstract(cls) and not isinstance(getattr(cls, "facts", None), Facts):
             raise TypeError(f"{cls.__name__} must say what it measures: set facts = Facts(...) on the class.")
@@ -89,7 +103,7 @@ class Measure(ABC, Generic[S, V]):
     def compute(self, state: S) -> V:
         """The value; NaN with an :class:`UndefinedMeasureWarning` where it is not defined."""
 
-    def over(self, batches: Iterable[Any]) -> V:
+    def over(self, batches: Iterable[object]) -> V:
         """The value over an iterable of batches; a tuple, list or dict is spread over the arguments of ``update``."""
         states = (self._update_with(batch) for batch in batches)
         first = next(states, None)
@@ -101,13 +115,13 @@ class Measure(ABC, Generic[S, V]):
         """The value on one batch."""
         return self.compute(self.update(*args, **kwargs))
 
-    def _update_with(self, batch: Any) -> S:
+    def _update_with(self, batch: object) -> S:
         if isinstance(batch, Mapping):
             return self.update(**batch)
         return self.update(*batch) if isinstance(batch, tuple | list) else self.update(batch)
 
 
-def gather_state(state: S, group: Any = None) -> S:
+def gather_state(state: S, group: "ProcessGroup | None" = None) -> S:
     """The merged state of all ranks of a ``torch.distributed`` group; the same on every rank, in rank order.
 
     Outside a process group the state comes back as it is, so one script serves one and many processes.
@@ -122,6 +136,6 @@ def gather_state(state: S, group: Any = None) -> S:
 
     if not (dist.is_available() and dist.is_initialized()):
         return state
-    states: list[Any] = [None] * dist.get_world_size(group)
+    states = [state] * dist.get_world_size(group)
     dist.all_gather_object(states, state, group=group)
     return reduce(lambda a, b: a.merged(b), states)

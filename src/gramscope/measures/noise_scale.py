@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 
 __all__ = ["gradient_noise_scale", "noise_and_signal"]
 

@@ -2,11 +2,11 @@
 
 Two ways lead there. A snapshot tells how each weight was really used (bare parameters, transposed products, packed
 projections). Without a batch of examples, the module that owns a parameter tells: linear, convolution, recurrent and
-attention layers. What is no such matrix is listed with the reason.
+attention layers, and bilinear ones. What is no such matrix is listed with the reason.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from gramscope.base.errors import InputError
 from gramscope.capture import OuterSite, Site, Snapshot
 from gramscope.capture.network import named_parameters, unwrap
+from gramscope.measures.by_weight import ByWeight
 
 __all__ = ["MatrixForm", "WeightForms", "weight_forms"]
 
@@ -117,28 +118,16 @@ class WeightForm:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightForms(Mapping[str, WeightForm]):
+class WeightForms(ByWeight[WeightForm]):
     """Weights by name, and the parameters that are no such matrix with the reason why (``left_out``)."""
-
-    weights: dict[str, WeightForm]
-    left_out: dict[str, str]
-
-    def __getitem__(self, name: str) -> WeightForm:
-        return self.weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
 
     def chosen(self, patterns: str | Sequence[str]) -> "WeightForms":
         """Those whose name matches a glob; it is an error if none does."""
         globs = [patterns] if isinstance(patterns, str) else list(patterns)
-        kept = {n: w for n, w in self.weights.items() if any(fnmatchcase(n, glob) for glob in globs)}
+        kept = {n: w for n, w in self.items() if any(fnmatchcase(n, glob) for glob in globs)}
         if not kept:
             raise InputError(
-                f"weights={patterns!r} must match a weight matrix of the model, which has {list(self.weights)}; "
+                f"weights={patterns!r} must match a weight matrix of the model, which has {list(self)}; "
                 f"left out: {self.left_out}."
             )
         return WeightForms(kept, self.left_out)
@@ -224,6 +213,7 @@ def _convolution(module: Any, weight: Tensor) -> MatrixForm:
 # Which parameters of a module are matrices, and how; the first row that fits counts.
 _RULES: tuple[tuple[type[nn.Module], str, Callable[[Any, Tensor], MatrixForm]], ...] = (
     (nn.Linear, "weight", lambda module, weight: MatrixForm.plain(weight.shape)),
+    (nn.Bilinear, "weight", lambda module, weight: MatrixForm.plain(weight.shape)),  # meets the outer product of both
     (nn.modules.conv._ConvNd, "weight", _convolution),
     (nn.RNNBase, "weight_*", lambda module, weight: MatrixForm.plain(weight.shape)),
     (nn.RNNCellBase, "weight_*", lambda module, weight: MatrixForm.plain(weight.shape)),
@@ -253,7 +243,7 @@ def _forms_of_modules(model: nn.Module) -> WeightForms:
             left_out[name] = "frozen: requires_grad is False"
         elif first is None:
             left_out[name] = (
-                f"not the matrix of a linear, convolution, recurrent or attention layer (it is in: {kinds})"
+                f"not the matrix of a linear, bilinear, convolution, recurrent or attention layer (it is in: {kinds})"
             )
         elif any(form is None or not form.same(first) for form in forms):
             left_out[name] = f"tied: used in different ways by {kinds}"

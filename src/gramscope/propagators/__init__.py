@@ -10,17 +10,17 @@ from gramscope.propagators.dynamics import ScaledResponse, finite_time_exponent,
 from gramscope.propagators.global_ntk import GlobalNTK
 from gramscope.propagators.measures import (
     alignment,
-    effective_dimension,
-    effective_rank,
+    explained_variance_dimension,
     interference,
     mean_response,
     partial_average,
     partial_trace,
+    participation_ratio,
     random_modes,
     rayleigh,
     representation_alignment,
 )
-from gramscope.propagators.prediction import StatePrediction, predict_step
+from gramscope.propagators.prediction import StatePrediction, predict_states
 
 __all__ = [
     "GlobalNTK",
@@ -29,15 +29,15 @@ __all__ = [
     "StatePrediction",
     "activity_modes",
     "alignment",
-    "effective_dimension",
-    "effective_rank",
+    "explained_variance_dimension",
     "finite_time_exponent",
     "interference",
     "lyapunov_spectrum",
     "mean_response",
     "partial_average",
     "partial_trace",
-    "predict_step",
+    "participation_ratio",
+    "predict_states",
     "random_modes",
     "rayleigh",
     "representation_alignment",

@@ -3,13 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.rounding import Rounding, numerical_rank, singular_floor
@@ -17,10 +16,10 @@ from gramscope.capture.backward_graph import BackwardGraph
 from gramscope.capture.sites import OuterSite, Site
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.propagators.global_ntk import GlobalNTK
-from gramscope.propagators.measures import check_count, random_modes, rayleigh
-from gramscope.propagators.network import NetworkStates, Place
+from gramscope.propagators.measures import random_modes, rayleigh
+from gramscope.propagators.network_states import NetworkStates, Place
 from gramscope.propagators.recurrent import RecurrentStates
-from gramscope.propagators.strand import ROLES
+from gramscope.propagators.recurrent_layer import ROLES
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
     """
     joint = _joint_activity(g)
     n, steps, sites, width = g.axes.shape
-    check_count(k, "k", min(joint.shape))
+    check_count(k, "k", most=min(joint.shape))
     left = torch.linalg.svd(joint, full_matrices=False).U[:, :k]
     return _spread(left, n, steps, sites, width)
 
@@ -60,8 +59,8 @@ def _joint_activity(g: GlobalNTK) -> Float[Tensor, "trial_time v"]:
             "modes of hidden and input activity need a recurrent module (nn.RNN, nn.GRU, nn.LSTM or a cell of torch). "
             "For other networks pass modes of your own to rayleigh."
         )
-    strand = states.stack.strands[0]
-    return torch.cat([strand.before, strand.inputs], dim=2).transpose(0, 1).flatten(0, 1)
+    recurrent_layer = states.stack.recurrent_layers[0]
+    return torch.cat([recurrent_layer.before, recurrent_layer.inputs], dim=2).transpose(0, 1).flatten(0, 1)
 
 
 def self_referential_bias(
@@ -130,14 +129,14 @@ def structural_rank_bound(g: GlobalNTK) -> int:
 
 def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
     total = 0
-    for strand in states.stack.strands:
-        for side, data in ((0, strand.inputs), (1, strand.before)):
-            names = [name in g.parameters for name in strand.weights.names[side::2]]
+    for recurrent_layer in states.stack.recurrent_layers:
+        for side, data in ((0, recurrent_layer.inputs), (1, recurrent_layer.before)):
+            names = [name in g.parameters for name in recurrent_layer.weights.names[side::2]]
             rows = data.flatten(0, 1)
             if any(names):
                 parts = [rows] if names[0] else []
                 parts += [rows.new_ones(len(rows), 1)] if len(names) > 1 and names[1] else []
-                gates = getattr(strand.weights, ROLES[side]).shape[0]
+                gates = getattr(recurrent_layer.weights, ROLES[side]).shape[0]
                 total += numerical_rank(torch.cat(parts, dim=1)) * gates
     return total
 
@@ -145,7 +144,7 @@ def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
 def _network_bound(states: NetworkStates) -> int:
     """Where a weight acts in another way than as ``W v``, or only a part of it does, all entries in use count."""
     ranks: defaultdict[str, int] = defaultdict(int)
-    inputs: defaultdict[Any, list[Tensor]] = defaultdict(list)
+    inputs: defaultdict[tuple[str, tuple[int, ...], int, int, int], list[Tensor]] = defaultdict(list)
     entries: dict[str, int] = {}
     for place in states.places:
         used = place.stacked.parameters | place.direct.parameters

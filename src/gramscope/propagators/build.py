@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +10,14 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.nested import map_tensors, tensors_in
+from gramscope.base.nested import ModelInput, T, map_tensors, tensors_in
 from gramscope.capture.linear_map import LinearMap, leaves_below
 from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
 from gramscope.capture.side_effects import plain_execution, untouched
-from gramscope.propagators.layout import Layout, StateSite
-from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.layout import StateLayout, StateSite
+from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.recurrent import valid_steps
-from gramscope.propagators.watch import Node, Watch
+from gramscope.propagators.state_recorder import Node, StateRecorder
 
 
 def private_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -30,16 +29,16 @@ def private_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     return twin if target is None else twin.to(target)
 
 
-def cast_input(x: Any, model: nn.Module, dtype: torch.dtype | None) -> Any:
+def cast_input(x: T, model: nn.Module, dtype: torch.dtype | None) -> T:
     """x as fresh tensors; half precision becomes float32 like the model."""
-    x = prepare_input(x, dtype)
+    fresh: T = prepare_input(x, dtype)
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     halves = (torch.float16, torch.bfloat16)
-    return map_tensors(lambda t: t.to(own) if t.dtype in halves and own is not None else t, x)
+    return map_tensors(lambda t: t.to(own) if t.dtype in halves and own is not None else t, fresh)
 
 
 def network_states(
-    model: nn.Module, x: Any, outputs: Outputs, frozen: bool, dtype: torch.dtype | None
+    model: nn.Module, x: ModelInput, outputs: Outputs, frozen: bool, dtype: torch.dtype | None
 ) -> NetworkStates:
     """States of a network that is called once, ``model(x)``: every weight site and every recurrent layer."""
     n = count_examples(x)
@@ -56,10 +55,10 @@ def network_states(
     trials = _trial_axes(before, x, n, outputs, frozen, nodes)
     sites = _sites(nodes, trials, parameters)
     axes = Axes(trial=n, output=f.shape[1])
-    return NetworkStates(nodes, Layout.of(sites), f, axes, parameters)
+    return NetworkStates(nodes, StateLayout.of(sites), f, axes, parameters)
 
 
-def _parameters(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Parameter]:
+def _parameters(model: nn.Module, x: ModelInput, frozen: bool) -> dict[str, nn.Parameter]:
     parameters = check_model(model, x, frozen)
     for parameter in parameters.values():
         parameter.requires_grad_()
@@ -67,12 +66,12 @@ def _parameters(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Paramete
 
 
 def _watched(
-    model: nn.Module, x: Any, n: int, outputs: Outputs, parameters: dict[str, nn.Parameter]
+    model: nn.Module, x: ModelInput, n: int, outputs: Outputs, parameters: dict[str, nn.Parameter]
 ) -> tuple[list[Node], Tensor]:
     """One watched run: its nodes and its outputs (n, C)."""
     x = prepare_input(x)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():  # the model is ours: keep the streams alone
-        watch = Watch(parameters.values(), n)
+        watch = StateRecorder(parameters.values(), n)
         watch.mark_data(x)
         with watch:
             f = evaluate(model, x, n, outputs)
@@ -87,7 +86,7 @@ Seen = tuple[tuple[int, ...], int | None]  # the shape in which the trials have 
 
 def _trial_axes(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     n: int,
     outputs: Outputs,
     frozen: bool,
@@ -188,7 +187,7 @@ def _site_axes(shape: Sequence[int], trial: int | None, operation: str) -> Axes:
 
 
 def cell_states(
-    cell: nn.Module, x: Any, h0: Any, mask: Tensor | None, frozen: bool, dtype: torch.dtype | None
+    cell: nn.Module, x: ModelInput, h0: ModelInput, mask: Tensor | None, frozen: bool, dtype: torch.dtype | None
 ) -> NetworkStates:
     """States of any ``cell(x_t, h) -> h`` run over a sequence (trial, time, ...): its h at each step."""
     if not isinstance(x, Tensor) or x.dim() < 2:
@@ -208,7 +207,7 @@ def cell_states(
     parameters = _parameters(cell, x, frozen)
     valid = None if mask is None else valid_steps(mask, n, steps).to(x.device)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():
-        watch = Watch(parameters.values(), n, inside=True)
+        watch = StateRecorder(parameters.values(), n, inside=True)
         watch.mark_data(x)
         for part in starts:
             part.requires_grad_()
@@ -245,12 +244,12 @@ def _kept(part: Tensor, alive: Tensor) -> Tensor:
     return torch.where(alive.reshape(-1, *([1] * (part.dim() - 1))), part, torch.zeros_like(part))
 
 
-def _described(states: Any) -> list[tuple[tuple[int, ...], str]]:
+def _described(states: ModelInput) -> list[tuple[tuple[int, ...], str]]:
     kinds = {True: "floating", False: "not floating"}
     return [(tuple(part.shape), kinds[part.is_floating_point()]) for part in tensors_in(states)]
 
 
-def _check_step(new: Any, expected: list[tuple[tuple[int, ...], str]]) -> None:
+def _check_step(new: ModelInput, expected: list[tuple[tuple[int, ...], str]]) -> None:
     got = _described(new)
     if got != expected:
         raise InputError(
@@ -259,7 +258,7 @@ def _check_step(new: Any, expected: list[tuple[tuple[int, ...], str]]) -> None:
         )
 
 
-def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) -> Layout:
+def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) -> StateLayout:
     """Time is an axis of its own: (trial, time, site, ...) where all states have one shape, else (trial, time, state).
 
     Each trial's states lie together, step after step, in both.
@@ -271,6 +270,6 @@ def _cell_layout(leaves: Sequence[Tensor], n: int, steps: int, convolved: bool) 
     sites = tuple(StateSite(name, own) for name, own in zip(names, axes, strict=True))
     if len(set(axes)) == 1:
         inner = {name: size for name, size in axes[0].items() if name != "trial"}
-        return Layout(sites, Axes(trial=n, time=steps, site=count, **inner), "stacked", 1)
+        return StateLayout(sites, Axes(trial=n, time=steps, site=count, **inner), "stacked", 1)
     total = sum(own.size for own in axes)
-    return Layout(sites, Axes(trial=n, time=steps, state=total // (n * steps)), "by trial")
+    return StateLayout(sites, Axes(trial=n, time=steps, state=total // (n * steps)), "by trial")

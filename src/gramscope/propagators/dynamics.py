@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.linear_map import leaves_below
 from gramscope.propagators.global_ntk import GlobalNTK
-from gramscope.propagators.measures import check_count
-from gramscope.propagators.network import NetworkStates
+from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
 
 # (t, states before, push at t or None), each (k, B, S, H), -> states at t (k, B, S, H)
@@ -153,14 +152,14 @@ def finite_time_exponent(g: GlobalNTK) -> Float64[Tensor, " trial"]:
 
 
 @torch.no_grad()
-def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor, "trial count"]:
-    """The ``count`` greatest finite-time Lyapunov exponents of each trial, greatest first, by repeated QR.
+def lyapunov_spectrum(g: GlobalNTK, k: int | None = None) -> Float64[Tensor, "trial k"]:
+    """The ``k`` greatest finite-time Lyapunov exponents of each trial, greatest first, by repeated QR.
 
     ``Q_t R_t = A_t Q_{t-1}``; exponent i is the mean of ``log |R_t|_ii`` over the run (Benettin et al., Meccanica 15,
     1980). Q_0 is the identity: a short run depends on it, and in the long-time limit they are the logarithms of the
     singular values. A direction that a step erases altogether gives -inf.
 
-    Which directions grow fastest is known only at the end, so all S H of them are followed whatever ``count`` is: T
+    Which directions grow fastest is known only at the end, so all S H of them are followed whatever ``k`` is: T
     steps of (S H)³ operations, and (S H)² numbers, for each trial.
 
     >>> model = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False, batch_first=True).double()
@@ -172,8 +171,8 @@ def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor,
     """
     advance, (n, steps, sites, width) = _advance(g, "a Lyapunov spectrum")
     whole = sites * width
-    count = whole if count is None else count
-    check_count(count, "count", whole, "the number of states of one step")
+    k = whole if k is None else k
+    check_count(k, "k", most=whole, why="the number of states of one step")
     basis, runs = _identity(g, n, sites, width), _valid(g, steps, n)
     sums = torch.zeros(n, whole, dtype=torch.float64, device=g.values.device)
     for t in range(steps):
@@ -182,7 +181,7 @@ def lyapunov_spectrum(g: GlobalNTK, count: int | None = None) -> Float64[Tensor,
         sums += torch.where(runs[t][:, None], growth, 0.0)
         turned = q.permute(2, 0, 1).reshape(whole, n, sites, width)
         basis = torch.where(runs[t][:, None, None], turned, basis)
-    return (sums / runs.sum(0)[:, None]).sort(dim=1, descending=True).values[:, :count]
+    return (sums / runs.sum(0)[:, None]).sort(dim=1, descending=True).values[:, :k]
 
 
 def _valid(g: GlobalNTK, steps: int, n: int) -> Bool[Tensor, "time trial"]:

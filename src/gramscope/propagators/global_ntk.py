@@ -1,7 +1,7 @@
 """The global tangent kernel of a network's states."""
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, unwrap_with_input
 from gramscope.linalg import LinearOperator
 from gramscope.propagators.build import cell_states, network_states
@@ -26,6 +27,15 @@ from gramscope.propagators.recurrent import RecurrentStates, is_recurrent
 from gramscope.propagators.states import States
 
 Precision = Literal["float64", "float32"] | None
+
+
+class GlobalOptions(TypedDict, total=False):
+    """Options of :class:`GlobalNTK` that other functions pass on."""
+
+    mask: Tensor | None
+    outputs: Outputs
+    frozen: bool
+    precision: Precision
 
 
 class GlobalNTK:
@@ -66,8 +76,8 @@ class GlobalNTK:
     def __init__(
         self,
         model: nn.Module,
-        x: Any,
-        h0: Any = None,
+        x: ModelInput,
+        h0: ModelInput = None,
         *,
         mask: Tensor | None = None,
         outputs: Outputs = None,
@@ -84,8 +94,8 @@ class GlobalNTK:
     @staticmethod
     def _linearised(
         model: nn.Module,
-        x: Any,
-        h0: Any,
+        x: ModelInput,
+        h0: ModelInput,
         mask: Tensor | None,
         outputs: Outputs,
         frozen: bool,

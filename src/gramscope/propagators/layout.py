@@ -23,7 +23,7 @@ class StateSite:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """The order of the states in a flat vector.
 
     *stacked*: all sites have one shape and lie along ``stack`` of it, so that every axis has a name.
@@ -38,7 +38,7 @@ class Layout:
     stack: int = 0
 
     @classmethod
-    def of(cls, sites: Sequence[StateSite]) -> "Layout":
+    def of(cls, sites: Sequence[StateSite]) -> "StateLayout":
         """The layout with most names that these sites allow."""
         first = sites[0].axes
         known = all(site.trial is not None for site in sites)
@@ -104,7 +104,7 @@ def _without(site: StateSite) -> tuple[int, ...]:
 class Selection(LinearOperator):
     """The restriction of a state vector to one site: ``R``, with ``R Rᵀ = 1``. ``R A Rᵀ`` is a site's own block."""
 
-    def __init__(self, layout: Layout, name: str, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: StateLayout, name: str, dtype: torch.dtype, device: torch.device) -> None:
         self.layout, self.place = layout, layout.index(name)
         super().__init__(layout.sites[self.place].axes, layout.axes, dtype=dtype, device=device)
 

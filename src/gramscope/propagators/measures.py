@@ -1,18 +1,19 @@
 """Numbers and small matrices read off operators on states."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from gramscope.base.agreement import cosine, cosine_of_sums
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_finite, check_number
+from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
-from gramscope.base.warned import undefined
+from gramscope.base.user_warnings import undefined
 from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
 from gramscope.linalg.intervals import rounding_unit
 
@@ -21,37 +22,31 @@ EXACT = 4096
 
 
 @torch.no_grad()
-def effective_rank(op: LinearOperator, *, products: int | None = None, seed: int = 0) -> TraceEstimate:
+def participation_ratio(op: LinearOperator, *, products: int | None = None, seed: int = 0) -> TraceEstimate:
     """``tr(A)² / tr(A²)`` of a symmetric positive operator: how many directions it acts on, counted by weight.
 
     Between 1 and the rank; NaN, with a warning, for an operator that is zero. Exact (error 0) from all columns unless
     ``products`` random signs are asked for: then ``tr A = E zᵀAz`` and ``tr A² = E ‖Az‖²`` on the same probes, with a
     jackknife standard error.
 
-    >>> print(effective_rank(Dense(torch.diag(torch.tensor([1.0, 1.0, 0.0])), symmetric=True)))
+    >>> print(participation_ratio(Dense(torch.diag(torch.tensor([1.0, 1.0, 0.0])), symmetric=True)))
     2 ± 0 (exact, 3 products)
     """
-    _require_square(op, "an effective rank")
+    name = "a participation ratio"
+    _require_square(op, name)
     n = op.cols.size
     if products is None:
-        _require_small(n, "effective_rank")
+        _require_small(n, "participation_ratio")
         matrix = op.dense().double()
-        square = float((matrix * matrix.mT).sum())
-        exact = (
-            float(matrix.trace()) ** 2 / square if square else undefined("an effective rank", "the operator is zero")
-        )
-        return TraceEstimate(exact, 0.0, n, seed, "exact", "none", op.dtype, op.device)
-    if products < 3:
-        raise InputError(f"products must be at least 3 for an estimate with an error, got {products}.")
+        exact = ratio_of_traces(matrix.trace(), (matrix * matrix.mT).sum(), name, "the operator")
+        return TraceEstimate(float(exact), 0.0, n, seed, "exact", "none", op.dtype, op.device)
+    check_count(products, "products", least=3)
     rng = generator(child_seed(seed, "effective_rank"))
     z = rademacher(n, products, rng=rng, dtype=op.dtype, device=op.device)
     image = (op @ z).double()
     first, second = (z.double() * image).sum(0), (image**2).sum(0)
-    if not bool(second.any()):
-        nothing = undefined("an effective rank", "the operator is zero")
-        return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
-    value = _rank_of(first.mean(), second.mean())
-    others = _rank_of((first.sum() - first) / (products - 1), (second.sum() - second) / (products - 1))
+    value = ratio_of_traces(first.mean(), second.mean(), name, "the operator")
+    others = ratio_of_traces((first.sum() - first) / (products - 1), (second.sum() - second) / (products - 1))
     error = _jackknife(value, others, op)
     return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
 
@@ -63,19 +58,16 @@ def _jackknife(value: Tensor, others: Float64[Tensor, " m"], op: LinearOperator)
     return max(error, rounding_unit(op.dtype, op.cols.size) * float(value.abs()))
 
 
-def _rank_of(trace: Tensor, square: Tensor) -> Tensor:
-    return torch.where(square > 0, trace**2 / torch.where(square > 0, square, 1.0), 0.0)
+def explained_variance_dimension(matrix: Float[Tensor, "n m"], share: float = 0.95) -> float:
+    """The interpolated number of principal components that hold ``share`` of the squared sum of singular values.
 
+    Less than 1 where the first alone holds more than that. (Called effective dimension on the poster of
+    arXiv:2507.06381; that name has other meanings.)
 
-def effective_dimension(matrix: Float[Tensor, "n m"], share: float = 0.95) -> float:
-    """The interpolated number of singular values that hold ``share`` of their squared sum (poster of arXiv:2507.06381).
-
-    Less than 1 where the first alone holds more than that.
-
-    >>> effective_dimension(torch.diag(torch.tensor([1.0, 1.0])), share=0.75)
+    >>> explained_variance_dimension(torch.diag(torch.tensor([1.0, 1.0])), share=0.75)
     1.5
     """
-    if not 0 < share <= 1:
+    if check_number(share, "share", above=0.0) > 1:
         raise InputError(f"share must lie between 0 and 1, got {share}.")
     if matrix.dim() != 2 or matrix.numel() == 0:
         raise InputError(f"matrix must have rows and columns, got shape {tuple(matrix.shape)}.")
@@ -106,14 +98,9 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
     n = a.cols.size
     if products is None:
         _require_small(n, "alignment")
-        left, right = a.dense().double(), b.dense().double()
-        if not bool(left.any()) or not bool(right.any()):
-            value = undefined("an alignment", "the operator is zero")
-        else:
-            value = float(_cosine((left * right).sum(), (left**2).sum(), (right**2).sum()))
+        value = cosine(a.dense(), b.dense(), "an alignment", "the operator is zero")
         return TraceEstimate(value, 0.0, n, seed, "exact", "none", a.dtype, a.device)
-    if products < 3:
-        raise InputError(f"products must be at least 3 for an estimate with an error, got {products}.")
+    check_count(products, "products", least=3)
     rng = generator(child_seed(seed, "alignment"))
     z = rademacher(n, products, rng=rng, dtype=a.dtype, device=a.device)
     left, right = (a @ z).double(), (b @ z).double()
@@ -121,15 +108,10 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
         nothing = undefined("an alignment", "the operator is zero")
         return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
     parts = torch.stack([(left * right).sum(0), (left**2).sum(0), (right**2).sum(0)])
-    estimate = _cosine(*parts.mean(1))
-    others = _cosine(*((parts.sum(1, keepdim=True) - parts) / (products - 1)))
+    estimate = cosine_of_sums(*parts.mean(1))
+    others = cosine_of_sums(*((parts.sum(1, keepdim=True) - parts) / (products - 1)))
     error = _jackknife(estimate, others, a)
     return TraceEstimate(float(estimate), error, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
-
-
-def _cosine(cross: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    size = (left * right).sqrt()
-    return torch.where(size > 0, cross / torch.where(size > 0, size, 1.0), 0.0)
 
 
 def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
@@ -138,10 +120,7 @@ def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> 
         raise InputError(f"two state vectors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
     for name, vector in (("a", a), ("b", b)):
         check_finite(vector, name, "Look at the step where training diverged.")
-    x, y = a.double().flatten(), b.double().flatten()
-    if not bool(x.any()) or not bool(y.any()):
-        return undefined("a representation alignment", "a state vector is zero")
-    return float(_cosine(x @ y, x @ x, y @ y))
+    return cosine(a, b, "a representation alignment", "a state vector is zero")
 
 
 # Reductions over named axes ------------------------------------------------------------------------
@@ -238,7 +217,7 @@ def rayleigh(op: LinearOperator, modes: Float[Tensor, "N k"]) -> Float64[Tensor,
 @torch.no_grad()
 def interference(
     op: LinearOperator,
-    groups: Mapping[str, Sequence[int] | Tensor] | Any,
+    groups: Mapping[str, Sequence[int] | Tensor],
     axis: str = "trial",
     *,
     products: int | None = None,
@@ -300,7 +279,7 @@ def _block_squares(
     return (result + result.mT) / 2 if op.symmetric else result
 
 
-def _places(name: Any, given: Any, op: LinearOperator, axis: str) -> Tensor:
+def _places(name: object, given: object, op: LinearOperator, axis: str) -> Tensor:
     size = op.rows[axis]
     try:
         index = torch.as_tensor(given, device=op.device)
@@ -325,18 +304,10 @@ def random_modes(
 ) -> Float[Tensor, "n k"]:
     """``k`` random orthonormal modes of length ``n``, to compare others with; there are at most n."""
     check_count(n, "n")
-    check_count(k, "k", n, "the length of a mode")
+    check_count(k, "k", most=n, why="the length of a mode")
     rng = generator(child_seed(seed, "random_modes"))
     modes: Tensor = torch.linalg.qr(gaussian(n, k, rng=rng, dtype=dtype, device=device)).Q
     return modes
-
-
-def check_count(value: Any, name: str, most: int | None = None, why: str = "") -> None:
-    """Raise unless ``value`` is a whole number from 1 to ``most``."""
-    whole = not isinstance(value, bool) and hasattr(value, "__index__")
-    if not whole or value < 1 or (most is not None and value > most):
-        reach = "of at least 1" if most is None else f"between 1 and {most}{', ' + why if why else ''}"
-        raise InputError(f"{name} must be a whole number {reach}, got {value!r}.")
 
 
 def _require_square(op: LinearOperator, purpose: str) -> None:

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_finite
+from gramscope.base.agreement import cosine, relative_error
+from gramscope.base.checks import check_finite, check_lr
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
-from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -28,19 +30,17 @@ class StatePrediction:
     @property
     def relative_error(self) -> float:
         """``|predicted - measured| / |measured|``; of order η for a small step."""
-        size = float(self.measured.double().norm())
-        error = float((self.predicted.double() - self.measured.double()).norm())
-        return error / size if size else (0.0 if error == 0 else float("inf"))
+        return relative_error(self.predicted, self.measured)
 
     @property
     def alignment(self) -> float:
-        """The cosine of the two."""
-        a, b = self.predicted.double(), self.measured.double()
-        size = float(a.norm() * b.norm())
-        return float(a @ b) / size if size else 0.0
+        """The cosine of the two; NaN, with a warning, where one of them is zero."""
+        return cosine(self.predicted, self.measured, "the alignment of a predicted and a measured change")
 
 
-def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None, **options: Any) -> StatePrediction:
+def predict_states(
+    model: nn.Module, x: ModelInput, loss: Loss, lr: float, h0: ModelInput = None, **options: Unpack[GlobalOptions]
+) -> StatePrediction:
     """The change of every state in one step of plain gradient descent, by theory and by doing it on a copy.
 
     ``loss`` takes the outputs, with the shape of ``g.C.rows`` (for a recurrent module (trial, time, unit of the last
@@ -49,12 +49,11 @@ def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None
 
     >>> _ = torch.manual_seed(0)
     >>> model, x = torch.nn.GRU(3, 8, batch_first=True).double(), torch.randn(4, 6, 3, dtype=torch.float64)
-    >>> step = predict_step(model, x, lambda h: (h[:, -1] ** 2).mean(), lr=1e-4)
+    >>> step = predict_states(model, x, lambda h: (h[:, -1] ** 2).mean(), lr=1e-4)
     >>> step.relative_error < 1e-4
     True
     """
-    if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < float("inf"):
-        raise InputError(f"lr must be a positive number, the size of the step, got {lr!r}.")
+    check_lr(lr)
     g = GlobalNTK(model, x, h0, **options)
     value, gradient = _loss_gradient(g, loss)
     at_states = g.C.T @ gradient
@@ -79,14 +78,14 @@ def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]
 
 def outputs_of(g: GlobalNTK) -> Tensor:
     """The model's outputs as captured, shaped like ``g.C.rows``."""
-    from gramscope.propagators.network import NetworkStates
+    from gramscope.propagators.network_states import NetworkStates
 
     if isinstance(g.states, NetworkStates):
         return g.states.output.reshape(g.C.rows.shape).clone()
     return g.states.read(g.values[None])[0].reshape(g.C.rows.shape).clone()
 
 
-def _floats(value: Any) -> Any:
+def _floats(value: ModelInput) -> ModelInput:
     from gramscope.base.nested import map_tensors
 
     return map_tensors(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t, value)

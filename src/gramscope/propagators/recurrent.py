@@ -1,7 +1,6 @@
 """States of a bare recurrent module or cell, in closed form."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,10 +10,11 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite, check_one_device, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.propagators.layout import Layout, StateSite
+from gramscope.base.nested import ModelInput
+from gramscope.propagators.layout import StateLayout, StateSite
+from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
 from gramscope.propagators.stack import Stack, run_stack
 from gramscope.propagators.states import Changes, States
-from gramscope.propagators.strand import COMPONENTS, Weights
 
 CELLS = {nn.RNNCell: "rnn", nn.GRUCell: "gru", nn.LSTMCell: "lstm"}
 MODULES = {nn.RNN: "rnn", nn.GRU: "gru", nn.LSTM: "lstm"}
@@ -32,7 +32,13 @@ class RecurrentStates(States):
     """
 
     def __init__(
-        self, model: nn.Module, x: Any, h0: Any, mask: Tensor | None, frozen: bool, dtype: torch.dtype | None
+        self,
+        model: nn.Module,
+        x: ModelInput,
+        h0: ModelInput,
+        mask: Tensor | None,
+        frozen: bool,
+        dtype: torch.dtype | None,
     ) -> None:
         kind = _kind(model)
         refuse_options(model)
@@ -52,7 +58,7 @@ class RecurrentStates(States):
         n, steps, sites, width = values.shape
         self.shape = (n, steps, sites, width)
         axes = Axes(trial=n, time=steps, unit=width)
-        self.layout = Layout(
+        self.layout = StateLayout(
             tuple(StateSite(name, axes) for name in self.stack.sites),
             Axes(trial=n, time=steps, site=sites, unit=width),
             "stacked",
@@ -139,7 +145,7 @@ def _working_dtype(model: nn.Module, inputs: Tensor) -> torch.dtype:
 
 
 def _weights(model: nn.Module, dtype: torch.dtype) -> tuple[list[Weights], int]:
-    """The weights of each strand, layer after layer, and the number of directions; copies, so training on is safe."""
+    """The weights of each recurrent layer and the number of directions; copies, so training on is safe."""
 
     def read(suffix: str) -> Weights:
         names = [f"weight_ih{suffix}", f"weight_hh{suffix}"]
@@ -160,7 +166,7 @@ def _weights(model: nn.Module, dtype: torch.dtype) -> tuple[list[Weights], int]:
 
 
 def _sequence(
-    model: nn.Module, x: Any, mask: Tensor | None
+    model: nn.Module, x: ModelInput, mask: Tensor | None
 ) -> tuple[Float[Tensor, "T B i"], Bool[Tensor, "T B"] | None]:
     """x with time first, and which steps are valid (None: all)."""
     lengths = None
@@ -209,19 +215,21 @@ def valid_steps(mask: Tensor, trials: int, steps: int) -> Bool[Tensor, "T B"]:
     return mask.mT
 
 
-def _initial_shapes(model: nn.Module, x: Any, strands: int, trials: int, width: int) -> list[tuple[int, ...]]:
+def _initial_shapes(
+    model: nn.Module, x: ModelInput, recurrent_layers: int, trials: int, width: int
+) -> list[tuple[int, ...]]:
     """The shapes that h0 may have, the full one first: besides that, torch's own for this module and this x."""
     alone = isinstance(x, Tensor) and x.dim() == 2
     if type(model) in CELLS:
-        return [(strands, trials, width), (trials, width), *([(width,)] if alone else [])]
-    return [(strands, trials, width), *([(strands, width)] if alone else [])]
+        return [(recurrent_layers, trials, width), (trials, width), *([(width,)] if alone else [])]
+    return [(recurrent_layers, trials, width), *([(recurrent_layers, width)] if alone else [])]
 
 
-def _initial(h0: Any, kind: str, shapes: list[tuple[int, ...]], like: Tensor) -> Float[Tensor, "B S H"]:
+def _initial(h0: ModelInput, kind: str, shapes: list[tuple[int, ...]], like: Tensor) -> Float[Tensor, "B S H"]:
     components = COMPONENTS[kind]
-    strands, trials, width = shapes[0]
+    recurrent_layers, trials, width = shapes[0]
     if h0 is None:
-        return like.new_zeros(trials, strands * len(components), width)
+        return like.new_zeros(trials, recurrent_layers * len(components), width)
     given = tuple(h0) if isinstance(h0, tuple | list) else (h0,)
     if len(given) != len(components):
         raise InputError(f"h0 must hold {' and '.join(components)} for this module, got {len(given)} tensors.")
@@ -232,7 +240,7 @@ def _initial(h0: Any, kind: str, shapes: list[tuple[int, ...]], like: Tensor) ->
             raise InputError(f"h0 ({name}) must have shape {' or '.join(map(str, shapes))}, got {got}.")
         check_finite(part, f"h0 ({name})", "Look for NaN in the initial state.")
         check_one_device([("h0", part)], like.device, "the model")
-        parts.append(part.detach().to(like.dtype).reshape(strands, trials, width))
+        parts.append(part.detach().to(like.dtype).reshape(recurrent_layers, trials, width))
     return torch.stack(parts, dim=1).flatten(0, 1).transpose(0, 1)
 
 

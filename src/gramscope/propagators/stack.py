@@ -1,4 +1,4 @@
-"""Strands on top of and beside one another: a whole ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
+"""Recurrent layers on top of and beside one another: a whole ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,17 +7,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gramscope.propagators.strand import COMPONENTS, Strand, Weights, add_from_gates, run
+from gramscope.propagators.recurrent_layer import COMPONENTS, RecurrentLayer, Weights, add_from_gates, run
 
-Parts = list[Tensor]  # one (T, k, B, C, H) for each strand
+Parts = list[Tensor]  # one (T, k, B, C, H) for each recurrent layer
 
 
 @dataclass(frozen=True)
 class Stack:
-    """``layers`` layers of ``ways`` directions each; sites are the strands' components, layer after layer."""
+    """``layers`` layers of ``ways`` directions each; sites are their components, layer after layer."""
 
     kind: str
-    strands: tuple[Strand, ...]
+    recurrent_layers: tuple[RecurrentLayer, ...]
     ways: int
     valid: Bool[Tensor, "T B"] | None = field(repr=False)
 
@@ -28,16 +28,16 @@ class Stack:
     @property
     def sites(self) -> tuple[str, ...]:
         names = []
-        for place in range(len(self.strands)):
+        for place in range(len(self.recurrent_layers)):
             layer, way = divmod(place, self.ways)
             suffix = "_reverse" if way else ""
             names += [f"{component}_l{layer}{suffix}" for component in COMPONENTS[self.kind]]
         return tuple(names)
 
     def values(self) -> Float[Tensor, "B T S H"]:
-        return torch.cat([strand.states for strand in self.strands], dim=2).transpose(0, 1)
+        return torch.cat([recurrent_layer.states for recurrent_layer in self.recurrent_layers], dim=2).transpose(0, 1)
 
-    # Between (k, B, T, S, H) and one time-first part for each strand -------------------------------
+    # Between (k, B, T, S, H) and one time-first part for each recurrent layer -------------------------------
 
     def split(self, q: Float[Tensor, "k B T S H"]) -> Parts:
         """Copies, time first; the sweeps overwrite them."""
@@ -45,7 +45,7 @@ class Stack:
         moved = q.permute(2, 0, 1, 3, 4)
         return [
             moved[:, :, :, place * step : (place + 1) * step].clone(memory_format=torch.contiguous_format)
-            for place in range(len(self.strands))
+            for place in range(len(self.recurrent_layers))
         ]
 
     def join(self, parts: Sequence[Tensor]) -> Float[Tensor, "k B T S H"]:
@@ -70,13 +70,13 @@ class Stack:
         """P, and the response to changes of the inputs (T, k, B, i) and of the initial states if given."""
         parts, rest = self._masked(parts)
         below = inputs
-        for layer in range(0, len(self.strands), self.ways):
+        for layer in range(0, len(self.recurrent_layers), self.ways):
             for place in range(layer, layer + self.ways):
-                strand = self.strands[place]
+                recurrent_layer = self.recurrent_layers[place]
                 if below is not None:
-                    parts[place] = parts[place].add_(strand.drive(below))
+                    parts[place] = parts[place].add_(recurrent_layer.drive(below))
                 start = None if initial is None else self._initial(initial, place)
-                parts[place] = strand.scan(parts[place], start)
+                parts[place] = recurrent_layer.scan(parts[place], start)
             below = self._shown(parts[layer : layer + self.ways])
         return self._with(parts, rest)
 
@@ -88,21 +88,24 @@ class Stack:
         """P*, with the adjoints of the inputs (T, k, B, i) and of the initial states (k, B, S, H)."""
         parts, inputs = self._adjoint_sweep(parts, True)
         assert inputs is not None
-        starts = [strand.initial_adjoint(part) for strand, part in zip(self.strands, parts, strict=True)]
+        starts = [
+            recurrent_layer.initial_adjoint(part)
+            for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True)
+        ]
         return parts, inputs, torch.cat(starts, dim=2)
 
     def _adjoint_sweep(self, parts: Parts, to_inputs: bool) -> tuple[Parts, Tensor | None]:
         parts, rest = self._masked(parts)
         above: Tensor | None = None
-        for layer in reversed(range(0, len(self.strands), self.ways)):
+        for layer in reversed(range(0, len(self.recurrent_layers), self.ways)):
             back: Tensor | None = None
             for way in range(self.ways):
-                strand, part = self.strands[layer + way], parts[layer + way]
+                recurrent_layer, part = self.recurrent_layers[layer + way], parts[layer + way]
                 if above is not None:
                     part[..., 0, :] += above.chunk(self.ways, dim=-1)[way]
-                part = parts[layer + way] = strand.scan_adjoint(part)
+                part = parts[layer + way] = recurrent_layer.scan_adjoint(part)
                 if layer or to_inputs:
-                    driven = strand.drive_adjoint(part)
+                    driven = recurrent_layer.drive_adjoint(part)
                     back = driven if back is None else back.add_(driven)
             above = back
         # A trial that runs backward starts from its initial state at its last step, not from the step after it.
@@ -115,29 +118,35 @@ class Stack:
         """L: each step and layer sees the given changes of the states before it, not those it makes."""
         parts, _ = self._masked(parts)
         below, result = inputs, []
-        for layer in range(0, len(self.strands), self.ways):
+        for layer in range(0, len(self.recurrent_layers), self.ways):
             for place in range(layer, layer + self.ways):
-                strand = self.strands[place]
-                before = strand.shifted(parts[place])
+                recurrent_layer = self.recurrent_layers[place]
+                before = recurrent_layer.shifted(parts[place])
                 if initial is not None:
-                    before = before + self._initial(initial, place) * strand.begins[:, None, :, None, None]
-                after = strand.step(slice(None), before)
-                result.append(after if below is None else after + strand.drive(below))
+                    before = before + self._initial(initial, place) * recurrent_layer.begins[:, None, :, None, None]
+                after = recurrent_layer.step(slice(None), before)
+                result.append(after if below is None else after + recurrent_layer.drive(below))
             below = self._shown(parts[layer : layer + self.ways])
         return result
 
     def local_adjoint(self, parts: Parts) -> tuple[Parts, Tensor, Tensor]:
         """L*, with the adjoints of the inputs and of the initial states."""
         result = []
-        for strand, part in zip(self.strands, parts, strict=True):
-            result.append(strand.shifted(strand.step_adjoint(slice(None), part), later=False))
-        drives = [strand.drive_adjoint(part) for strand, part in zip(self.strands, parts, strict=True)]
-        for layer in range(self.ways, len(self.strands), self.ways):
+        for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True):
+            result.append(recurrent_layer.shifted(recurrent_layer.step_adjoint(slice(None), part), later=False))
+        drives = [
+            recurrent_layer.drive_adjoint(part)
+            for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True)
+        ]
+        for layer in range(self.ways, len(self.recurrent_layers), self.ways):
             down = sum(drives[layer + 1 : layer + self.ways], drives[layer])
             for way, chunk in enumerate(down.chunk(self.ways, dim=-1)):
                 result[layer - self.ways + way][..., 0, :] += chunk
         result, _ = self._masked(result)
-        starts = [strand.initial_adjoint(part) for strand, part in zip(self.strands, parts, strict=True)]
+        starts = [
+            recurrent_layer.initial_adjoint(part)
+            for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True)
+        ]
         return result, sum(drives[1 : self.ways], drives[0]), torch.cat(starts, dim=2)
 
     def advance(
@@ -149,13 +158,13 @@ class Stack:
         """
         below: Tensor | None = None
         result = []
-        for place, strand in enumerate(self.strands):
-            after = strand.step(t, self._initial(before, place))
+        for place, recurrent_layer in enumerate(self.recurrent_layers):
+            after = recurrent_layer.step(t, self._initial(before, place))
             if own is not None:
                 after += self._initial(own, place)
             if below is not None:
-                gates = below @ strand.weights.w_ih.mT
-                add_from_gates(after, gates, strand.into[t])
+                gates = below @ recurrent_layer.weights.w_ih.mT
+                add_from_gates(after, gates, recurrent_layer.into[t])
             result.append(after)
             below = after[..., 0, :]
         return torch.cat(result, dim=2)
@@ -171,18 +180,18 @@ class Stack:
 
     def pull(self, parts: Parts, names: Collection[str]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for strand, part in zip(self.strands, parts, strict=True):
-            for name, gradient in strand.pull(part, names).items():
+        for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True):
+            for name, gradient in recurrent_layer.pull(part, names).items():
                 found[name] = found[name] + gradient if name in found else gradient
         return found
 
     def push(self, changes: Mapping[str, Tensor], count: int) -> Parts:
         parts = []
-        for strand in self.strands:
-            moved = strand.push(changes)
+        for recurrent_layer in self.recurrent_layers:
+            moved = recurrent_layer.push(changes)
             if moved is None:
-                steps, trials, components, width = strand.states.shape
-                moved = strand.states.new_zeros(steps, count, trials, components, width)
+                steps, trials, components, width = recurrent_layer.states.shape
+                moved = recurrent_layer.states.new_zeros(steps, count, trials, components, width)
             parts.append(moved)
         return parts
 
@@ -197,11 +206,13 @@ def run_stack(
 ) -> Stack:
     """Run a recurrent network of any number of layers and linearise it."""
     components = len(COMPONENTS[kind])
-    strands: list[Strand] = []
+    recurrent_layers: list[RecurrentLayer] = []
     for place, own in enumerate(weights):
         way = place % ways
         if place and way == 0:
-            inputs = torch.cat([strand.states[:, :, 0] for strand in strands[-ways:]], dim=-1)
+            inputs = torch.cat(
+                [recurrent_layer.states[:, :, 0] for recurrent_layer in recurrent_layers[-ways:]], dim=-1
+            )
         start = initial[:, place * components : (place + 1) * components]
-        strands.append(run(kind, own, inputs, start, way == 1, valid))
-    return Stack(kind, tuple(strands), ways, valid)
+        recurrent_layers.append(run(kind, own, inputs, start, way == 1, valid))
+    return Stack(kind, tuple(recurrent_layers), ways, valid)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.axes import Axes
-from gramscope.propagators.layout import Layout
+from gramscope.propagators.layout import StateLayout
 
 Changes = dict[str, Tensor]  # parameter name -> (k, *shape of the parameter)
 
@@ -19,7 +19,7 @@ class States(ABC):
     Vectors over the N states come as rows, ``(k, N)``, in the order of ``layout``; each method takes k of them at once.
     """
 
-    layout: Layout
+    layout: StateLayout
     values: Float[Tensor, " N"]
     parameters: dict[str, torch.Size]
     dtype: torch.dtype

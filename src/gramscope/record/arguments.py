@@ -1,18 +1,17 @@
 """What ``watch`` is given, checked before training starts."""
 
-import math
 import operator
 import os
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from torch.optim import Optimizer
 
+from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError
 from gramscope.hierarchy.losses import loss_function
-from gramscope.hierarchy.optimiser import inner_optimizer
+from gramscope.hierarchy.optimizer_step import inner_optimizer
 
 
 def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any, on_alert: Any) -> None:
@@ -25,9 +24,8 @@ def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any, on_
         raise InputError(f"forward must be a function (scalars, step) -> None, got {forward!r}. Wrap it.")
     if on_alert is not None and not callable(on_alert):
         raise InputError(f"on_alert must be a function of an alert, got {on_alert!r}. Leave it out for warnings.")
-    number = isinstance(lr, Real) and not isinstance(lr, bool)
-    if lr is not None and not (number and 0 < float(lr) < math.inf):
-        raise InputError(f"lr must be a positive number, got {lr!r}. Leave it out where an optimiser is attached.")
+    if lr is not None:
+        check_lr(lr)
 
 
 def check_out(out: Any) -> None:

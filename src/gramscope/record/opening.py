@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from gramscope.store import RunWriter
-from gramscope.store.errors import RunExists, disk_trouble
 from gramscope.store.records import META_FILE
+from gramscope.store.store_errors import RunExists, disk_trouble
 
 
 def open_writer(out: Any, resume: int | bool, meta: Mapping[str, Any]) -> RunWriter:

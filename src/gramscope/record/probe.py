@@ -24,7 +24,7 @@ from gramscope.capture.network import (
 )
 from gramscope.capture.side_effects import CopyOnWrite, untouched
 from gramscope.hierarchy.losses import Loss
-from gramscope.hierarchy.optimiser import autocast_uncached
+from gramscope.hierarchy.optimizer_step import autocast_uncached
 from gramscope.record.along_loss import sample_positions
 from gramscope.record.arguments import globs
 from gramscope.record.condensed import MIXTURES, SEED, has_many_outputs, rehearses_losses

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from gramscope import measures, spectra
+from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
+from gramscope.base.shares import shares
 from gramscope.capture.network import count_examples, evaluate, named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.measures.gram_tracker import gram_change_sizes
-from gramscope.propagators.prediction import predict_step
+from gramscope.propagators.prediction import predict_states
 from gramscope.record.condensed import rehearses_losses
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of
 from gramscope.spectra.layouts import Layout
@@ -101,10 +103,10 @@ def read_shares(moment: Moment) -> Reading:
     by_layer: dict[str, float] = {}
     for name, size in moment.along_loss.squares.items():
         by_layer[layer_of(name)] = by_layer.get(layer_of(name), 0.0) + size
-    total = sum(by_layer.values())
-    if total == 0:
+    if not any(by_layer.values()):
         return Reading()  # no error left, so that there is nothing to share
-    return Reading({f"share/{layer}": v / total for layer, v in by_layer.items() if moment.subject.layers(layer)})
+    parts = shares(by_layer)
+    return Reading({f"share/{layer}": part for layer, part in parts.items() if moment.subject.layers(layer)})
 
 
 @reader(
@@ -133,8 +135,7 @@ def read_kernel(moment: Moment) -> Reading:
     if moment.condensed is not None:
         error = moment.estimate.standard_error.double()
         reading.scalars["kernel/standard_error"] = float(error.norm() / kernel.norm())
-    trace, square = float(kernel.trace()), float(kernel.square().sum())
-    reading.scalars["kernel/effective_rank"] = trace**2 / square if square else math.nan
+    reading.scalars["kernel/participation_ratio"] = float(ratio_of_traces(kernel.trace(), kernel.square().sum()))
     reading.arrays["kernel"] = kernel.cpu()[order][:, order].float().numpy()
     return reading
 
@@ -256,15 +257,15 @@ def read_step(moment: Moment) -> Reading:
         "rounding": "step/rounding",
     }  # fmt: skip
     errors = {parts[part]: error for part, error in step.errors.items()}
-    reading = _relative(errors, step.true)
+    reading = _relative(errors, step.measured)
     reading.scalars["step/predicted_loss_change"] = step.predicted_loss_change
-    reading.scalars["step/true_loss_change"] = step.true_loss_change
+    reading.scalars["step/true_loss_change"] = step.measured_loss_change
     reading.scalars |= {f"flips/{flips.name}": float(flips.flipped) for flips in step.flips}
     forms = measures.weight_forms(moment.subject.model)
     reading.scalars |= _gram_changes(moment, step, forms)
-    chosen = torch.linspace(0, step.true.numel() - 1, min(SAMPLE, step.true.numel()), device="cpu").long()
+    chosen = torch.linspace(0, step.measured.numel() - 1, min(SAMPLE, step.measured.numel()), device="cpu").long()
     reading.arrays["step/predicted"] = _numpy(step.predicted.flatten().cpu()[chosen])
-    reading.arrays["step/true"] = _numpy(step.true.flatten().cpu()[chosen])
+    reading.arrays["step/true"] = _numpy(step.measured.flatten().cpu()[chosen])
     reading.missing |= _without_matrix(moment, step, forms)
     return reading
 
@@ -352,7 +353,7 @@ def read_dntk(moment: Moment) -> Reading:
 def read_states(moment: Moment) -> Reading:
     subject = moment.subject
     with evaluating(subject.model):
-        step = predict_step(subject.model, subject.x, _loss_of(moment), _rate(moment), outputs=subject.outputs)
+        step = predict_states(subject.model, subject.x, _loss_of(moment), _rate(moment), outputs=subject.outputs)
     return _relative({"states/error": step.relative_error, "states/alignment": step.alignment}, step.measured)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from gramscope.base.errors import InputError
-from gramscope.hierarchy.optimiser import inner_optimizer
+from gramscope.hierarchy.optimizer_step import inner_optimizer
 from gramscope.record.arguments import check_out
 from gramscope.record.watch import Scope, watch
 from gramscope.store.records import META_FILE

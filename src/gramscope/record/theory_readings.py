@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gramscope import measures
 from gramscope.capture.network import named_parameters
-from gramscope.hierarchy.concentration import coactivation_rank, concentration
+from gramscope.hierarchy.mask_concentration import coactivation_rank, concentration
 from gramscope.record.moment import Moment, Subject, evaluating, layer_of, layers_by_id
 from gramscope.record.probe_pass import probe_pass
 from gramscope.record.readings import Reading, reader
@@ -45,7 +45,7 @@ def _passes_and_eigenvalues(subject: Subject, capture: float) -> float:
 
 @reader(
     "concentration",
-    "Effective rank of co-activation and of the pullback metric, by layer, and whether the weights' change follows it.",
+    "Participation ratio of co-activation and of the pullback metric, by layer, and whether the weights follow it.",
     needs_targets=False,
     by_default=False,
     guess=_passes_and_eigenvalues,
@@ -79,7 +79,7 @@ def _matrices(moment: Moment) -> dict[str, Tensor]:
 def _concentration(moment: Moment, layer: str, mask: Tensor, weight: Tensor | None) -> dict[str, float]:
     mask = mask.cpu()
     if weight is None or len(weight) != mask.shape[1]:
-        ranks = coactivation_rank(mask), coactivation_rank(mask, centred=True)
+        ranks = coactivation_rank(mask), coactivation_rank(mask, center=True)
         return {f"coactivation_rank/{layer}": ranks[0], f"coactivation_rank_centred/{layer}": ranks[1]}
     start = None if moment.memory.weights is None else moment.memory.weights.get(layer)
     moved = start is not None and start.shape == weight.shape and not torch.equal(start, weight)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from gramscope.capture.network import named_parameters
+from gramscope.measures.loss_curvature import sharpness
 from gramscope.measures.noise_scale import noise_and_signal
 from gramscope.measures.rows import frobenius
-from gramscope.measures.sharpness import sharpness
 from gramscope.record.condensed import rehearses_losses
 from gramscope.record.moment import Moment, Subject, layer_of
 from gramscope.record.probe_pass import probe_pass

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.capture.network import Outputs, unwrap, unwrap_with_input
 from gramscope.record import probe as probe_module
 from gramscope.record.alerts import Alert, AlertLog

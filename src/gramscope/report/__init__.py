@@ -11,11 +11,11 @@ from gramscope.report.server import ReportServer, serve
 __all__ = ["ReportServer", "report", "serve"]
 
 
-class _Room(ModuleType):
+class _CallableReport(ModuleType):
     """``gramscope.report`` is both the room and its entry point, so the room can be called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Path:
         return report(*args, **kwargs)
 
 
-sys.modules[__name__].__class__ = _Room
+sys.modules[__name__].__class__ = _CallableReport

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,16 +18,17 @@ from gramscope import __version__
 from gramscope.base.errors import InputError
 from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
-from gramscope.report.opening import Sources, open_all, views_of
 from gramscope.report.panels import Absent, all_panels, all_runs
 from gramscope.report.regimes import RULE, regime
+from gramscope.report.run_sources import Sources, open_all, views_of
 from gramscope.report.runs_table import RunsTable, runs_table
 from gramscope.report.summary import Words, compared, in_words
 from gramscope.report.svg import write_svgs
 from gramscope.report.view import RunView
 from gramscope.store import Run
-from gramscope.store.errors import disk_trouble
+from gramscope.store.files import write_file
 from gramscope.store.meta import check_not_of_a_run
+from gramscope.store.store_errors import disk_trouble
 
 HERE = Path(str(files("gramscope.report")))
 SCRIPTS = ("vendor/plotly-cartesian.min.js", "templates/runs.js", "templates/page.js")
@@ -80,7 +80,7 @@ def report(
             write_svgs(content.panels, Path(svg_dir))
     with disk_trouble(f"writing the report {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_file(path, text.encode())
     return path
 
 
@@ -216,17 +216,3 @@ def _environment() -> Environment:
     return Environment(
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """``path`` holds the whole text or what it held before: temporary file beside it, flush, rename."""
-    # Opened by us rather than by tempfile, so that the page gets the permissions of an ordinary new file.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.report.opening import Sources, open_all
 from gramscope.report.page import FEW_RUNS, Content, fragment, gather, payload, policy, rendered
+from gramscope.report.run_sources import Sources, open_all
 from gramscope.store import Run, StoreError, find_runs
 
 LOOPBACK = "127.0.0.1"

@@ -7,7 +7,7 @@ from jaxtyping import Float64
 
 from gramscope.base.errors import InputError
 from gramscope.base.rng import child_seed
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tail import TailFit, fit_checked, require_convention
 from gramscope.spectra.tails import Convention, Tails

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
 from gramscope.spectra.tails import Convention

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gramscope.base.warned import undefined, warn
+from gramscope.base.user_warnings import undefined, warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
 from gramscope.spectra.tails import Convention

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tail import TailFit
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gramscope.base.errors import InputError
-from gramscope.base.warned import warn
+from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tails import Convention, Tails
 

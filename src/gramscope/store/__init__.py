@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from gramscope.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gramscope.store.errors import StoreError as StoreError
+    from gramscope.store.damage import Damage as Damage
     from gramscope.store.files import Disk as Disk
     from gramscope.store.folders import find_runs as find_runs
     from gramscope.store.folders import open_runs as open_runs
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from gramscope.store.reader import open_run as open_run
     from gramscope.store.records import SCHEMA as SCHEMA
     from gramscope.store.records import Record as Record
-    from gramscope.store.verify import Damage as Damage
+    from gramscope.store.store_errors import StoreError as StoreError
     from gramscope.store.writer import RunWriter as RunWriter
 
 # Resolved on first use: a training process that only writes need not wait for pandas and xarray.
 _NAMES = {
     "SCHEMA": "records",
-    "Damage": "verify",
+    "Damage": "damage",
     "Disk": "files",
     "Record": "records",
     "Run": "reader",
     "RunWriter": "writer",
-    "StoreError": "errors",
+    "StoreError": "store_errors",
     "file_name": "names",
     "find_runs": "folders",
     "open_run": "reader",

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +11,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.store.errors import StoreError
 from gramscope.store.files import read_inside
 from gramscope.store.names import check_name
 from gramscope.store.records import Arrays
+from gramscope.store.store_errors import StoreError
 
 _KINDS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _RESERVED = "__metadata__"  # safetensors keeps its own text under this name
 
+Array: TypeAlias = npt.NDArray[Any]  # of whatever dtype was recorded
 
-def encode_arrays(arrays: Mapping[str, Any]) -> bytes:
+
+def encode_arrays(arrays: Mapping[str, object]) -> bytes:
     """A safetensors file of named arrays: booleans, integers and floats of 16 to 64 bits, any shape.
 
     >>> sorted(load(encode_arrays({"kernel": np.eye(2), "kernel/labels": [0, 1]})))
@@ -37,7 +39,7 @@ def _array_name(name: object) -> str:
     return check_name(name, "an array")
 
 
-def _plain(value: Any, name: str) -> npt.NDArray[Any]:
+def _plain(value: object, name: str) -> Array:
     try:
         if hasattr(value, "detach"):  # a tensor, without importing torch to ask
             value = value.detach().cpu()
@@ -57,7 +59,7 @@ def _plain(value: Any, name: str) -> npt.NDArray[Any]:
     return np.array(array, dtype=array.dtype.newbyteorder("<"), order="C", ndmin=0)
 
 
-def read_arrays(root: Path, arrays: Arrays, *, check: bool = False) -> dict[str, npt.NDArray[Any]]:
+def read_arrays(root: Path, arrays: Arrays, *, check: bool = False) -> dict[str, Array]:
     """All arrays of one committed step; with ``check`` the file's SHA-256 must be the committed one."""
     data = read_inside(root, arrays.file)
     found = hashlib.sha256(data).hexdigest() if check else arrays.sha256

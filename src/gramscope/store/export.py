@@ -9,8 +9,9 @@ import pandas as pd
 import xarray as xr
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.store.errors import disk_trouble
+from gramscope.store.files import write_file
 from gramscope.store.meta import check_not_of_a_run
+from gramscope.store.store_errors import disk_trouble
 
 
 def to_csv(frame: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
@@ -54,11 +55,6 @@ def _for_netcdf3(array: xr.DataArray) -> xr.DataArray:
 def _whole(path: str | os.PathLike[str], write: Callable[[Path], object]) -> Path:
     path = Path(path)
     check_not_of_a_run(path, "path")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_trouble(f"exporting to {path}"):
-        try:
-            write(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_file(path, write)
     return path

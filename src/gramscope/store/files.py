@@ -2,11 +2,13 @@
 
 import errno
 import os
+import secrets
 import stat
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
-from gramscope.store.errors import StoreError, disk_trouble
+from gramscope.store.store_errors import StoreError, disk_trouble
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
@@ -69,9 +71,12 @@ class Disk:
 
     def write_whole(self, path: Path, data: bytes) -> None:
         """``path`` holds all of ``data`` or what it held before: temporary file, flush, rename, directory flush."""
-        temporary = temporary_name(path)
+        self.replace_whole(path, temporary_name(path), lambda temporary: self._fill(temporary, data))
+
+    def replace_whole(self, path: Path, temporary: Path, fill: Callable[[Path], object]) -> None:
+        """The same for whatever ``fill`` writes to the temporary file."""
         try:
-            self._fill(temporary, data)
+            fill(temporary)
             self.rename(temporary, path)
         except BaseException:  # an interrupt too
             self.remove_if_possible(temporary)
@@ -141,6 +146,14 @@ class Lines:
                 f"{self.path} must have {self.length} bytes, but has {status.st_size}: another program "
                 "has changed it. Close this writer, look at the run, and go on with RunWriter.resume."
             )
+
+
+def write_file(path: Path, content: bytes | Callable[[Path], object]) -> None:
+    """``path`` holds all of ``content`` or what it held before. Several processes may write it at once."""
+    disk = Disk()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    fill = content if callable(content) else lambda free: disk._fill(free, content)
+    disk.replace_whole(path, temporary, fill)
 
 
 def temporary_name(path: Path) -> Path:

@@ -8,9 +8,9 @@ import time
 import weakref
 from pathlib import Path
 
-from gramscope.base.warned import warn
-from gramscope.store.errors import StoreError, disk_trouble
+from gramscope.base.user_warnings import warn
 from gramscope.store.files import Disk
+from gramscope.store.store_errors import StoreError, disk_trouble
 
 LOCK_FILE = "writer.lock"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}

@@ -4,20 +4,20 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
-from gramscope.store.errors import StoreError, disk_trouble
+from gramscope.base.json_values import clean_text, json_values
 from gramscope.store.files import Disk, read_inside
 from gramscope.store.lock import LOCK_FILE
-from gramscope.store.logged import LOGGED_FILE
-from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA, clean_text, strict_json
+from gramscope.store.logged_scalars import LOGGED_FILE
+from gramscope.store.records import ARRAYS_FOLDER, META_FILE, SCALARS_FILE, SCHEMA, Content
+from gramscope.store.store_errors import StoreError, disk_trouble
 
 _SET_HERE = ("schema", "created", "gramscope")
 
 
-def fresh_meta(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def fresh_meta(path: Path, given: Mapping[str, object]) -> Content:
     """The meta data of a new run: what the caller gives, and schema, name, time and version."""
     taken = [key for key in _SET_HERE if key in given]
     if taken:
@@ -25,14 +25,14 @@ def fresh_meta(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(taken)} of meta.json are set by gramscope itself. Choose other names, or 'config'."
         )
     stamp = {"schema": SCHEMA, "name": clean_text(path.resolve().name), "created": _now(), "gramscope": __version__}
-    return {**stamp, **strict_json(given)}
+    return {**stamp, **{clean_text(key): json_values(value) for key, value in given.items()}}
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write_meta(path: Path, meta: Mapping[str, Any], disk: Disk) -> None:
+def write_meta(path: Path, meta: Mapping[str, object], disk: Disk) -> None:
     text = json.dumps(meta, indent=1, allow_nan=False)
     disk.write_whole(path / META_FILE, text.encode() + b"\n")
 
@@ -61,7 +61,7 @@ def _check_is_run(path: Path) -> None:
         )
 
 
-def read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> Content:
     """``meta.json`` of a run whose schema this version knows."""
     with disk_trouble(f"reading the run {path}"):
         _check_is_run(path)

@@ -7,18 +7,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
-import numpy.typing as npt
-
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
-from gramscope.base.warned import warn
-from gramscope.store.arrays import read_arrays
-from gramscope.store.errors import StoreError
+from gramscope.base.user_warnings import warn
+from gramscope.store.arrays import Array, read_arrays
+from gramscope.store.damage import Damage, damage_of
 from gramscope.store.files import Tail
-from gramscope.store.logged import LOGGED_FILE, Logged, decode_logged, newest_logged
+from gramscope.store.logged_scalars import LOGGED_FILE, LoggedScalars, decode_logged, newest_logged
 from gramscope.store.meta import read_meta
-from gramscope.store.records import SCALARS_FILE, Arrays, DamagedLine, Record, check_step, decode_line, view_add
-from gramscope.store.verify import Damage, damage_of
+from gramscope.store.records import (
+    SCALARS_FILE,
+    Arrays,
+    Content,
+    DamagedLine,
+    Record,
+    check_step,
+    decode_line,
+    view_add,
+)
+from gramscope.store.store_errors import StoreError
 
 # Tables and labelled arrays need pandas and xarray, which take a second to import: only where they are asked for.
 if TYPE_CHECKING:
@@ -74,7 +81,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()  # scripts change their directory
-        self.meta: dict[str, Any] = {}
+        self.meta: Content = {}
         self._forget()
         self.refresh()
 
@@ -83,9 +90,9 @@ class Run:
         self.damaged: list[int] = []
         self.damaged_logged: list[int] = []
         self._view: list[Record] = []
-        self._logged: list[Logged] = []
+        self._logged: list[LoggedScalars] = []
         self._tails = Tail(self.path, SCALARS_FILE), Tail(self.path, LOGGED_FILE)
-        self._loaded: tuple[Arrays, dict[str, npt.NDArray[Any]]] | None = None
+        self._loaded: tuple[Arrays, dict[str, Array]] | None = None
 
     def refresh(self) -> bool:
         """Read what was committed since; whether anything has changed."""
@@ -176,7 +183,7 @@ class Run:
 
         return views.logged(self.logged_numbers())
 
-    def logged_numbers(self) -> dict[str, Logged]:
+    def logged_numbers(self) -> dict[str, LoggedScalars]:
         """The same as plain arrays, which need no pandas."""
         return newest_logged(self._logged, self.records)
 
@@ -207,9 +214,7 @@ class Run:
         """Steps of the newest view that hold the array ``name``."""
         return [record.step for record in self._view if record.arrays and name in record.arrays.names]
 
-    def array(
-        self, name: str, step: SupportsIndex, *, attempt: int | None = None, check: bool = False
-    ) -> npt.NDArray[Any]:
+    def array(self, name: str, step: SupportsIndex, *, attempt: int | None = None, check: bool = False) -> Array:
         """One array of one step; with ``attempt`` of a superseded one, with ``check`` its SHA-256 is compared."""
         if attempt is None:
             record = self.record(step)
@@ -224,7 +229,7 @@ class Run:
             raise InputError(f"step {step} of {self.name} holds no array {name!r}. {hint}.")
         return self._arrays(record.arrays, check)[name].copy()
 
-    def _arrays(self, arrays: Arrays, check: bool = False) -> dict[str, npt.NDArray[Any]]:
+    def _arrays(self, arrays: Arrays, check: bool = False) -> dict[str, Array]:
         # The last file is kept: who asks for one array of a step mostly asks for its others next.
         if check or self._loaded is None or self._loaded[0] != arrays:
             loaded = read_arrays(self.path, arrays, check=check)
@@ -271,7 +276,7 @@ class Run:
 
         names = [name for name in self.array_names() if name.startswith("spectrum/")]
         # Step by step, so that each file is opened once.
-        by_name: dict[str, dict[int, npt.NDArray[Any]]] = {name: {} for name in names}
+        by_name: dict[str, dict[int, Array]] = {name: {} for name in names}
         chosen = self._steps_with(names, steps)
         for step in chosen:
             arrays = self.record(step).arrays
@@ -329,11 +334,11 @@ class Run:
 
         :func:`gramscope.report` draws more, with words and references.
         """
-        from gramscope.store.pictures import picture_of_run
+        from gramscope.store.run_pictures import picture_of_run
 
         return picture_of_run(self.name, self._series(), names)
 
-    def _series(self) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    def _series(self) -> dict[str, tuple[Array, Array]]:
         """Steps and values by name: of the records, and of what was logged where it has the name too."""
         recorded = {str(name): column.dropna() for name, column in self.scalars().items()}
         return {

@@ -7,11 +7,12 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from gramscope.base.errors import InputError
-from gramscope.store.errors import StoreError
+from gramscope.base.json_values import clean_text, json_number
 from gramscope.store.names import check_name
+from gramscope.store.store_errors import StoreError
 
 SCHEMA = 1
 META_FILE, SCALARS_FILE, ARRAYS_FOLDER = "meta.json", "scalars.jsonl", "arrays"
@@ -24,6 +25,8 @@ _CHECK = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')
 # How encode_line begins a line, and how it ends the line of a step (an event stands between failures and crc32).
 _HEAD = re.compile(rb'\{"step":(\d{1,18}),"time":([0-9.e+-]+),"attempt":(\d{1,9}),"scalars":\{')
 _TAIL = re.compile(rb'\},"crc32":"([0-9a-f]{8})"\}$')
+
+Content: TypeAlias = dict[str, Any]  # an object of JSON, whose entries are checked where they are read
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,11 @@ def encode_line(record: Record) -> bytes:
     b'{"step":50,"time":1.5,"attempt":0,"scalars":{"loss":"NaN"},"arrays":null,"failures":{},"crc32":"1857ea03"}\n'
     """
     arrays = record.arrays
-    content: dict[str, Any] = {
+    content: Content = {
         "step": record.step,
-        "time": strict(record.time),
+        "time": json_number(record.time),
         "attempt": record.attempt,
-        "scalars": {name: strict(value) for name, value in record.scalars.items()},
+        "scalars": {name: json_number(value) for name, value in record.scalars.items()},
         "arrays": None
         if arrays is None
         else {"file": arrays.file, "sha256": arrays.sha256, "names": list(arrays.names)},
@@ -111,13 +114,13 @@ def encode_line(record: Record) -> bytes:
     return sealed(content)
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
+def sealed(content: Mapping[str, object]) -> bytes:
     """An object as one line of strict JSON that ends with the CRC-32 of the line without it."""
     body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     return body[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(body)
 
 
-def opened(line: bytes) -> Any:
+def opened(line: bytes) -> object:
     """The object of a line that agrees with its CRC-32, where it has one; raises :class:`DamagedLine` else."""
     line = line.rstrip(b"\r\n")
     check = _CHECK.search(line)
@@ -142,7 +145,7 @@ def decode_line(line: bytes) -> Record:
         raise DamagedLine(f"{type(error).__name__}: {error}") from None
 
 
-def _record(content: Any) -> Record:
+def _record(content: object) -> Record:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     scalars, arrays, failures = _held(content)
@@ -157,7 +160,7 @@ def _record(content: Any) -> Record:
     )
 
 
-def _held(content: dict[str, Any]) -> tuple[dict[str, float], Arrays | None, dict[str, str]]:
+def _held(content: Content) -> tuple[dict[str, float], Arrays | None, dict[str, str]]:
     arrays, failures = content.get("arrays"), _object(content.get("failures"), "failures")
     return (
         _numbers(_object(content.get("scalars"), "scalars")),
@@ -166,7 +169,7 @@ def _held(content: dict[str, Any]) -> tuple[dict[str, float], Arrays | None, dic
     )
 
 
-def _numbers(content: dict[str, Any]) -> dict[str, float]:
+def _numbers(content: Content) -> dict[str, float]:
     _check_names(tuple(content))
     if set(map(type, content.values())) <= {float}:  # as it mostly is, and then nothing is to be made of it
         return content
@@ -180,7 +183,7 @@ def _check_names(names: tuple[str, ...]) -> None:
         check_name(name, "a scalar")
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: object, what: str) -> Content:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -188,7 +191,7 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _arrays(content: dict[str, Any]) -> Arrays:
+def _arrays(content: Content) -> Arrays:
     file, sha256 = content["file"], content["sha256"]
     if not isinstance(file, str) or not _ARRAYS_FILE.fullmatch(file):
         raise ValueError(f"its arrays would lie outside the run, in {file!r}")
@@ -197,55 +200,19 @@ def _arrays(content: dict[str, Any]) -> Arrays:
     return Arrays(file, sha256, tuple(check_name(name, "an array") for name in content.get("names", ())))
 
 
-def _count(value: Any, what: str) -> int:
+def _count(value: object, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{what} is not a whole number >= 0")
     return value
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """A JSON value as a float; ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` are numbers too."""
     if isinstance(value, str):
         return _NOT_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
     return float(value)
-
-
-def strict(value: float) -> float | str:
-    """A float as strict JSON has it.
-
-    >>> strict(0.5), strict(float("-inf"))
-    (0.5, '-Infinity')
-    """
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def clean_text(message: object) -> str:
-    """Any text in a form that JSON, UTF-8 files and pages can hold."""
-    return str(message).encode("utf-8", "replace").decode()
-
-
-def strict_json(value: Any) -> Any:
-    """``value`` with only what strict JSON knows; other objects (a path, a dtype) by their text.
-
-    >>> from pathlib import PurePosixPath
-    >>> strict_json({"lr": float("inf"), 1: (PurePosixPath("a"), None, True)})
-    {'lr': 'Infinity', '1': ['a', None, True]}
-    """
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return strict(float(value))
-    if isinstance(value, Mapping):
-        return {clean_text(key): strict_json(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [strict_json(entry) for entry in value]
-    if hasattr(value, "tolist"):  # numpy's numbers and arrays
-        return strict_json(value.tolist())
-    return clean_text(value)
 
 
 def check_step(step: object) -> int:

@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import xarray as xr
 
 from gramscope.base.errors import InputError
-from gramscope.store.logged import Logged
+from gramscope.store.arrays import Array
+from gramscope.store.logged_scalars import LoggedScalars
 from gramscope.store.names import file_name
 from gramscope.store.records import Record
 
-Array: TypeAlias = npt.NDArray[Any]
 # pandas' classes take a parameter only in its type stubs.
 if TYPE_CHECKING:
     Index: TypeAlias = pd.Index[Any]
@@ -64,7 +63,7 @@ def _frame(records: Sequence[Record], index: Index) -> pd.DataFrame:
     return pd.DataFrame(columns, index=index, dtype="float64")
 
 
-def logged(found: Mapping[str, Logged]) -> dict[str, Series]:
+def logged(found: Mapping[str, LoggedScalars]) -> dict[str, Series]:
     """What the loop logged, as a series by step for each name."""
     return {
         name: pd.Series(each.values, index=pd.Index(each.steps, name="step", dtype="int64"), name=name)

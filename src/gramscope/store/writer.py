@@ -10,32 +10,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gramscope.base.errors import InputError
-from gramscope.store.arrays import encode_arrays, read_arrays
-from gramscope.store.errors import RunExists, StoreError, disk_trouble
+from gramscope.base.json_values import clean_text
+from gramscope.store.arrays import Array, encode_arrays, read_arrays
 from gramscope.store.files import Disk, Lines, read_inside, temporary_name
 from gramscope.store.lock import WriterLock
-from gramscope.store.logged import LOGGED_FILE, Logged, decode_logged, encode_logged, newest_logged
+from gramscope.store.logged_scalars import LOGGED_FILE, LoggedScalars, decode_logged, encode_logged, newest_logged
 from gramscope.store.meta import fresh_meta, read_meta, write_meta
 from gramscope.store.names import check_name
 from gramscope.store.records import (
     ARRAYS_FOLDER,
     SCALARS_FILE,
     Arrays,
+    Content,
     DamagedLine,
     Record,
     arrays_file,
     check_step,
-    clean_text,
     decode_line,
     encode_line,
     newest_view,
 )
+from gramscope.store.store_errors import RunExists, StoreError, disk_trouble
 
 Line = TypeVar("Line")
 
@@ -60,7 +60,7 @@ class RunWriter:
     >>> folder.cleanup()
     """
 
-    def __init__(self, path: Path, meta: dict[str, Any], lock: WriterLock, scalars: int, disk: Disk) -> None:
+    def __init__(self, path: Path, meta: Content, lock: WriterLock, scalars: int, disk: Disk) -> None:
         """For :meth:`create` and :meth:`resume`, which hand over the lock and the open ``scalars.jsonl``."""
         self.path = path
         self.meta = meta
@@ -80,7 +80,7 @@ class RunWriter:
     def create(
         cls,
         path: str | os.PathLike[str],
-        meta: Mapping[str, Any] | None = None,
+        meta: Mapping[str, object] | None = None,
         *,
         fsync: bool = True,
         disk: Disk | None = None,
@@ -134,7 +134,7 @@ class RunWriter:
         return writer
 
     @classmethod
-    def _open(cls, path: Path, meta: dict[str, Any], disk: Disk, create: int) -> "RunWriter":
+    def _open(cls, path: Path, meta: Content, disk: Disk, create: int) -> "RunWriter":
         lock = WriterLock(path, disk)
         try:
             arrays = path / ARRAYS_FOLDER
@@ -150,7 +150,7 @@ class RunWriter:
     def _recover(self, after: int | None) -> None:
         """Cut off a torn tail, take the next attempt number, and mark what a restart at ``after`` supersedes."""
         records, damaged = _readable(self._scalars, decode_line)
-        logged: list[Logged] = []
+        logged: list[LoggedScalars] = []
         if (self.path / LOGGED_FILE).exists():
             self._logged = self._open_logged()
             logged, lost = _readable(self._logged, decode_logged)
@@ -181,10 +181,10 @@ class RunWriter:
     def append(
         self,
         step: SupportsIndex,
-        scalars: Mapping[str, Any] | None = None,
-        arrays: Mapping[str, Any] | None = None,
+        scalars: Mapping[str, object] | None = None,
+        arrays: Mapping[str, object] | None = None,
         *,
-        failures: Mapping[str, Any] | None = None,
+        failures: Mapping[str, object] | None = None,
         time: float | None = None,
     ) -> Record:
         """Commit one step; after it returns, the step survives a kill (and with ``fsync`` a loss of power).
@@ -207,7 +207,7 @@ class RunWriter:
             self.last_step, self._lowest, self._last = number, number + 1, record
             return record
 
-    def amend(self, scalars: Mapping[str, Any]) -> Record:
+    def amend(self, scalars: Mapping[str, object]) -> Record:
         """Commit the last step once more, with these scalars beside (or instead of) its own."""
         with self._writing():
             if self._last is None:
@@ -248,7 +248,7 @@ class RunWriter:
         path = self.path / LOGGED_FILE
         return Lines(path, self._disk.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), self._disk)
 
-    def first_array(self, name: str) -> npt.NDArray[Any] | None:
+    def first_array(self, name: str) -> Array | None:
         """The array of that name from the first of the steps that a resumed run goes on from; None if there is none."""
         for record in self._kept:
             if record.arrays is not None and name in record.arrays.names:
@@ -264,7 +264,7 @@ class RunWriter:
             )
         return number
 
-    def _write_arrays(self, step: int, data: bytes, arrays: Mapping[str, Any]) -> Arrays:
+    def _write_arrays(self, step: int, data: bytes, arrays: Mapping[str, object]) -> Arrays:
         file = arrays_file(step, self.attempt)
         self._loose += [temporary_name(self.path / file), self.path / file]
         try:
@@ -358,14 +358,14 @@ def _readable(lines: Lines, decode: Callable[[bytes], Line]) -> tuple[list[Line]
     return found, damaged
 
 
-def _number(value: Any, name: str) -> float:
+def _number(value: object, name: str) -> float:
     """Any single number (Python's, numpy's, a tensor of one entry) as a float."""
     try:
         if isinstance(value, str | bytes):
             raise TypeError("it is text")
         if hasattr(value, "detach"):  # a loss with its graph: torch warns when such a one is read
             value = value.detach()
-        return float(value)
+        return float(value)  # type: ignore[arg-type]  # what cannot be one is named below
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InputError(
             f"the scalar {name!r} must be one real number, got {type(value).__name__} ({error}). "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.tasks.digits import Task
+from gramscope.tasks.digit_images import Task
 
 DTYPES = {8: torch.uint8, 9: torch.int8, 11: torch.int16, 12: torch.int32, 13: torch.float32, 14: torch.float64}
 FILES = {

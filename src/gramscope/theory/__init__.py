@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from gramscope.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gramscope.theory.activations import Activation as Activation
-    from gramscope.theory.activations import Kinked as Kinked
-    from gramscope.theory.activations import resolve as resolve
+    from gramscope.theory.activation_functions import Activation as Activation
+    from gramscope.theory.activation_functions import Kinked as Kinked
+    from gramscope.theory.activation_functions import resolve as resolve
     from gramscope.theory.closed_flows import SingleInput as SingleInput
     from gramscope.theory.closed_flows import scale_invariant_layer as scale_invariant_layer
     from gramscope.theory.closed_flows import vanishing_kernel_layer as vanishing_kernel_layer
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from gramscope.theory.cutoff import DepthToWidth as DepthToWidth
     from gramscope.theory.cutoff import depth_to_width as depth_to_width
     from gramscope.theory.cutoff import strengths as strengths
-    from gramscope.theory.families import Moments as Moments
+    from gramscope.theory.families import GaussianMoments as GaussianMoments
     from gramscope.theory.finite_width import FiniteWidthMLP as FiniteWidthMLP
     from gramscope.theory.finite_width import Flow as Flow
-    from gramscope.theory.moments import gaussian_moments as gaussian_moments
+    from gramscope.theory.gaussian_expectations import gaussian_moments as gaussian_moments
     from gramscope.theory.nearly_kernel import NearlyKernelRegressor as NearlyKernelRegressor
     from gramscope.theory.nearly_kernel import algorithm_matrices as algorithm_matrices
     from gramscope.theory.plots import plot_kernel_flow as plot_kernel_flow
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 # Public names and the file each lives in; resolved on first use.
 _NAMES = {
-    "Activation": "activations",
+    "Activation": "activation_functions",
     "Comparison": "comparison",
     "CriticalPoint": "criticality",
     "DepthToWidth": "cutoff",
     "FiniteWidthMLP": "finite_width",
     "Flow": "finite_width",
-    "Kinked": "activations",
+    "Kinked": "activation_functions",
     "Layer": "recursions",
-    "Moments": "families",
+    "GaussianMoments": "families",
     "SingleInput": "closed_flows",
     "Susceptibilities": "criticality",
     "critical_point": "criticality",
     "depth_to_width": "cutoff",
     "ensemble": "sampling",
     "equivalent_learning_rates": "criticality",
-    "gaussian_moments": "moments",
+    "gaussian_moments": "gaussian_expectations",
     "plot_kernel_flow": "plots",
     "plot_strengths": "plots",
-    "resolve": "activations",
+    "resolve": "activation_functions",
     "scale_invariant_layer": "closed_flows",
     "strengths": "cutoff",
     "susceptibilities": "criticality",

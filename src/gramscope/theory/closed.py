@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.theory.families import PAIRS, QUADS, Moments
+from gramscope.theory.families import PAIRS, QUADS, GaussianMoments
 from gramscope.theory.orthant import four_signs
 
 
-def sine_moments(kernel: Float[Tensor, "n n"]) -> Moments:
+def sine_moments(kernel: Float[Tensor, "n n"]) -> GaussianMoments:
     """All moments of s = sin: a product of sines is a sum of cosines, and <cos(ε·z + φ)> = cos φ exp(-εᵀKε/2)."""
-    return Moments(**{name: _sine(kernel, orders) for name, orders in (PAIRS | QUADS).items()})
+    return GaussianMoments(**{name: _sine(kernel, orders) for name, orders in (PAIRS | QUADS).items()})
 
 
 def _sine(kernel: Tensor, orders: tuple[int, ...]) -> Tensor:
@@ -31,7 +31,7 @@ def _sine(kernel: Tensor, orders: tuple[int, ...]) -> Tensor:
     return total * ((-1) ** (slots // 2) / 2**slots)
 
 
-def erf_moments(kernel: Float[Tensor, "n n"]) -> Moments:
+def erf_moments(kernel: Float[Tensor, "n n"]) -> GaussianMoments:
     """All moments of s = erf: erf(z) = E[sgn(z + ξ/√2)] with a fresh ξ ~ N(0, 1) for each factor.
 
     So each factor is a sign, 2δ, 2δ' of a Gaussian vector with covariance K + ½, which is never singular.
@@ -42,7 +42,7 @@ def erf_moments(kernel: Float[Tensor, "n n"]) -> Moments:
     det = var_a * var_b - cov**2
     density = 1 / (2 * math.pi * det.sqrt())
     scale = four.diagonal(dim1=-2, dim2=-1).sqrt()
-    return Moments(
+    return GaussianMoments(
         p00=2 / math.pi * torch.asin(cov / (var_a * var_b).sqrt()),
         p11=4 * density,
         p02=2 * _slope_sign(var_b, cov, var_a),

@@ -1,10 +1,10 @@
-"""Solutions of the recursions at criticality for one input, in closed form (theory 3, sections 5.1 and 5.2)."""
+"""Solutions of the recursions at criticality for one input, in closed form (PDLT, arXiv:2106.10165, chapter 5)."""
 
 import math
 from dataclasses import dataclass
 
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Kinked, Real, resolve
+from gramscope.theory.activation_functions import Kinked, Real, resolve
 from gramscope.theory.criticality import ActivationLike, critical_point
 
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SampleEstimate:
     """Measured components and their standard errors."""
 
     value: Tensor
     error: Tensor
 
 
-Estimates: TypeAlias = dict[tuple[int, str], Estimate]  # by layer and name of the tensor
+Estimates: TypeAlias = dict[tuple[int, str], SampleEstimate]  # by layer and name of the tensor
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Critical initialisation: where signals neither grow nor fade with depth, class by class (theory 3, section 5)."""
+"""Critical initialisation: where signals neither grow nor fade with depth, class by class (PDLT, arXiv:2106.10165)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gramscope.base.checks import check_count, check_number
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Activation, Kinked, Real, resolve
-from gramscope.theory.moments import gaussian_moments
+from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
+from gramscope.theory.gaussian_expectations import gaussian_moments
 from gramscope.theory.quadrature import Integrand, expectation
 
 UniversalityClass = Literal["scale-invariant", "K*=0", "half-stable"]
@@ -69,7 +70,7 @@ class CriticalPoint:
 
 
 def critical_point(activation: ActivationLike) -> CriticalPoint:
-    """Tuned (C_b, C_W) from K* = C_b + C_W <s s>, χ_∥(K*) = χ_⊥(K*) = 1 (theory 3, section 5; PDLT chapter 5).
+    """Tuned (C_b, C_W) from K* = C_b + C_W <s s>, χ_∥(K*) = χ_⊥(K*) = 1 (PDLT, arXiv:2106.10165, chapter 5).
 
     Both susceptibilities are equal where <s s''> = 0, which fixes K*; then C_W = 1/<s's'>, C_b = K* - C_W <s s>.
 
@@ -151,10 +152,9 @@ def equivalent_learning_rates(
     >>> equivalent_learning_rates("tanh", 2)      # p = 1: biases of deep layers get less, weights the same
     ([1.0, 0.5], [1.0, 1.0])
     """
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-        raise InputError(f"depth must be an integer of at least 1, got {depth!r}.")
-    if lambda_b < 0 or lambda_W < 0:
-        raise InputError(f"lambda_b and lambda_W must be >= 0, got {lambda_b} and {lambda_W}.")
+    check_count(depth, "depth")
+    check_number(lambda_b, "lambda_b", least=0.0)
+    check_number(lambda_W, "lambda_W", least=0.0)
     point = critical_point(activation)
     if point.universality != "K*=0":
         return [lambda_b / depth] * depth, [lambda_W / depth] * depth

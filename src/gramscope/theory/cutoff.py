@@ -42,7 +42,7 @@ class DepthToWidth:
 def depth_to_width(network: FiniteWidthMLP | Flow | nn.Module | Sequence[int]) -> DepthToWidth:
     """The expansion parameter L/n of a theory, of widths n_0, n_1, ..., n_L, or of a torch module of Linear layers.
 
-    All dimensionless 1/n corrections grow as l/n at criticality (theory 3, sections 4 and 5), so L/n is the cutoff.
+    All dimensionless 1/n corrections grow as l/n at criticality (PDLT, arXiv:2106.10165), so L/n is the cutoff.
 
     >>> found = depth_to_width([784, 512, 512, 512, 10])
     >>> found.ratio, found.regime, found.deepest

@@ -1,7 +1,7 @@
 """The tensors of the theory for one sampled network, with the weights of the layer in question integrated out.
 
 Given layer l, the weights of layer l + 1 are Gaussian, and averaging over them leaves sums over the neurons of layer l
-(theory 3, sections 2 and 4: "exact at finite n"). These have far less variance than products of outputs. The dNTK of
+(exact at every width). These have far less variance than products of outputs. The dNTK of
 layer l, a tensor of n³ neurons, enters P and Q contracted; the forward equation (11.24) takes the contraction down a
 layer at a time, in n³ operations, without the tensor.
 """
@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.theory.activations import Activation
+from gramscope.theory.activation_functions import Activation
 from gramscope.theory.recursions import Rates
 
 Weights: TypeAlias = list[tuple[Tensor, Tensor]]  # W (n_l, n_{l-1}) and b (n_l,) of layers 1 .. L - 1
 
 
 @dataclass
-class _State:
+class _HiddenLayer:
     """A hidden layer of one network: activations and derivatives (samples, neurons), NTK (samples², neurons²)."""
 
     s: Tensor
@@ -58,8 +58,8 @@ def network_statistics(
     return result
 
 
-def _states(weights: Weights, x: Tensor, activation: Activation, rates: tuple[Rates, ...]) -> list[_State]:
-    states: list[_State] = []
+def _states(weights: Weights, x: Tensor, activation: Activation, rates: tuple[Rates, ...]) -> list[_HiddenLayer]:
+    states: list[_HiddenLayer] = []
     signal, n = x, x.shape[1]
     for (W, b), rate in zip(weights, rates, strict=False):
         jets = activation.batched_jets(signal @ W.T + b)
@@ -68,39 +68,39 @@ def _states(weights: Weights, x: Tensor, activation: Activation, rates: tuple[Ra
         if states:
             J = W * states[-1].s1[:, None, :]  # ∂z/∂z of the layer below, a sample at a time: (a, i, j)
             H = H + (J[:, None] @ states[-1].H) @ J[None].transpose(-1, -2)
-        states.append(_State(jets[0], jets[1], jets[2], H, W, rate))
+        states.append(_HiddenLayer(jets[0], jets[1], jets[2], H, W, rate))
         signal, n = jets[0], W.shape[0]
     return states
 
 
-def _mean_F(state: _State) -> Tensor:
+def _mean_F(state: _HiddenLayer) -> Tensor:
     # s_j;a s'_j;b H_jk;bd s_k;c s'_k;d
     products = state.s[:, None] * state.s1[None]  # (a, b, j)
     left = torch.einsum("abj,bdjk->abdk", products, state.H)
     return torch.einsum("abdk,cdk->abcd", left, products)
 
 
-def _mean_B(state: _State) -> Tensor:
+def _mean_B(state: _HiddenLayer) -> Tensor:
     # (s'_j;a s'_k;c H_jk;ac) (s'_j;b s'_k;d H_jk;bd), summed over j and k.
     weighted = state.s1[:, None, :, None] * state.s1[None, :, None, :] * state.H
     return torch.einsum("acjk,bdjk->abcd", weighted, weighted)
 
 
-def _explicit_P(state: _State) -> Tensor:
+def _explicit_P(state: _HiddenLayer) -> Tensor:
     # s''_m;0 s_m;3 H_mk;01 H_mk;02 s'_k;1 s'_k;2; the samples 0 1 2 3 are a b c d.
     sloped = state.H * state.s1[None, :, None, :]
     pairs = (sloped[:, :, None] * sloped[:, None]).sum(-1)
     return torch.einsum("abcm,adm->abcd", pairs, state.s2[:, None] * state.s[None])
 
 
-def _explicit_Q(state: _State) -> Tensor:
+def _explicit_Q(state: _HiddenLayer) -> Tensor:
     # s''_k;0 s'_k;1 H_kk;01 H_km;02 s'_m;2 s_m;3
     left = state.s2[:, None] * state.s1[None] * torch.einsum("abkk->abk", state.H)
     right = torch.einsum("ackm,cdm->acdk", state.H, state.s1[:, None] * state.s[None])
     return torch.einsum("abk,acdk->abcd", left, right)
 
 
-def _dntk_P(states: list[_State]) -> Tensor:
+def _dntk_P(states: list[_HiddenLayer]) -> Tensor:
     """Σ_km s'_m;0 s_m;3 s'_k;1 s'_k;2 dH_mkk;012 of the last state's layer."""
     top = states[-1]
     c = top.s1[:, None] * top.s[None]  # (a, d, m)
@@ -129,7 +129,7 @@ def _dntk_P(states: list[_State]) -> Tensor:
     return total
 
 
-def _dntk_Q(states: list[_State]) -> Tensor:
+def _dntk_Q(states: list[_HiddenLayer]) -> Tensor:
     """Σ_km s'_k;0 s'_k;1 s'_m;2 s_m;3 dH_kkm;012 of the last state's layer."""
     top = states[-1]
     c = top.s1[:, None] * top.s[None]  # (c, d, m)

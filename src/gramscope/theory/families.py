@@ -15,7 +15,7 @@ QUADS: dict[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True)
-class Moments:
+class GaussianMoments:
     """Gaussian expectations over z ~ N(0, K); the digits of a name are derivative orders, sample by sample."""
 
     p00: Float[Tensor, "n n"]

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_count, check_finite, check_plain
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Activation, Kinked, Real, resolve
-from gramscope.theory.moments import check_kernel, gaussian_moments
-from gramscope.theory.narrow_flow import Source, narrow_layers, of_gram, of_inputs
+from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
+from gramscope.theory.gaussian_expectations import check_kernel, gaussian_moments
+from gramscope.theory.narrow_flow import DecimalGram, narrow_layers, of_gram, of_inputs
 from gramscope.theory.recursions import Layer, Rates, first_layer, next_layer
 
 Rate: TypeAlias = Real | Sequence[Real] | Tensor | np.ndarray
@@ -66,7 +66,7 @@ class FiniteWidthMLP:
         depth = "" if self.depth is None else f", depth={self.depth}"
         return f"FiniteWidthMLP(widths={list(self.widths)}, activation={self.activation.name!r}, {rates}{depth})"
 
-    def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10) -> "Flow":
+    def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tol: Real = 1e-10) -> "Flow":
         """K, Θ, V, D, F, A, B, P, Q of every layer for the inputs ``x``; ``flow[l]`` with l = 1..L, in float64.
 
         Args:
@@ -74,7 +74,7 @@ class FiniteWidthMLP:
             kink: reading of s'' for ReLU-like activations. "distributional" is the limit of smooth activations, with
                 s'' = δ: what a small step of real training feels in the mean. "autograd" is what second derivatives of
                 autograd compute: s'' = 0 inside the network. They differ in P and Q, between different inputs.
-            tolerance: to which the Gaussian expectations are refined, where they have no closed form.
+            tol: to which the Gaussian expectations are refined, where they have no closed form.
         """
         if not isinstance(x, Tensor):
             raise InputError(
@@ -89,11 +89,9 @@ class FiniteWidthMLP:
         check_finite(x, "x", "Remove or mend those inputs.")
         inputs = x.detach().to(torch.float64)
         gram = inputs @ inputs.T / x.shape[1]
-        return self._flow(gram, of_inputs(inputs, x.dtype), x.shape[1], inputs, kink, tolerance)
+        return self._flow(gram, of_inputs(inputs, x.dtype), x.shape[1], inputs, kink, tol)
 
-    def flow_from_gram(
-        self, gram: Shaped[Tensor, "..."], kink: str = "distributional", *, tolerance: Real = 1e-10
-    ) -> "Flow":
+    def flow_from_gram(self, gram: Shaped[Tensor, "..."], kink: str = "distributional", *, tol: Real = 1e-10) -> "Flow":
         """As :meth:`flow`, from the matrix x·x/n_0 of the inputs: it is all that the theory knows of them.
 
         >>> mlp = FiniteWidthMLP(depth=3, widths=32, activation="relu", C_W=2.0)
@@ -103,10 +101,10 @@ class FiniteWidthMLP:
         check_plain(gram, "gram")
         matrix = gram.detach().to(torch.float64)
         check_kernel(matrix, "gram")
-        return self._flow(matrix, of_gram(matrix), None, None, kink, tolerance)
+        return self._flow(matrix, of_gram(matrix), None, None, kink, tol)
 
     def _flow(
-        self, gram: Tensor, source: Source, n_0: int | None, x: Tensor | None, kink: str, tolerance: Real
+        self, gram: Tensor, source: DecimalGram, n_0: int | None, x: Tensor | None, kink: str, tol: Real
     ) -> "Flow":
         if kink not in ("distributional", "autograd"):
             raise InputError(f"kink must be 'distributional' or 'autograd', got {kink!r}. See FiniteWidthMLP.flow.")
@@ -121,7 +119,7 @@ class FiniteWidthMLP:
         if layers is None:
             layers = [first_layer(gram, rates[0])]
             for rate, ratio in zip(rates[1:], ratios, strict=False):
-                moments = gaussian_moments(self.activation, layers[-1].K, tolerance)
+                moments = gaussian_moments(self.activation, layers[-1].K, tol)
                 layers.append(next_layer(layers[-1], moments, rate, float(ratio), explicit))
         return Flow(tuple(layers), self, widths, rates, gram, x, kink)
 
@@ -245,20 +243,15 @@ def _checked_samples(samples: Tensor | Sequence[int] | None, n: int) -> Tensor:
 
 
 def _checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
-    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
-        raise InputError(f"depth must be an integer of at least 1, got {depth!r}.")
+    if depth is not None:
+        check_count(depth, "depth")
     if isinstance(widths, int):
         if depth is None:
             raise InputError(
                 f"widths must be a list n_0, ..., n_L when depth is not given, got {widths}. Pass depth too."
             )
         widths = [widths] * depth
-    found = tuple(width.item() if isinstance(width, np.integer) else width for width in widths)
-    for width in found:
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise InputError(
-                f"widths must be integers of at least 1, got {list(found)}: a layer of width 0 holds nothing."
-            )
+    found = tuple(check_count(width, "each of the widths") for width in widths)
     if len(found) == 0 or (depth is not None and len(found) not in (depth, depth + 1)):
         raise InputError(
             f"widths must hold n_1 ... n_L or n_0 ... n_L ({depth} or {(depth or 0) + 1} numbers for depth {depth}), "

@@ -2,7 +2,7 @@
 
 s = z (a + b sgn z) and s' = a + b sgn z with a = (a₊ + a₋)/2, b = (a₊ - a₋)/2; s'' = 2b δ(z). Where m factors s' sit
 on the sample of s'', the product is read as the limit of smooth activations, s'' s'ᵐ -> (a₊ᵐ⁺¹ - a₋ᵐ⁺¹)/(m+1) δ(z)
-(theory 3, section 4b). Samples on one line (z_b = c z_a, c ≠ 0) share a kink: they count as one sample, sgn c apart.
+(PDLT, arXiv:2106.10165). Samples on one line (z_b = c z_a, c ≠ 0) share a kink: they count as one sample, sgn c apart.
 Samples at small angles are computed in decimals (see ``arithmetic.py``).
 """
 
@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.theory.activations import Kinked
-from gramscope.theory.arithmetic import NARROW, Decimals, Doubles, Number
-from gramscope.theory.families import PAIRS, QUADS, Moments, multisets
+from gramscope.theory.activation_functions import Kinked
+from gramscope.theory.decimal_arithmetic import NARROW, Decimals, Doubles, Number
+from gramscope.theory.families import PAIRS, QUADS, GaussianMoments, multisets
 from gramscope.theory.orthant import SignMoments
 
 Table = Sequence[Sequence[Number]]
@@ -26,7 +26,7 @@ Lines = list[tuple[int, Number]]
 ROUNDING = 1e-15  # of a kernel that is given in doubles: a 1 - ρ² of a few of these cannot be told from 0
 
 
-def kinked_moments(activation: Kinked, kernel: Float[Tensor, "n n"]) -> Moments:
+def kinked_moments(activation: Kinked, kernel: Float[Tensor, "n n"]) -> GaussianMoments:
     """All moments of a piecewise linear activation; four distinct samples cost one integral over one variable."""
     if not activation.is_linear and float(kernel.diagonal().min()) <= 0:
         where = int(kernel.diagonal().argmin())
@@ -36,7 +36,9 @@ def kinked_moments(activation: Kinked, kernel: Float[Tensor, "n n"]) -> Moments:
             "or take C_b > 0."
         )
     arrays = _of_doubles(activation, kernel.detach().cpu().tolist())
-    return Moments(**{name: torch.from_numpy(array.astype(np.float64)).to(kernel) for name, array in arrays.items()})
+    return GaussianMoments(
+        **{name: torch.from_numpy(array.astype(np.float64)).to(kernel) for name, array in arrays.items()}
+    )
 
 
 def _of_doubles(activation: Kinked, table: list[list[float]]) -> dict[str, np.ndarray]:

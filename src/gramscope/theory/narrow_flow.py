@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramscope.theory.activations import Kinked
-from gramscope.theory.arithmetic import NARROW, Decimals, Doubles, Number
+from gramscope.theory.activation_functions import Kinked
+from gramscope.theory.decimal_arithmetic import NARROW, Decimals, Doubles, Number
 from gramscope.theory.kinked import (
     ROUNDING,
     Lines,
@@ -28,7 +28,7 @@ from gramscope.theory.recursions import Layer, Rates, next_arrays
 
 
 @dataclass(frozen=True)
-class Source:
+class DecimalGram:
     """The matrix x·x/n_0 in decimals, and what is known of its digits.
 
     ``least`` is the 1 - ρ² of layer 1 below which two samples are on one line, ``unit`` the distance from 1 below which
@@ -40,7 +40,7 @@ class Source:
     unit: float
 
 
-def of_inputs(x: Tensor, dtype: torch.dtype) -> Source:
+def of_inputs(x: Tensor, dtype: torch.dtype) -> DecimalGram:
     """Inputs are exact; a sine below the rounding of their dtype is what is left of multiplying by a number."""
     eps = torch.finfo(dtype if dtype.is_floating_point else torch.float64).eps
 
@@ -48,21 +48,26 @@ def of_inputs(x: Tensor, dtype: torch.dtype) -> Source:
         rows = np.array([[Decimal(v) for v in row] for row in x.cpu().tolist()], dtype=object)
         return rows @ rows.T / x.shape[1]
 
-    return Source(gram, eps**2, 4 * eps)
+    return DecimalGram(gram, eps**2, 4 * eps)
 
 
-def of_gram(gram: Tensor) -> Source:
+def of_gram(gram: Tensor) -> DecimalGram:
     """A matrix of doubles holds no angle whose square is below its rounding."""
     rows = gram.cpu().tolist()
 
     def cleaned() -> np.ndarray:
         return np.array(without_rounding([[Decimal(v) for v in row] for row in rows]), dtype=object)
 
-    return Source(cleaned, 4 * ROUNDING, 4 * ROUNDING)
+    return DecimalGram(cleaned, 4 * ROUNDING, 4 * ROUNDING)
 
 
 def narrow_layers(
-    activation: Kinked, source: Source, gram: Tensor, rates: Sequence[Rates], ratios: Sequence[Fraction], explicit: bool
+    activation: Kinked,
+    source: DecimalGram,
+    gram: Tensor,
+    rates: Sequence[Rates],
+    ratios: Sequence[Fraction],
+    explicit: bool,
 ) -> list[Layer] | None:
     """All layers, or None where no two samples are close, or on one line, in any layer."""
     first = (rates[0].C_b + rates[0].C_W * gram).cpu().tolist()
@@ -84,7 +89,7 @@ def narrow_layers(
         return _layers(activation, source, rates, ratios, explicit, needed, gram.device)
 
 
-def _first_kernel(source: Source, rates: Rates, numbers: Doubles) -> list[list[Number]]:
+def _first_kernel(source: DecimalGram, rates: Rates, numbers: Doubles) -> list[list[Number]]:
     kernel = numbers.number(rates.C_b) + numbers.number(rates.C_W) * source.gram()
     return on_lines(kernel.tolist(), lines_of(kernel.tolist(), numbers.number(source.least)), source.unit)
 
@@ -108,7 +113,7 @@ def _kernels(
 
 def _layers(
     activation: Kinked,
-    source: Source,
+    source: DecimalGram,
     rates: Sequence[Rates],
     ratios: Sequence[Fraction],
     explicit: bool,

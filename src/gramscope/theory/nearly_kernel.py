@@ -9,8 +9,7 @@ and differs from the others in the two matrices Z_A, Z_B only (:func:`algorithm_
 """
 
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,10 +18,26 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
+from gramscope.base.checks import check_number, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
-from gramscope.theory.meta_kernels import Array, Dense, Given, Kernel, Plain, Product, Source, Tangent
+from gramscope.theory.meta_kernels import (
+    Array,
+    DenseMetaKernel,
+    Examples,
+    Given,
+    Kernel,
+    MetaKernelSource,
+    Plain,
+    Product,
+    TangentMetaKernel,
+)
 from gramscope.theory.quadratic import ALGORITHMS, check_step
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+Parameter: TypeAlias = Any  # by scikit-learn's rule anything may be stored; fit says what is wrong with it
 
 
 class Spectrum:
@@ -34,13 +49,9 @@ class Spectrum:
     """
 
     def __init__(self, kernel: Float[np.ndarray, "N N"]) -> None:
-        if not np.isfinite(kernel).all():
-            raise InputError("the kernel of the training set must be finite, but it has NaN or infinity.")
-        scale = np.abs(kernel).max(initial=0.0)
-        if not np.allclose(kernel, kernel.T, rtol=0, atol=1e-8 * scale):
-            raise InputError(
-                "the kernel of the training set must be symmetric. Check kernel(x, x2), or pass (k + kᵀ)/2."
-            )
+        what, remedy = "the kernel of the training set", "Check kernel(x, x2), or pass (k + kᵀ)/2."
+        check_symmetric(kernel, what, tol=1e-8, remedy=remedy)
+        scale = np.abs(kernel).max()
         values, vectors = np.linalg.eigh((kernel + kernel.T) / 2)
         largest = float(values[-1]) if len(values) else 0.0
         if values[0] < -1e-6 * max(largest, scale):
@@ -131,12 +142,12 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
     def __init__(
         self,
-        kernel: Any = "rbf",
-        meta_kernel: Any = "product",
-        algorithm: Any = "direct",
-        step: Any = None,
-        epsilon: Any = 0.01,
-        gamma: Any = None,
+        kernel: Parameter = "rbf",
+        meta_kernel: Parameter = "product",
+        algorithm: Parameter = "direct",
+        step: Parameter = None,
+        epsilon: Parameter = 0.01,
+        gamma: Parameter = None,
     ) -> None:
         # By scikit-learn's rule anything may be stored here; fit says what is wrong with it.
         self.kernel = kernel
@@ -146,7 +157,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         self.epsilon = epsilon
         self.gamma = gamma
 
-    def fit(self, X: Any, y: Any, meta: Any = None) -> "NearlyKernelRegressor":
+    def fit(self, X: Examples, y: object, meta: object = None) -> "NearlyKernelRegressor":
         """Fit to examples X and targets y (n,) or (n, outputs); ``meta`` is μ_AAA for a precomputed meta kernel."""
         X, y = self._training_set(X, y)
         self._source = self._make_source(X, meta)
@@ -164,7 +175,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         self._train = X
         return self
 
-    def predict(self, X: Any, meta: Any = None, meta_transport: Any = None) -> Array:
+    def predict(self, X: Examples, meta: object = None, meta_transport: object = None) -> Array:
         """Outputs on X, after training.
 
         With a precomputed kernel X is ``k(X, A)``; with a precomputed meta kernel ``meta`` is ``μ(X; A, A)`` and
@@ -180,7 +191,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             change = start + change.reshape(start.shape)
         return change[:, 0] if self._single else change
 
-    def trained_kernel(self, X: Any, X2: Any = None, output: int = 0) -> Float[np.ndarray, "n m"]:
+    def trained_kernel(self, X: Examples, X2: Examples = None, output: int = 0) -> Float[np.ndarray, "n m"]:
         """``k#_de = k_de + ½ Σ_a μ_{d e a} v^a``: ``z(b) = k#_bA (k#_AA)⁻¹ y`` to first order, for direct optimisation.
 
         Not symmetric: the corrected form of (11.140), (11.142), which as printed holds only without features outside
@@ -191,7 +202,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         X, X2 = self._pair(X, X2)
         return self._source.kernel(X, X2) + 0.5 * self._source.applied(X, X2, self._coefficients(output))
 
-    def effective_kernel(self, X: Any, X2: Any = None, output: int = 0) -> Float[np.ndarray, "n m"]:
+    def effective_kernel(self, X: Examples, X2: Examples = None, output: int = 0) -> Float[np.ndarray, "n m"]:
         """``kᴱ_de = k_de + Σ_a (μ_{d e a} + μ_{e d a}) v^a``: the kernel of the trained effective features (11.138).
 
         X and X2 as for :meth:`trained_kernel`.
@@ -202,7 +213,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         moved = self._source.applied(X, X2, v) + self._source.applied(X2, X, v).T
         return self._source.kernel(X, X2) + moved
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
         tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
         return tags
@@ -211,24 +222,24 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     def _of_network(self) -> bool:
         return hasattr(self.kernel, "initial") and hasattr(self.kernel, "transport")
 
-    def _training_set(self, X: Any, y: Any) -> tuple[Any, Array]:
+    def _training_set(self, X: Examples, y: object) -> tuple[Examples, Array]:
         if self._of_network:
-            y = check_array(y, ensure_2d=False, dtype=np.float64, allow_nd=False)
-            check_consistent_length(X, y)
-            return X, y
+            targets = check_array(y, ensure_2d=False, dtype=np.float64, allow_nd=False)
+            check_consistent_length(X, targets)
+            return X, targets
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
         if self._precomputed and X.shape[0] != X.shape[1]:
             raise InputError(f"a precomputed kernel of the training set must be square, got {X.shape}.")
         return X, np.asarray(y, dtype=np.float64)
 
-    def _examples(self, X: Any) -> Any:
+    def _examples(self, X: Examples) -> Examples:
         return X if self._of_network else validate_data(self, X, reset=False, dtype=np.float64)
 
     @property
     def _precomputed(self) -> bool:
         return isinstance(self.kernel, str) and self.kernel == "precomputed"
 
-    def _initial(self, X: Any, y: Array) -> Array:
+    def _initial(self, X: Examples, y: Array) -> Array:
         if not self._of_network:
             return np.zeros_like(y)
         start = np.asarray(self.kernel.initial(X))
@@ -236,9 +247,9 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             raise InputError(f"y must have the shape {start.shape} of the network's outputs, got {y.shape}.")
         return start
 
-    def _make_source(self, X: Any, meta: Any) -> Source:
+    def _make_source(self, X: Examples, meta: object) -> MetaKernelSource:
         if self._of_network:
-            return Tangent(self.kernel, X)
+            return TangentMetaKernel(self.kernel, X)
         kernel = self._function()
         if self.meta_kernel is None:
             return Plain(kernel, X)
@@ -256,14 +267,14 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 "a precomputed kernel must go with meta_kernel='precomputed', 'product' or None: a function would be "
                 "given rows of the kernel instead of examples."
             )
-        return Dense(kernel, X, self.meta_kernel)
+        return DenseMetaKernel(kernel, X, self.meta_kernel)
 
-    def _function(self) -> Any:
+    def _function(self) -> Kernel:
         if self._precomputed:
             return _rows_as_given
         return self.kernel if callable(self.kernel) else _NamedKernel(self.kernel, self.gamma)
 
-    def _source_for(self, X: Any, meta: Any, meta_transport: Any) -> Source:
+    def _source_for(self, X: Examples, meta: object, meta_transport: object) -> MetaKernelSource:
         source = self._source
         if not (isinstance(self.meta_kernel, str) and self.meta_kernel == "precomputed") or self._of_network:
             return source
@@ -271,7 +282,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         where = "predict(K, meta=..., meta_transport=...)"
         return _given(source._kernel, source.train, meta, meta_transport, len(X), where)
 
-    def _correction(self, X: Any, z_a: Array, z_b: Array, source: Source | None = None) -> Array:
+    def _correction(self, X: Examples, z_a: Array, z_b: Array, source: MetaKernelSource | None = None) -> Array:
         source = self._source if source is None else source
         return source.transport(X, z_a) + source.curvature(X, z_b)
 
@@ -283,7 +294,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             raise InputError(f"output must be an integer of 0 ... {outputs - 1}{reason}, got {output!r}.")
         return self.dual_coef_[:, output]
 
-    def _pair(self, X: Any, X2: Any) -> tuple[Any, Any]:
+    def _pair(self, X: Examples, X2: Examples) -> tuple[Examples, Examples]:
         if self._precomputed:
             raise InputError(
                 "trained and effective kernels between examples need a kernel given as a function, not 'precomputed'."
@@ -291,10 +302,8 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         return self._examples(X), self._train if X2 is None else self._examples(X2)
 
 
-def _checked_strength(epsilon: Any) -> float:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not np.isfinite(float(epsilon)):
-        raise InputError(f"epsilon must be a finite number, the strength of the meta kernel, got {epsilon!r}.")
-    return float(epsilon)
+def _checked_strength(epsilon: object) -> float:
+    return check_number(epsilon, "epsilon", hint="It is the strength of the meta kernel.")
 
 
 def _rows_as_given(rows: Array, _: Array) -> Array:
@@ -312,7 +321,7 @@ class _NamedKernel:
         return np.asarray(pairwise_kernels(x, x2, metric=self.name, filter_params=True, gamma=self.gamma))
 
 
-def _given(kernel: Kernel, train: Any, meta: Any, transport: Any, rows: int, where: str) -> Given:
+def _given(kernel: Kernel, train: Examples, meta: object, transport: object, rows: int, where: str) -> Given:
     if meta is None or transport is None:
         raise InputError(f"a precomputed meta kernel must be passed to {where}.")
     return Given(kernel, train, meta, transport, rows)

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.theory.arcs import four_close_signs
-from gramscope.theory.arithmetic import NARROW, Decimals, Doubles, Number
+from gramscope.theory.close_orthants import four_close_signs
+from gramscope.theory.decimal_arithmetic import NARROW, Decimals, Doubles, Number
 
 _PAIRS = ((0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 2, 0, 3), (1, 3, 0, 2), (2, 3, 0, 1))
 _CHOICES = tuple(itertools.combinations(range(4), 2))

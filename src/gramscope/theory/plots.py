@@ -1,7 +1,7 @@
 """Pictures of the renormalisation-group flow: the kernel from layer to layer, and the growth of the 1/n tensors."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,8 +10,11 @@ from gramscope.theory.criticality import ActivationLike, critical_point
 from gramscope.theory.cutoff import strengths
 from gramscope.theory.finite_width import FiniteWidthMLP, Flow
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def _axes(axes: Any) -> Any:
+
+def _axes(axes: "Axes | None") -> "Axes":
     if axes is not None:
         return axes
     try:
@@ -27,8 +30,8 @@ def plot_kernel_flow(
     depth: int = 40,
     starts: Sequence[float] = (0.3, 1.0, 3.0),
     detune: Sequence[float] = (0.8, 1.0, 1.2),
-    axes: Any = None,
-) -> Any:
+    axes: "Axes | None" = None,
+) -> "Axes":
     """K^(l) of one input over depth, at the critical C_W and at C_W off by the factors ``detune``; returns the axes."""
     axes = _axes(axes)
     point = critical_point(activation)
@@ -38,7 +41,7 @@ def plot_kernel_flow(
             C_W = factor * point.C_W
             gram = torch.tensor([[max(start - point.C_b, 0.0) / C_W]], dtype=torch.float64, device="cpu")
             mlp = FiniteWidthMLP(1, activation, C_b=point.C_b, C_W=C_W, depth=depth)
-            K = [float(layer.K) for layer in mlp.flow_from_gram(gram, tolerance=1e-6)]
+            K = [float(layer.K) for layer in mlp.flow_from_gram(gram, tol=1e-6)]
             label = (f"{factor:g} × critical" if factor != 1 else "critical") if start == starts[0] else None
             axes.plot(range(1, depth + 1), K, color=f"C{place}", label=label, lw=1.4)
     axes.set(xlabel="layer l", ylabel="kernel K", yscale="log", title=f"{point.activation}: C_W = {point.C_W:.4g}")
@@ -47,7 +50,7 @@ def plot_kernel_flow(
     return axes
 
 
-def plot_strengths(flow: Flow, *, axes: Any = None) -> Any:
+def plot_strengths(flow: Flow, *, axes: "Axes | None" = None) -> "Axes":
     """V/(nK²), F/(nKΘ), B/(nΘ²), P/(nΘ²), Q/(nΘ²) over depth: straight lines of slope ∝ 1/n at criticality."""
     axes = _axes(axes)
     units = {"V": "nK²", "F": "nKΘ", "B": "nΘ²", "P": "nΘ²", "Q": "nΘ²"}

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import numerical_rank
 
@@ -60,11 +61,8 @@ class QuadraticModel:
         if psi.ndim != 3 or psi.shape[1] != psi.shape[2] or len(psi) != len(x):
             raise InputError(f"meta_features(x) must have shape ({len(x)}, f, f), got {psi.shape}.")
         _check_finite(psi, "meta_features(x)")
-        if not np.allclose(psi, psi.transpose(0, 2, 1), rtol=1e-10, atol=1e-12 * max(1.0, np.abs(psi).max(initial=0))):
-            raise InputError(
-                "meta_features(x) must be symmetric in its last two axes, which is all that the model sees of them. "
-                "Pass (ψ + ψᵀ)/2."
-            )
+        if psi.size:
+            check_symmetric(psi, "meta_features(x)", tol=1e-10, remedy="The model sees no more: pass (ψ + ψᵀ)/2.")
         return psi
 
     def __call__(self, x: Array, weights: Float[np.ndarray, "i f"]) -> Float[np.ndarray, "n i"]:
@@ -98,13 +96,13 @@ class QuadraticModel:
         y: Float[np.ndarray, "n i"],
         algorithm: str = "direct",
         step: float | None = None,
-        tolerance: float = 1e-12,
+        tol: float = 1e-12,
         steps: int = 200_000,
     ) -> Float[np.ndarray, "i f"]:
         """Weights that interpolate (x, y), by running the algorithm itself from W = 0; no expansion in ε.
 
         "direct": the solution within span{φ(x_a)}, by Newton's method. "minimum-norm": the solution of least |W|.
-        "gradient-descent": steps ``W ← W - step Σ_a φᴱ (z - y)`` until the residual is below ``tolerance`` of y.
+        "gradient-descent": steps ``W ← W - step Σ_a φᴱ (z - y)`` until the residual is below ``tol`` of y.
         "gradient-flow": its limit for small steps, as a differential equation.
         """
         x, y = np.asarray(x), np.asarray(y, dtype=np.float64)
@@ -119,10 +117,10 @@ class QuadraticModel:
                 f"{rank}. Use more features or fewer examples."
             )
         solve: dict[str, Callable[[Array], Array]] = {
-            "direct": lambda t: _span(phi, psi, t, tolerance),
-            "minimum-norm": lambda t: _minimum_norm(phi, psi, t, tolerance),
-            "gradient-descent": lambda t: _descent(phi, psi, t, _checked_step(phi, step), tolerance, steps),
-            "gradient-flow": lambda t: _flow(phi, psi, t, tolerance),
+            "direct": lambda t: _span(phi, psi, t, tol),
+            "minimum-norm": lambda t: _minimum_norm(phi, psi, t, tol),
+            "gradient-descent": lambda t: _descent(phi, psi, t, _checked_step(phi, step), tol, steps),
+            "gradient-flow": lambda t: _flow(phi, psi, t, tol),
         }
         if algorithm not in solve:
             raise InputError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
@@ -156,31 +154,31 @@ def _residual(phi: Array, psi: Array, y: Array, w: Array) -> tuple[Array, Array]
     return phi @ w + 0.5 * bent @ w - y, phi + bent
 
 
-def _converged(residual: Array, y: Array, tolerance: float) -> bool:
+def _converged(residual: Array, y: Array, tol: float) -> bool:
     size = float(np.abs(residual).max())
     if not np.isfinite(size):
         raise InputError("training must converge, but it ran away. Lower the step or ε: the quadratic term dominates.")
-    return size <= tolerance * max(float(np.abs(y).max()), 1e-300)
+    return size <= tol * max(float(np.abs(y).max()), 1e-300)
 
 
-def _span(phi: Array, psi: Array, y: Array, tolerance: float) -> Array:
+def _span(phi: Array, psi: Array, y: Array, tol: float) -> Array:
     w = np.zeros(phi.shape[1])
     for _ in range(100):
         residual, effective = _residual(phi, psi, y, w)
-        if _converged(residual, y, tolerance):
+        if _converged(residual, y, tol):
             return w
         w = w - phi.T @ np.linalg.solve(effective @ phi.T, residual)
     raise InputError("no interpolating solution in the span of the features was found. Lower ε.")
 
 
-def _minimum_norm(phi: Array, psi: Array, y: Array, tolerance: float) -> Array:
+def _minimum_norm(phi: Array, psi: Array, y: Array, tol: float) -> Array:
     """Newton on ``W = Σ_a α_a φᴱ_a(W)``, ``z(W) = y``."""
     n, f = phi.shape
     w, alpha = np.zeros(f), np.zeros(n)
     for _ in range(100):
         residual, effective = _residual(phi, psi, y, w)
         stationary = w - effective.T @ alpha
-        if _converged(residual, y, tolerance) and np.abs(stationary).max() <= tolerance * max(1.0, np.abs(w).max()):
+        if _converged(residual, y, tol) and np.abs(stationary).max() <= tol * max(1.0, np.abs(w).max()):
             return w
         top = np.concatenate([np.eye(f) - np.einsum("a,afg->fg", alpha, psi), -effective.T], axis=1)
         system = np.concatenate([top, np.concatenate([effective, np.zeros((n, n))], axis=1)])
@@ -189,17 +187,17 @@ def _minimum_norm(phi: Array, psi: Array, y: Array, tolerance: float) -> Array:
     raise InputError("no interpolating solution of least norm was found. Lower ε.")
 
 
-def _descent(phi: Array, psi: Array, y: Array, step: float, tolerance: float, steps: int) -> Array:
+def _descent(phi: Array, psi: Array, y: Array, step: float, tol: float, steps: int) -> Array:
     w = np.zeros(phi.shape[1])
     for _ in range(steps):
         residual, effective = _residual(phi, psi, y, w)
-        if _converged(residual, y, tolerance):
+        if _converged(residual, y, tol):
             return w
         w = w - step * effective.T @ residual
     raise InputError(f"gradient descent must converge within steps={steps}, but it did not. Allow more steps.")
 
 
-def _flow(phi: Array, psi: Array, y: Array, tolerance: float) -> Array:
+def _flow(phi: Array, psi: Array, y: Array, tol: float) -> Array:
     from scipy.integrate import solve_ivp
 
     def slope(_: float, w: Array) -> Array:
@@ -214,14 +212,14 @@ def _flow(phi: Array, psi: Array, y: Array, tolerance: float) -> Array:
     found = solve_ivp(
         slope, (0.0, 100.0 / slowest), np.zeros(phi.shape[1]), "DOP853", events=settled, rtol=1e-12, atol=1e-14
     )
-    return _nearest(phi, psi, y, found.y[:, -1], tolerance)
+    return _nearest(phi, psi, y, found.y[:, -1], tol)
 
 
-def _nearest(phi: Array, psi: Array, y: Array, w: Array, tolerance: float) -> Array:
+def _nearest(phi: Array, psi: Array, y: Array, w: Array, tol: float) -> Array:
     """The last 1e-11 of the way by least-norm Newton steps, which differ from the flow by their square."""
     for _ in range(5):
         residual, effective = _residual(phi, psi, y, w)
-        if _converged(residual, y, tolerance):
+        if _converged(residual, y, tol):
             break
         w = w - np.linalg.pinv(effective) @ residual
     return w

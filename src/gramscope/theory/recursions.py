@@ -1,4 +1,4 @@
-"""One step of the finite-width recursions: the tensors of layer l + 1 from those of layer l (theory 3, sections 1-4).
+"""One step of the finite-width recursions: the tensors of layer l + 1 from those of layer l (PDLT, arXiv:2106.10165).
 
 Tensors carry sample axes only, in the index order of the theory. At layer l, with n = n_{l-1} and neurons i ≠ j:
 
@@ -16,9 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.theory.families import Moments
+from gramscope.theory.families import GaussianMoments
 
-Array: TypeAlias = Any  # a tensor, or a numpy array of decimals where doubles do not reach (see arithmetic.py)
+# One formula serves tensors with floats, and numpy arrays of decimals where doubles do not reach.
+Array: TypeAlias = Any
+Number: TypeAlias = Any
+_Arrays: TypeAlias = Any  # has the tensors of a layer, or of its moments, as attributes
+_Numbers: TypeAlias = Any  # has the rates of a layer as attributes
 
 
 @dataclass(frozen=True)
@@ -62,16 +66,18 @@ def first_layer(gram: Float[Tensor, "n n"], rates: Rates) -> Layer:
     return Layer(rates.C_b + rates.C_W * gram, rates.lambda_b + rates.lambda_W * gram, *[zero] * 7)
 
 
-def next_layer(layer: Layer, moments: Moments, rates: Rates, ratio: float, explicit_kink: bool = True) -> Layer:
+def next_layer(layer: Layer, moments: GaussianMoments, rates: Rates, ratio: float, explicit_kink: bool = True) -> Layer:
     """The tensors of layer l + 1.
 
-    ``ratio`` is n_l/n_{l-1}; ``explicit_kink=False`` drops the s'' that autograd drops (theory 3, section 4b, reading
-    3) and keeps those that come from differentiating an expectation; it is meant for activations with a kink.
+    ``ratio`` is n_l/n_{l-1}; ``explicit_kink=False`` drops the s'' that autograd drops and keeps those
+    that come from differentiating an expectation; it is meant for activations with a kink.
     """
     return Layer(**next_arrays(layer, moments, rates, ratio, explicit_kink))
 
 
-def next_arrays(layer: Any, moments: Any, rates: Any, ratio: Any, explicit_kink: bool) -> dict[str, Array]:
+def next_arrays(
+    layer: _Arrays, moments: _Arrays, rates: _Numbers, ratio: Number, explicit_kink: bool
+) -> dict[str, Array]:
     """:func:`next_layer` for anything with these attributes: tensors and floats, or numpy arrays of decimals."""
     c, lw = rates.C_W, rates.lambda_W
     s = moments
@@ -99,7 +105,7 @@ def next_arrays(layer: Any, moments: Any, rates: Any, ratio: Any, explicit_kink:
 class _Carriers:
     """DD[f_ab ; T] = Σ_pq <∂_p ∂_q f_ab> T_pq.. on the first pair of indices of T, for f = s_a s_b and f = w_ab."""
 
-    def __init__(self, s: Any, theta: Array, c: Any, lw: Any) -> None:
+    def __init__(self, s: _Arrays, theta: Array, c: Number, lw: Number) -> None:
         self._s, self._theta, self._c, self._lw = s, theta, c, lw
 
     def ss(self, tensor: Array) -> Array:
@@ -132,7 +138,7 @@ def _outer(left: Array, right: Array) -> Array:
     return einsum("ab,cd->abcd", left, right)
 
 
-def _next_A(layer: Any, s: Any, grow: _Carriers, mean_w: Array, rates: Any, ratio: Any) -> Array:
+def _next_A(layer: _Arrays, s: _Arrays, grow: _Carriers, mean_w: Array, rates: _Numbers, ratio: Number) -> Array:
     c, lw, theta = rates.C_W, rates.lambda_W, layer.Theta
     mixed = c * lw * s.q0011 * theta[None, None]
     mean_ww = lw**2 * s.q0000 + mixed + _swap(mixed) + c**2 * s.q1111 * _outer(theta, theta)
@@ -142,7 +148,7 @@ def _next_A(layer: Any, s: Any, grow: _Carriers, mean_w: Array, rates: Any, rati
     return mean_ww - _outer(mean_w, mean_w) + ratio * carried
 
 
-def _next_F(layer: Any, s: Any, c: Any, ratio: Any) -> Array:
+def _next_F(layer: _Arrays, s: _Arrays, c: Number, ratio: Number) -> Array:
     # F'_abcd: source <s_a s_c s'_b s'_d> Θ_bd; derivatives of s_a s'_b fall on a or on b, and likewise for c, d.
     source = einsum("acbd,bd->abcd", s.q0011, layer.Theta)
     on_first = _outer_first(s, layer.F)
@@ -150,11 +156,13 @@ def _next_F(layer: Any, s: Any, c: Any, ratio: Any) -> Array:
     return c**2 * (source + ratio * carried)
 
 
-def _outer_first(s: Any, F: Array) -> Array:
+def _outer_first(s: _Arrays, F: Array) -> Array:
     return einsum("ab,abcd->abcd", s.p11, F) + einsum("ab,bbcd->abcd", s.p02, F)
 
 
-def _next_P_Q(layer: Any, s: Any, next_F: Array, rates: Any, ratio: Any, explicit: bool) -> tuple[Array, Array]:
+def _next_P_Q(
+    layer: _Arrays, s: _Arrays, next_F: Array, rates: _Numbers, ratio: Number, explicit: bool
+) -> tuple[Array, Array]:
     c, theta = rates.C_W, layer.Theta
     keep = 1 if explicit else 0
     s20, s11 = s.p02.T, s.p11  # <s''_a s_b>, <s'_a s'_b>
@@ -170,7 +178,7 @@ def _next_P_Q(layer: Any, s: Any, next_F: Array, rates: Any, ratio: Any, explici
     return P, Q
 
 
-def _through_F(F: Array, s: Any) -> Array:
+def _through_F(F: Array, s: _Arrays) -> Array:
     """Σ_{p in {0,1}} Σ_{q in {2,3}} u_p v_q F_{p 0 q 2}; the indices 0 1 2 3 are a b c d."""
     s31, s22, s20, s11 = s.p13.T, s.p22, s.p02.T, s.p11
     right = einsum("cd,pacc->pacd", s20, F) + einsum("cd,padc->pacd", s11, F)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.base.rng import child_seed, generator
-from gramscope.theory.comparison import Comparison, Estimate, Estimates
+from gramscope.theory.comparison import Comparison, Estimates, SampleEstimate
 from gramscope.theory.estimators import network_statistics
 from gramscope.theory.finite_width import Flow, check_flow
 
@@ -29,7 +29,7 @@ def ensemble(
     """Sample networks of finite width, measure K, Θ, V, D, F, A, B, P, Q, extrapolate to 1/n → 0, compare with theory.
 
     The networks are drawn from the theory's initialisation, batched by ``torch.vmap``; estimators have the weights of
-    the layer in question integrated out (theory 3, sections 2 and 4). At layer 2 they are unbiased at every width; from
+    the layer in question integrated out (PDLT, arXiv:2106.10165). At layer 2 they are unbiased at every width; from
     layer 3 on n × correlator differs from the theory by O(1/n), which a fit in 1/n removes.
 
     Args:
@@ -139,10 +139,10 @@ class _Averages:
 
     n: int
 
-    def mean(self, values: Tensor) -> Estimate:
-        return Estimate(values.mean(0), values.std(0) / math.sqrt(len(values)))
+    def mean(self, values: Tensor) -> SampleEstimate:
+        return SampleEstimate(values.mean(0), values.std(0) / math.sqrt(len(values)))
 
-    def covariance(self, left: Tensor, right: Tensor) -> Estimate:
+    def covariance(self, left: Tensor, right: Tensor) -> SampleEstimate:
         """n × the covariance of averages over n neurons; the error is that of the mean of the products."""
         count = len(left)
         products = torch.einsum("sab,scd->sabcd", left - left.mean(0), right - right.mean(0))
@@ -152,8 +152,8 @@ class _Averages:
 
 def _estimates(
     theory: Flow, shape: tuple[int, ...], values: dict[str, list[Tensor]]
-) -> dict[tuple[int, str], Estimate]:
-    result: dict[tuple[int, str], Estimate] = {}
+) -> dict[tuple[int, str], SampleEstimate]:
+    result: dict[tuple[int, str], SampleEstimate] = {}
     for place, n in enumerate(shape):
         layer, rate, over = place + 2, theory.rates[place + 1], _Averages(n)
         G, W = values["G"][place], values["W"][place]
@@ -167,7 +167,7 @@ def _estimates(
     return result
 
 
-def _fit(widths: list[int], estimates: list[Estimate], degree: int) -> Estimate:
+def _fit(widths: list[int], estimates: list[SampleEstimate], degree: int) -> SampleEstimate:
     """Value at 1/n = 0 of a least-squares polynomial in 1/n.
 
     All widths weigh the same: the measured error of a covariance is small where its value happens to be, and weights
@@ -178,4 +178,4 @@ def _fit(widths: list[int], estimates: list[Estimate], degree: int) -> Estimate:
     value = sum(float(c) * estimate.value for c, estimate in zip(share, estimates, strict=True))
     square = sum(float(c) ** 2 * estimate.error.square() for c, estimate in zip(share, estimates, strict=True))
     value, square = (torch.as_tensor(part, device="cpu") for part in (value, square))
-    return Estimate(value, square.sqrt())
+    return SampleEstimate(value, square.sqrt())

@@ -51,7 +51,7 @@ def largest(drift: Series) -> tuple[float, float]:
 def moves(views: Sequence[RunView]) -> Panel | None:
     drifts = [{"": series} if (series := moved(view)) is not None else {} for view in views]
     targets = [{"": series} if (series := view.get("kernel/alignment")) is not None else {} for view in views]
-    ranks = [{"": series} if (series := view.get("kernel/effective_rank")) is not None else {} for view in views]
+    ranks = [{"": series} if (series := view.get("kernel/participation_ratio")) is not None else {} for view in views]
     if not any((*drifts, *targets, *ranks)):
         return None
     # The label must be true of what was recorded.
@@ -61,7 +61,7 @@ def moves(views: Sequence[RunView]) -> Panel | None:
     for found, title, axis in (
         (drifts, "Drift from the kernel at the start", "drift, 1 − alignment" if turned else "|K − K₀| / |K₀|"),
         (targets, "Alignment with the targets", "alignment with the targets"),
-        (ranks, "Effective rank", "tr(K)² / tr(K²)"),
+        (ranks, "Participation ratio of the kernel", "tr(K)² / tr(K²)"),
     ):
         if any(found):
             marks = by_run(views, found)

@@ -1,0 +1,288 @@
+"""The three curves behind richness: how good, how used and how strong the eigenfunctions of the features are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.effective_rank import effective_rank
+from gramscope.base.errors import InputError
+from gramscope.base.moments import Moments, check_paired
+from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
+from gramscope.base.user_warnings import undefined, warn
+from gramscope.measures.class_moments import class_labels
+from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.rows import Rows
+
+Part = Literal["evaluation", "train"]
+
+LARGEST_EXPONENT = 480  # of features whose squares, and sums of them, are within float64
+LEAST = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  # ρ_1 below this has lost digits
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Quality Π*(k), utilisation Π̂(k) and intensity ρ_k/ρ_1 of the first k eigenfunctions, k from 1.
+
+    ``quality`` and ``utilisation`` have one entry for each of the ``rank`` eigenfunctions that are more than rounding
+    of the features; None where no targets or outputs were given. ``intensity`` and ``eigenvalues`` have one for each
+    feature.
+    """
+
+    quality: Float[Tensor, " rank"] | None = field(repr=False)
+    utilisation: Float[Tensor, " rank"] | None = field(repr=False)
+    intensity: Float[Tensor, " p"] = field(repr=False)
+    eigenvalues: Float[Tensor, " p"] = field(repr=False)
+    rank: int
+    target_rank: int
+    output_rank: int
+    effective_dimension: float
+    examples: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class CurvesState:
+    """Training features as rows or second moments, whichever is smaller; evaluation features, targets and outputs.
+
+    ``rounding`` is that of the training features.
+    """
+
+    train: Rows | Moments | None
+    evaluation: Mapping[str, Rows]
+    rounding: Rounding
+
+    def merged(self, other: "CurvesState") -> "CurvesState":
+        if self.evaluation and other.evaluation and self.evaluation.keys() != other.evaluation.keys():
+            raise InputError(
+                "targets and outputs must be given for every evaluation batch or for none, got "
+                f"{sorted(self.evaluation)} and {sorted(other.evaluation)}."
+            )
+        both = {key: rows.merged(other.evaluation[key]) for key, rows in self.evaluation.items() if other.evaluation}
+        rounding = self.rounding.merged(other.rounding)
+        return CurvesState(_merge_train(self.train, other.train), both or self.evaluation or other.evaluation, rounding)
+
+
+class RichnessCurves(Measure[CurvesState, Curves]):
+    """Quality, utilisation and intensity, batch by batch.
+
+    ``update(features, part="train")`` adds training features, ``update(features, targets, outputs)`` adds evaluation
+    examples. With ``Σ = ΦᵀΦ/n = U diag(ρ) Uᵀ`` (training, uncentred, ρ descending) the eigenfunctions are
+    ``e_k(x) = Φ(x)ᵀu_k/√ρ_k`` on the evaluation set; a reduced QR in this order gives q_k; with B an orthonormal basis
+    of the targets' span (quality) or of the outputs' (utilisation), of rank r, ``Π(k) = (1/r) Σ_{j≤k} |Bᵀq_j|²``.
+
+    Reference: arXiv:2410.04264, eq. 5, sections 5.1-5.2 and appendix J.1 (Nyström method).
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        name="quality, utilisation and intensity of the features",
+        symbol="Π*, Π̂, ρ",
+        bounds=(0.0, 1.0),
+        low="lazy: many eigenfunctions are needed",
+        high="rich: the first C eigenfunctions hold the targets and the outputs",
+        reference="arXiv:2410.04264, eq. 5 and section 5.1",
+    )
+
+    def update(
+        self,
+        features: Tensor,
+        targets: Tensor | None = None,
+        outputs: Tensor | None = None,
+        *,
+        part: Part = "evaluation",
+    ) -> CurvesState:
+        rows = Rows.of(features, "features")
+        if rows.exponent > LARGEST_EXPONENT:
+            raise InputError(
+                f"features must have squares within float64, got numbers of about 2^{rows.exponent}. Divide them by a "
+                "number: the curves do not depend on it."
+            )
+        if part == "train":
+            if targets is not None or outputs is not None:
+                raise InputError("training features take no targets or outputs: these belong to the evaluation set.")
+            return CurvesState(_compact(rows), {}, rows.rounding)
+        if part != "evaluation":
+            raise InputError(f'part must be "train" or "evaluation", got {part!r}.')
+        if targets is None and outputs is None:
+            raise InputError("evaluation features need targets (for quality), outputs (for utilisation) or both.")
+        kept = {"features": rows}
+        for name, value in (("targets", targets), ("outputs", outputs)):
+            if value is not None:
+                check_paired(features, value, "features", name)
+                kept[name] = Rows.of(value, name)
+        if targets is not None and not targets.is_floating_point() and (targets.dim() == 1 or targets.shape[1] == 1):
+            # Which classes there are is known only in the end, so labels stay labels until then.
+            kept["labels"] = Rows.of(class_labels(targets))
+            del kept["targets"]
+        return CurvesState(None, kept, Rounding())
+
+    def compute(self, state: CurvesState) -> Curves:
+        if state.train is None or not state.evaluation:
+            absent = "training features" if state.train is None else "evaluation set"
+            raise InputError(
+                "the curves need training features, update(features, part='train'), and an evaluation set, "
+                f"update(features, targets, outputs); got no {absent}."
+            )
+        rho, u = _spectrum(state.train)
+        phi = state.evaluation["features"].all()
+        if phi.shape[1] != len(rho):
+            raise InputError(
+                f"training and evaluation features must be of one width, got {len(rho)} and {phi.shape[1]}."
+            )
+        if float(rho[0]) < LEAST:
+            size = "zero" if float(rho[0]) == 0 and not any(_sizes(state.train)) else "so small that squares vanish"
+            nan = undefined("the eigenfunctions", f"all training features are {size}")
+            empty = phi.new_zeros(0)
+            return Curves(empty, empty, rho * nan, rho, 0, 0, 0, nan, len(phi))
+        shown = rho[: u.shape[1]]
+        # Σ is XᵀX/n, so its diagonal holds the mean squares of the columns.
+        noise = _along(u, state.rounding.errors((u.square() @ shown).sqrt())) * floor(state.train.n, len(rho))
+        kept = above_rounding(shown, noise.square())
+        rank, e = int(kept.sum()), phi @ u[:, kept]
+        notes = _notes(rank, len(phi), phi.shape[1], state.train.n)
+        own = _along(u[:, kept], state.evaluation["features"].rounding.errors(phi.norm(dim=0)))
+        q = orthonormalised(e / shown[kept].sqrt(), own / shown[kept].sqrt())
+        quality, target_rank = _cumulative(q, _targets(state.evaluation), "targets")
+        utilisation, output_rank = _cumulative(q, state.evaluation.get("outputs"), "outputs")
+        dimension = effective_dimension(shown[kept])
+        return Curves(
+            quality, utilisation, rho / rho[0], rho, rank, target_rank, output_rank, dimension, len(phi), notes
+        )  # fmt: skip
+
+
+def richness_curves(
+    train_features: Tensor, features: Tensor, targets: Tensor | None = None, outputs: Tensor | None = None
+) -> Curves:
+    """Quality, utilisation and intensity of the eigenfunctions of the training features on an evaluation set.
+
+    ``Π(k) = (1/r) Σ_{j≤k} |Bᵀq_j|²``: the share of the targets (or outputs) that the first k eigenfunctions hold.
+
+    Args:
+        train_features: Φ (n, p) on training examples; gives Σ.
+        features: Φ (m, p) on evaluation examples, m > p.
+        targets: targets (m, C), or labels (m,), of the evaluation examples; gives the quality.
+        outputs: outputs (m, C) of the network there; gives the utilisation.
+
+    Reference: arXiv:2410.04264, eq. 5 and section 5.2.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> labels = torch.arange(60) % 3
+        >>> phi = torch.eye(3, 5)[labels] * torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0])
+        >>> gs.measures.richness_curves(phi, phi, labels).quality.round(decimals=6).tolist()
+        [0.333333, 0.666667, 1.0]
+    """
+    measure = RichnessCurves()
+    train = measure.update(train_features, part="train")
+    return measure.compute(measure.merge(train, measure.update(features, targets, outputs)))
+
+
+def effective_dimension(eigenvalues: Float[Tensor, " p"]) -> float:
+    """``1 + effective_rank(ρ_2..ρ_p)``: how many eigenfunctions carry the features.
+
+    The largest eigenvalue belongs to the constant function (Σ is uncentred) and counts as one dimension by itself. NaN,
+    with a warning, where all are zero; those below zero by rounding count as zero.
+
+    Reference: arXiv:2410.04264, appendix B.4 (effective dimension) and D.2 (the constant function).
+
+    Example:
+        >>> round(effective_dimension(torch.tensor([9.0, 1.0, 1.0, 1.0])), 12)
+        4.0
+    """
+    whole = effective_rank(eigenvalues)  # checks them, and warns where all are zero
+    rest = eigenvalues.detach().double().sort(descending=True).values[1:].clamp(min=0)
+    if math.isnan(whole) or not bool(rest.any()):
+        return whole
+    return 1.0 + effective_rank(rest)
+
+
+def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float = 0.0) -> Float[Tensor, "n k"]:
+    """Columns made orthonormal in their order; a column of which those before it leave only ``noise`` becomes zero."""
+    width = min(e.shape)
+    floors = torch.as_tensor(noise, dtype=e.dtype, device=e.device).maximum(1e-10 * e.norm(dim=0))
+    q, r = torch.linalg.qr(e[:, :width])
+    if bool((r.diagonal().abs() > floors[:width]).all()):
+        return torch.cat([q, q.new_zeros(len(e), e.shape[1] - width)], 1)
+    # Householder QR puts an arbitrary direction where a column is dependent, and it would count as an eigenfunction.
+    q = torch.zeros_like(e)
+    for k in range(e.shape[1]):
+        rest = e[:, k]
+        for _ in range(2):
+            rest = rest - q[:, :k] @ (q[:, :k].mT @ rest)
+        length = rest.norm()
+        if float(length) > float(floors[k]):
+            q[:, k] = rest / length
+    return q
+
+
+def _spectrum(train: Rows | Moments) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
+    """ρ descending and U; zeros fill up where there are fewer examples than features."""
+    if isinstance(train, Moments):
+        rho, u = torch.linalg.eigh(train.second_moment())
+        return rho.flip(0).clamp(min=0), u.flip(1)
+    x = train.all()
+    _, s, v = torch.linalg.svd(x, full_matrices=False)
+    rho = torch.zeros(train.width, dtype=torch.float64, device=x.device)
+    rho[: len(s)] = s.square() / max(train.n, 1)
+    return rho, v.mT
+
+
+def _sizes(train: Rows | Moments) -> list[bool]:
+    """Whether there is anything but zeros; moments no longer know, but for the mean."""
+    return [bool(x.any()) for x in (train.chunks if isinstance(train, Rows) else (train.mean,))]
+
+
+def _along(vectors: Float[Tensor, "p k"], errors: Float[Tensor, " p"]) -> Float[Tensor, " k"]:
+    """The size, along each direction, of independent errors of the columns."""
+    return (vectors.square().mT @ errors.square()).sqrt()
+
+
+def _cumulative(q: Float[Tensor, "n k"], rows: Rows | None, what: str) -> tuple[Float[Tensor, " k"] | None, int]:
+    if rows is None:
+        return None, 0
+    y = rows.all()
+    basis = column_basis(y, rows.rounding, len(y), y.norm(dim=0))
+    rank = basis.shape[1]
+    if rank == 0:
+        return q.new_full((q.shape[1],), undefined(f"the curve of the {what}", f"all {what} are zero")), 0
+    return (basis.mT @ q).square().sum(0).cumsum(0) / rank, rank
+
+
+def _targets(evaluation: Mapping[str, Rows]) -> Rows | None:
+    if "labels" in evaluation:
+        labels = evaluation["labels"].all()[:, 0].long()
+        return Rows.of(torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]))
+    return evaluation.get("targets")
+
+
+def _notes(rank: int, examples: int, width: int, trained: int) -> tuple[str, ...]:
+    notes = []
+    if rank >= examples:
+        notes.append(
+            f"{rank} eigenfunctions on {examples} evaluation examples span everything, so the curves reach 1 whatever "
+            f"the features are; use more than {width} evaluation examples"
+        )
+    if trained <= width:
+        notes.append(f"{trained} training examples do not determine all {width} eigenfunctions")
+    if notes:
+        warn(f"richness curves: {'; '.join(notes)}.")
+    return tuple(notes)
+
+
+def _compact(rows: Rows) -> Rows | Moments:
+    if rows.nbytes <= 8 * rows.width**2:
+        return rows
+    return Moments.of(rows.all())
+
+
+def _merge_train(a: Rows | Moments | None, b: Rows | Moments | None) -> Rows | Moments | None:
+    if a is None or b is None:
+        return a if b is None else b
+    if isinstance(a, Rows) and isinstance(b, Rows):
+        return _compact(a.merged(b))
+    a, b = (Moments.of(x.all()) if isinstance(x, Rows) else x for x in (a, b))
+    return a.merged(b)

@@ -1,0 +1,190 @@
+"""Dynamical richness: how far the features of the last layer are spanned by what the network puts out."""
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
+from gramscope.base.rounding import above_rounding, floor
+from gramscope.base.user_warnings import undefined
+from gramscope.capture.activations import Mode
+from gramscope.measures.hsic import LayerState, tiled_products
+from gramscope.measures.last_linear_layer import last_layer_batches
+from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, streams_kept
+from gramscope.measures.linear_cka import cka
+from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.rows import Rows, frobenius
+
+Target = Literal["raw", "projection"]
+
+
+class Richness(Measure[LayerState, float]):
+    """Dynamical low-rank measure ``D_LR``, batch by batch.
+
+    ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` (Frobenius), Φ (n, p) the inputs of the last linear layer and F (n, C) the
+    outputs of the network, both centred over the examples: one minus biased linear CKA. ``target="projection"``
+    replaces F by an orthonormal basis of its centred columns (Definition 1); the published numbers are ``"raw"``.
+
+    Reference: arXiv:2410.04264, Definition 1 and section 3.1.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        name="dynamical richness",
+        symbol="D_LR",
+        bounds=(0.0, 1.0),
+        low="rich: the features span nothing but the outputs",
+        high="lazy: the outputs use a small part of what the features vary in",
+        reference="arXiv:2410.04264, Definition 1",
+    )
+
+    def __init__(self, target: Target = "raw") -> None:
+        if target not in ("raw", "projection"):
+            raise InputError(f'target must be "raw" or "projection", got {target!r}.')
+        self.target = target
+
+    def update(self, features: Tensor, outputs: Tensor) -> LayerState:
+        return LayerState.of({"features": features, "outputs": outputs})
+
+    def compute(self, state: LayerState) -> float:
+        if state.n < 2:
+            return undefined("D_LR", f"it needs at least 2 examples, got {state.n}")
+        products = state.products()
+        reasons = products.degenerate(state.roundings, debiased=False)
+        for name, reason in zip(state.names, reasons, strict=True):
+            if reason:
+                return undefined("D_LR", f"the set of {name} {reason}")
+        own, cross = float(products.inner[0, 0]), float(products.inner[0, 1])
+        if self.target == "raw":
+            aligned = cross / math.sqrt(own) / math.sqrt(float(products.inner[1, 1]))
+        else:
+            squared, rank = _in_span_of_outputs(state)
+            if rank == 0:
+                return undefined("D_LR", "the outputs vary by no more than the rounding of their dtype")
+            aligned = squared / math.sqrt(own * rank)
+        return min(max(1.0 - aligned, 0.0), 1.0)
+
+
+def richness(features: Tensor, outputs: Tensor, target: Target = "raw") -> float:
+    """Dynamical richness ``D_LR`` of the last layer; 0 is richest, lazy networks lie near ``1 - √(C/p)``.
+
+    ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` with column-centred Φ and F (``"raw"``), or with F replaced by an orthonormal
+    basis of its centred columns (``"projection"``).
+
+    Args:
+        features: Φ (n, ...), the inputs of the last linear layer; other layers are allowed.
+        outputs: F (n, ...), the outputs of the network on the same examples.
+        target: "raw" (the published numbers) or "projection" (Definition 1).
+
+    Reference: arXiv:2410.04264, Definition 1 (on the two readings of it, see the page on richness).
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> labels = torch.arange(30) % 3
+        >>> one_hot = torch.nn.functional.one_hot(labels).double()
+        >>> abs(gs.measures.richness(one_hot @ torch.eye(3, 8).double(), one_hot)) < 1e-12      # collapsed: rich
+        True
+    """
+    return Richness(target)(features, outputs)
+
+
+def network_richness(
+    model: nn.Module,
+    data: Batches,
+    *,
+    layer: str | None = None,
+    target: Target = "raw",
+    reduce: Reduce = "flatten",
+    inputs: Callable[[Batch], ModelInput] | None = None,
+    channels: Channels = None,
+    mode: Mode = "eval",
+) -> float:
+    """``D_LR`` of a model over ``data``, with the last linear layer found by itself or given by name.
+
+    Args:
+        model: any module; it is left as it was, and so are the random streams, also where a DataLoader draws from them.
+        data: an iterable of batches, or one input tensor.
+        layer: name of a layer whose *inputs* are the features; None finds the last linear layer that is called.
+        target: as in :func:`richness`.
+        reduce: of spatial and token axes of features and outputs alike ("last" for language models).
+        inputs: takes the model's input out of a batch.
+        channels, mode: as for :func:`gramscope.measures.features`.
+
+    Reference: arXiv:2410.04264, section 3.1 and appendix E.1.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+        >>> 0.0 < gs.measures.network_richness(model, torch.randn(50, 4)) < 1.0
+        True
+    """
+    with streams_kept(data):
+        return Richness(target).over(
+            last_layer_batches(model, data, layer, reduce=reduce, inputs=inputs, channels=channels, mode=mode)
+        )
+
+
+def initial_similarity(initial: Tensor, features: Tensor) -> float:
+    """Similarity to the features at initialisation on the same examples, ``S_init = CKA(Φ_0, Φ_t)``; 1 is lazy.
+
+    Reference: arXiv:2410.04264, section 4.1; Yang & Hu 2021.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+        >>> round(initial_similarity(x, 2 * x), 12)
+        1.0
+    """
+    return cka(initial, features)
+
+
+def parameter_norm(model: nn.Module) -> float:
+    """Euclidean norm ``|θ|`` of all parameters, in float64; tied parameters count once.
+
+    Reference: arXiv:2410.04264, section 4.1 (which lists ``|θ|²``).
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> _ = layer.weight.data.fill_(2.0), layer.bias.data.fill_(1.0)
+        >>> parameter_norm(layer)
+        3.0
+    """
+    norms = [frobenius(p.detach().double()) for p in model.parameters() if p.is_floating_point()]
+    if not norms:
+        raise InputError("the model must have parameters to have a norm, but it has none.")
+    return math.hypot(*norms)  # scales by itself, so that squares stay within float64
+
+
+def _in_span_of_outputs(state: LayerState) -> tuple[float, int]:
+    """|ΦᵀQ|² and rank for an orthonormal basis Q of the centred outputs, without directions that are rounding."""
+    phi, outputs = state.rows
+    least = floor(state.n, outputs.width) ** 2
+    if state.moments is not None:
+        moments = state.all_moments()
+        gram = moments.block(1, 1)
+        squares = gram.diagonal() + moments.n * moments.centre.mean[-len(gram) :].square()
+        errors = outputs.rounding.errors(squares.sqrt())
+        values, vectors = _spectrum(gram / torch.outer(errors, errors), least)
+        return float((moments.block(0, 1) / errors @ (vectors / values.sqrt())).square().sum()), len(values)
+    f = outputs.all()
+    f = (f - f.mean(0)) / outputs.rounding.errors(f.norm(dim=0))
+    if f.shape[1] > f.shape[0]:  # fewer examples than outputs: the same basis from the smaller Gram matrix
+        _, q = _spectrum(f @ f.mT, least)
+    else:
+        values, vectors = _spectrum(f.mT @ f, least)
+        q = f @ (vectors / values.sqrt())
+    products = tiled_products((phi, Rows.of(q)))
+    return float(products.inner[0, 1]), q.shape[1]
+
+
+def _spectrum(gram: Float[Tensor, "k k"], least: float) -> tuple[Float[Tensor, " r"], Float[Tensor, "k r"]]:
+    """Eigenvalues of a Gram matrix that are above rounding, and their vectors."""
+    values, vectors = torch.linalg.eigh(gram)
+    kept = above_rounding(values, least)
+    return values[kept], vectors[:, kept]

@@ -1,0 +1,433 @@
+"""Target linearity: how much of the targets a linear map of the features can say."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.checks import check_number
+from gramscope.base.errors import InputError
+from gramscope.base.moments import as_rows, check_paired
+from gramscope.base.nested import ModelInput
+from gramscope.base.rng import child_seed, generator
+from gramscope.base.rounding import EPS64, Rounding, column_basis
+from gramscope.base.user_warnings import undefined
+from gramscope.capture.activations import At, Layers, Mode
+from gramscope.measures.class_moments import one_hot
+from gramscope.measures.layer_features import Reduce, features
+from gramscope.measures.measure import Facts, Measure
+
+__all__ = [
+    "TargetLinearity",
+    "TargetLinearityValue",
+    "held_out_target_linearity",
+    "layer_target_linearity",
+    "target_linearity",
+]
+
+
+class TargetLinearityValue(float):
+    """The target linearity, a float in [0, 1], with what is needed to judge it.
+
+    ``rank`` of the features over ``examples`` rows, ``null`` what targets with no relation to the features reach:
+    ``rank / n``. ``permuted`` and ``permuted_std`` are mean and standard deviation over permutations of the targets
+    (NaN if none were drawn); ``excess`` is ``(TL - null) / (1 - null)``: 0 for chance, 1 for a perfect fit;
+    ``held_out`` is the value on unseen examples (NaN if not asked for).
+    """
+
+    rank: int
+    examples: int
+    permuted: float
+    permuted_std: float
+    held_out: float
+
+    def __new__(
+        cls,
+        value: float,
+        rank: int,
+        examples: int,
+        permuted: float = math.nan,
+        permuted_std: float = math.nan,
+        held_out: float = math.nan,
+    ) -> "TargetLinearityValue":
+        made = super().__new__(cls, value)
+        made.rank, made.examples, made.held_out = rank, examples, held_out
+        made.permuted, made.permuted_std = permuted, permuted_std
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (float(self), self.rank, self.examples, self.permuted, self.permuted_std, self.held_out)
+
+    @property
+    def value(self) -> float:
+        return float(self)
+
+    @property
+    def null(self) -> float:
+        """``rank(H) / n``, the null baseline."""
+        return self.rank / self.examples
+
+    @property
+    def excess(self) -> float:
+        """``(TL - null) / (1 - null)``; NaN where the features span everything and any target fits."""
+        return (float(self) - self.null) / (1 - self.null) if self.rank < self.examples else math.nan
+
+
+def target_linearity(
+    features: Tensor,
+    targets: Tensor,
+    *,
+    center: bool = False,
+    tol: float | None = None,
+    dtype: torch.dtype | None = None,
+    permutations: int = 0,
+    seed: int = 0,
+) -> TargetLinearityValue:
+    """The share of the targets that lies in the span of the features.
+
+    ``TL = tr(Yᵀ P_H Y) / tr(YᵀY)``, P_H the projector on the columns of H, Y centred over the examples; by a float64
+    SVD of H. A direction of H that is no more than the rounding of its numbers does not count (docs/notation.md).
+
+    Args:
+        features: H (n, ...), any floating dtype; axes after the first are flattened.
+        targets: Y (n,) or (n, c); integer or bool targets of one axis are classes and become one-hot (cast counts or
+            other integer numbers to float yourself).
+        center: centre H too, which is a linear map with an offset (then TL is the R² of ordinary least squares).
+        tol: cut singular values at this share of the largest instead; None leaves it to the rounding.
+        dtype: what H was computed in, where that is less than its own dtype (autocast, TF32: torch.float16). Numbers
+            that were only cast up from bfloat16, float16 or float32 are recognised without it.
+        permutations: draw this many seeded permutations of the targets, for ``.permuted`` and ``.permuted_std``.
+        seed: of the permutations; torch's global stream is not touched.
+
+    Returns a float with ``.rank``, ``.null`` (rank(H)/n, which unrelated targets reach), ``.excess``, ``.permuted``.
+    Read it only beside ``.null``: with as many features as examples TL is 1 whatever they are; see
+    :func:`held_out_target_linearity`. Reference: arXiv:2605.06258, Target Linearity.
+
+    Example:
+        >>> H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0]])
+        >>> tl = target_linearity(H, H[:, 0] - H[:, 1])
+        >>> round(float(tl), 6), tl.rank, tl.null
+        (0.981818, 2, 0.5)
+    """
+    if not isinstance(permutations, int) or permutations < 0:
+        raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
+    measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
+    h, y = _rows(features, *_numbered(targets))
+    span, centred = measure._span(measure._state(h, y, Rounding.of(features, dtype), compress=False))
+    value = _value(span, centred, len(h))
+    if permutations == 0 or math.isnan(value):
+        return value
+    drawn = _permuted(span, centred, permutations, seed)
+    std = float(drawn.std()) if permutations > 1 else math.nan
+    return TargetLinearityValue(float(value), value.rank, value.examples, float(drawn.mean()), std)
+
+
+def held_out_target_linearity(
+    features: Tensor,
+    targets: Tensor,
+    test_features: Tensor | None = None,
+    test_targets: Tensor | None = None,
+    *,
+    test_share: float = 0.25,
+    center: bool = False,
+    tol: float | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> float:
+    """Target linearity on examples that the linear map has not seen: ``1 - |Y' - H'B|² / |Y'|²``, ``B = H⁺Y``.
+
+    B is the least-squares map of least norm on ``features`` (n, ...); Y and Y' are centred by the mean of ``targets``.
+    At most 1; at or below 0 the map says no more than the mean does. Without a test set a seeded share of the examples
+    is held out. ``center``, ``tol`` and ``dtype`` are those of :func:`target_linearity`.
+
+    Example:
+        >>> H = torch.randn(60, 50, generator=torch.Generator().manual_seed(0))
+        >>> noise = torch.randn(60, generator=torch.Generator().manual_seed(1))
+        >>> float(target_linearity(H, noise)) > 0.7, held_out_target_linearity(H, noise) < 0.3
+        (True, True)
+    """
+    if (test_features is None) != (test_targets is None):
+        raise InputError("test_features and test_targets must be given together, got one of them.")
+    if test_targets is None:
+        targets, classes = _numbered(targets)
+    else:
+        targets, test_targets, classes = _numbered(targets, test_targets)
+    h, y = _rows(features, targets, classes)
+    if test_features is None or test_targets is None:
+        (h, y), (h_test, y_test) = _split(h, y, test_share, seed)
+    else:
+        h_test, y_test = _rows(test_features, test_targets, classes)
+        if h_test.shape[1] != h.shape[1] or y_test.shape[1] != y.shape[1]:
+            raise InputError(
+                f"test features and targets must have the widths {h.shape[1]} and {y.shape[1]} of the training ones, "
+                f"got {h_test.shape[1]} and {y_test.shape[1]}."
+            )
+    # At these sizes squares neither overflow nor vanish.
+    h_scale, y_scale = _scale(h), _scale(torch.cat([y, y_test]))
+    h, h_test, y, y_test = h / h_scale, h_test / h_scale, y / y_scale, y_test / y_scale
+    mean_y = y.mean(0)
+    mean_h = h.mean(0) if center else torch.zeros_like(h[0])
+    measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
+    span = measure._basis(h - mean_h, h.norm(dim=0), len(h), Rounding.of(features, dtype))
+    # Within its span H has full rank, so a QR factorisation of its transpose gives the map of least norm.
+    q, r = torch.linalg.qr((h - mean_h).mT @ span)
+    coefficients = q @ torch.linalg.solve_triangular(r.mT, span.mT @ (y - mean_y), upper=False)
+    truth = y_test - mean_y
+    total = float(truth.square().sum())
+    if total <= _no_variance(len(y_test), mean_y):
+        return undefined("held-out target linearity", "the held-out targets do not vary about the training mean")
+    return 1 - float((truth - (h_test - mean_h) @ coefficients).square().sum()) / total
+
+
+def layer_target_linearity(
+    model: nn.Module,
+    x: ModelInput,
+    targets: Tensor,
+    layers: Layers = "*",
+    *,
+    test: tuple[ModelInput, Tensor] | None = None,
+    reduce: Reduce = "flatten",
+    at: At = "output",
+    mode: Mode = "eval",
+    center: bool = False,
+    tol: float | None = None,
+    permutations: int = 0,
+    seed: int = 0,
+) -> dict[str, TargetLinearityValue]:
+    """Target linearity of every chosen layer, in the order of the forward pass, the input ``"(input)"`` first.
+
+    A network that learns features makes them more linear in the targets from layer to layer. Wide layers reach 1 by
+    their width alone, so compare ``.excess``, or pass ``test=(x, targets)`` and compare ``.held_out``.
+
+    Args:
+        model, x: as for :func:`gramscope.measures.features`; the model is left as it was.
+        targets: as for :func:`target_linearity`, one row an example.
+        layers: names or globs.
+        test: inputs and targets for ``.held_out``.
+        reduce, at, mode: how activations become rows, see :func:`gramscope.measures.features`.
+        center, tol, permutations, seed: see :func:`target_linearity`.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        >>> list(layer_target_linearity(model, torch.randn(9, 3), torch.randn(9)))
+        ['(input)', '0', '1', '2']
+    """
+    found = features(model, x, layers, reduce=reduce, at=at, mode=mode)
+    unseen: dict[str, Tensor] = {}
+    if test is not None:
+        unseen = _with_input(features(model, test[0], layers, reduce=reduce, at=at, mode=mode), test[0])
+    values, dtypes = {}, [torch.float64]
+    for name, rows in _with_input(found, x).items():
+        if name in found:  # the rounding of a layer stays in those after it, whatever their dtype (autocast)
+            dtypes.append(rows.dtype)
+        dtype = max(dtypes, key=lambda d: torch.finfo(d).eps)
+        options: dict[str, Any] = {"center": center, "tol": tol, "dtype": dtype}
+        value = target_linearity(rows, targets, permutations=permutations, seed=seed, **options)
+        if test is not None:
+            value.held_out = held_out_target_linearity(rows, targets, unseen[name], test[1], **options)
+        values[name] = value
+    return values
+
+
+def _with_input(found: dict[str, Tensor], x: ModelInput) -> dict[str, Tensor]:
+    if isinstance(x, Tensor) and x.is_floating_point():
+        return {"(input)": x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None], **found}
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TriangularState:
+    """``R`` of a QR factorisation of the rows [H, 1, Y]: all inner products of their columns, at full precision.
+
+    Two are merged by the QR factorisation of one on top of the other. The Gram matrix ``RᵀR`` would do too, at half the
+    digits. ``features`` is p. H and Y are taken relative to ``shift``, their first row, so that no digits go to a mean
+    far from zero; with 1 among the columns another shift is a sum of columns.
+    """
+
+    n: int
+    features: int
+    rows: Float[Tensor, "rows columns"]
+    shift: Float[Tensor, " columns"]
+    rounding: Rounding
+
+    def about(self, shift: Float[Tensor, " columns"]) -> Float[Tensor, "rows columns"]:
+        """The rows relative to another shift."""
+        return self.rows + torch.outer(self.rows[:, self.features], self.shift - shift)
+
+    def merged(self, other: "TriangularState") -> "TriangularState":
+        # Labels of no examples do not tell how many classes there are.
+        same_targets = self.rows.shape[1] == other.rows.shape[1] or self.n == 0 or other.n == 0
+        if self.features != other.features or not same_targets:
+            raise InputError(
+                f"states of the same widths can be merged, got {self.features} and {other.features} features, "
+                f"{self.rows.shape[1] - self.features - 1} and {other.rows.shape[1] - other.features - 1} targets. For "
+                "class labels that may be missing from a batch, say TargetLinearity(classes=...)."
+            )
+        if self.n == 0 or other.n == 0:
+            return other if self.n == 0 else self
+        stacked = torch.cat([self.rows, other.about(self.shift.to(other.rows)).to(self.rows)])
+        rounding = self.rounding.merged(other.rounding)
+        return TriangularState(self.n + other.n, self.features, _triangular(stacked), self.shift, rounding)
+
+
+class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
+    """Target linearity batch by batch, in memory of (p + c)²; see :func:`target_linearity`.
+
+    ``classes`` is the number of classes where targets are labels. The null by permutation needs all examples at once.
+
+    >>> measure, H, Y = TargetLinearity(), torch.randn(20, 3), torch.randn(20, 2)
+    >>> state = measure.merge(measure.update(H[:5], Y[:5]), measure.update(H[5:], Y[5:]))
+    >>> abs(measure.compute(state) - target_linearity(H, Y)) < 1e-12
+    True
+    """
+
+    facts = Facts(
+        name="target linearity",
+        symbol="TL",
+        bounds=(0.0, 1.0),
+        low="no linear map of the features says anything of the targets",
+        high="the targets are a linear map of the features",
+        reference="arXiv:2605.06258, Target Linearity",
+    )
+
+    def __init__(
+        self,
+        *,
+        center: bool = False,
+        tol: float | None = None,
+        classes: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if tol is not None:
+            check_number(tol, "tol", least=0.0, below=1.0)
+        if dtype is not None and not dtype.is_floating_point:
+            raise InputError(f"dtype must be a floating one, of the arithmetic that made the features, got {dtype}.")
+        self.center, self.tol, self.classes, self.dtype = center, tol, classes, dtype
+
+    def update(self, features: Tensor, targets: Tensor) -> TriangularState:
+        h, y = _rows(features, targets, self.classes, least=0)
+        return self._state(h, y, Rounding.of(features, self.dtype), compress=True)
+
+    def _state(self, h: Tensor, y: Tensor, rounding: Rounding, compress: bool) -> TriangularState:
+        first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
+        shift = torch.cat([first_h, h.new_zeros(1), first_y])
+        rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
+        return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows, shift, rounding)
+
+    def compute(self, state: TriangularState) -> TargetLinearityValue:
+        if state.n == 0:
+            raise InputError("target linearity needs examples, got none.")
+        return _value(*self._span(state), state.n)
+
+    def _span(self, state: TriangularState) -> tuple[Float[Tensor, "rows r"], Float[Tensor, "rows c"]]:
+        """An orthonormal basis of the features' columns, and the centred targets; zero where they do not vary."""
+        # An orthogonal map of the rows changes no inner product, so R serves as the data; 1 is then its own column.
+        p, one = state.features, state.rows[:, state.features : state.features + 1]
+        whole = state.about(torch.zeros_like(state.shift))
+        h, y = whole[:, :p], whole[:, p + 1 :]
+        h_scale, y_scale = _scale(h), _scale(y)
+        mean, lengths = (one.mT @ y) / y_scale / state.n, (h / h_scale).norm(dim=0)
+        centred = _centred(state.rows[:, p + 1 :] / y_scale, one, state.n)
+        if float(centred.square().sum()) <= _no_variance(state.n, mean):
+            centred = torch.zeros_like(centred)
+        h = _centred(state.rows[:, :p] / h_scale, one, state.n) if self.center else h / h_scale
+        return self._basis(h, lengths, state.n, state.rounding), centred
+
+    def _basis(self, h: Tensor, lengths: Tensor, n: int, rounding: Rounding) -> Float[Tensor, "rows r"]:
+        """An orthonormal basis of H; ``lengths`` are those of its columns before they were centred."""
+        if self.tol is None:
+            return column_basis(h, rounding, n, lengths)
+        u, s, _ = torch.linalg.svd(_triangular(h.mT).mT, full_matrices=False)  # U needs no p columns
+        return u[:, (s > self.tol * s[0]) & (s > EPS64 * lengths.norm())]
+
+
+def _value(span: Tensor, centred: Tensor, n: int) -> TargetLinearityValue:
+    total = float(centred.square().sum())
+    if total == 0:
+        nan = undefined("target linearity", f"the targets do not vary over the {n} examples")
+        return TargetLinearityValue(nan, span.shape[1], n)
+    return TargetLinearityValue(min(1.0, float((span.mT @ centred).square().sum()) / total), span.shape[1], n)
+
+
+def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Float[Tensor, " draws"]:
+    """Target linearity of permuted targets."""
+    rng = generator(child_seed(seed, "target linearity", "permutations"))
+    total = centred.square().sum()
+    orders = (torch.randperm(len(centred), generator=rng, device="cpu").to(centred.device) for _ in range(permutations))
+    return torch.stack([(span.mT @ centred[order]).square().sum() / total for order in orders])
+
+
+def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, least: int = 1) -> tuple[Tensor, Tensor]:
+    h = as_rows(features, "features")
+    if not isinstance(targets, Tensor):
+        raise InputError(
+            f"targets must be a torch.Tensor, got {type(targets).__name__}. Convert: torch.as_tensor(...)."
+        )
+    y = _one_hot(targets, classes) if _are_labels(targets) else as_rows(targets, "targets")
+    check_paired(h, y, "features", "targets")
+    if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
+        raise InputError(
+            f"features and targets must not be empty, got {tuple(features.shape)}, {tuple(targets.shape)}."
+        )
+    return h, y.to(h.device)
+
+
+def _one_hot(labels: Tensor, classes: int | None) -> Tensor:
+    labels = labels.detach().long()
+    found = int(labels.max()) + 1 if len(labels) else 1
+    if len(labels) and (int(labels.min()) < 0 or (classes is not None and found > classes)):
+        raise InputError(
+            f"class labels must be between 0 and {'C - 1' if classes is None else classes - 1}, got "
+            f"{int(labels.min())} to {found - 1}. Drop ignored examples (label -100) first, or pass float targets."
+        )
+    return one_hot(labels, classes)
+
+
+def _are_labels(targets: Tensor) -> bool:
+    return targets.dim() == 1 and not targets.is_floating_point() and not targets.is_complex()
+
+
+def _numbered(*targets: Tensor) -> tuple[Any, ...]:
+    """Labels of all sets numbered alike, without gaps, and how many there are; other targets as they are, and None.
+
+    Classes without examples would only add columns of zeros, which change no sum.
+    """
+    if not all(isinstance(t, Tensor) and _are_labels(t) and len(t) for t in targets):
+        return *targets, None
+    labels = [t.detach().long().cpu() for t in targets]
+    present = torch.cat(labels).unique()
+    if int(present[0]) < 0:  # refused where they are used
+        return *targets, None
+    return *(torch.searchsorted(present, own) for own in labels), len(present)
+
+
+def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    held = round(share * len(h))
+    if not 0 < held < len(h):
+        raise InputError(f"test_share must leave at least one example on both sides, got {share} of {len(h)} examples.")
+    order = torch.randperm(len(h), generator=generator(child_seed(seed, "target linearity", "split")), device="cpu").to(
+        h.device
+    )
+    return (h[order[held:]], y[order[held:]]), (h[order[:held]], y[order[:held]])
+
+
+def _no_variance(n: int, mean: Tensor) -> float:
+    """Sums of squares about the mean of n rows that are rounding of the mean itself."""
+    return n * float(mean.square().sum()) * EPS64**2 * 1e4
+
+
+def _scale(rows: Tensor) -> float:
+    """Divided by this, squares neither overflow nor vanish; the measure knows no scale."""
+    return float(rows.abs().max()) or 1.0
+
+
+def _centred(rows: Tensor, one: Tensor, n: int) -> Tensor:
+    """What is left of the rows without their part along ``one``."""
+    return rows - one * ((one.mT @ rows) / n)
+
+
+def _triangular(rows: Tensor) -> Tensor:
+    return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows

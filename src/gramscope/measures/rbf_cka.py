@@ -1,0 +1,173 @@
+"""Centred kernel alignment with a kernel of one's choice, a Gaussian one by default."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.agreement import cosine
+from gramscope.base.checks import check_number
+from gramscope.base.errors import InputError
+from gramscope.base.moments import centered_kernel, centered_rows, check_paired
+from gramscope.base.rounding import EPS64
+from gramscope.base.streams import streams_put_back
+from gramscope.base.user_warnings import undefined
+from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.rows import NOTHING, Rows, frobenius, size_exponent
+
+KernelFunction = Callable[[Float[Tensor, "n p"]], Float[Tensor, "n n"]]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsPair:
+    """Rows of the two sides; a kernel needs all pairs of examples, so rows are all that can be merged."""
+
+    a: Rows
+    b: Rows
+
+    def merged(self, other: "RowsPair") -> "RowsPair":
+        return RowsPair(self.a.merged(other.a), self.b.merged(other.b))
+
+
+class KernelCKA(Measure[RowsPair, float]):
+    """CKA of Gaussian kernels ``exp(-|x - x'|²/(2σ²))``, or of any kernel, batch by batch; rows are kept.
+
+    σ is ``bandwidth``, or ``scale`` times the median distance between different examples, for each side by itself.
+
+    Reference: Kornblith et al. 2019 (arXiv:1905.00414), section 3 (RBF kernels with a fraction of the median distance).
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        name="kernel centred alignment",
+        symbol="CKA_rbf",
+        bounds=(-1.0, 1.0),
+        low="unlike: neighbourhoods differ",
+        high="alike: the same examples are neighbours",
+        reference="Kornblith et al. 2019 (arXiv:1905.00414), section 3",
+    )
+
+    def __init__(
+        self,
+        kernel: Literal["rbf"] | KernelFunction = "rbf",
+        *,
+        scale: float = 1.0,
+        bandwidth: float | None = None,
+        debiased: bool = False,
+    ) -> None:
+        if not callable(kernel) and kernel != "rbf":
+            raise InputError(f'kernel must be "rbf" or a function of rows (n, p) to (n, n), got {kernel!r}.')
+        check_number(scale, "scale", above=0.0)
+        if bandwidth is not None:
+            check_number(bandwidth, "bandwidth", above=0.0)
+        self.kernel, self.scale, self.bandwidth, self.debiased = kernel, scale, bandwidth, debiased
+
+    def update(self, a: Tensor, b: Tensor) -> RowsPair:
+        state = RowsPair(Rows.of(a, "a"), Rows.of(b, "b"))
+        check_paired(a, b, "a", "b")
+        return state
+
+    def compute(self, state: RowsPair) -> float:
+        n, least = state.a.n, 4 if self.debiased else 2
+        if n < least:
+            return undefined("kernel CKA", f"it needs at least {least} examples, got {n}")
+        gram_b = self._gram(state.b, "b").to(state.a.device)
+        return centred_alignment(self._gram(state.a, "a"), gram_b, debiased=self.debiased)
+
+    def _gram(self, rows: Rows, what: str) -> Float[Tensor, "n n"]:
+        x = rows.all()
+        if frobenius(centered_rows(x)) <= rows.rounding.relative * frobenius(x):
+            x = x[:1].expand_as(x)  # the same features for all examples, up to rounding
+        if callable(self.kernel):
+            with streams_put_back():
+                k = self.kernel(x)
+            if not isinstance(k, Tensor) or tuple(k.shape) != (len(x), len(x)):
+                raise InputError(f"kernel must return a matrix ({len(x)}, {len(x)}) for {what}, got {_shape(k)}.")
+            return k.double()
+        exponent = size_exponent(x - x[0])
+        factor = 1.0 if exponent == NOTHING else 2.0**-exponent
+        squares = squared_distances(x * factor)
+        sigma = None if self.bandwidth is None else self.bandwidth * factor
+        if sigma is None:
+            sigma = self.scale * _median_distance(squares)
+        # Half the examples (or all) at one point: a Gaussian of width 0 tells only equal from unequal.
+        if sigma == 0:
+            return (squares == 0).double()
+        return torch.exp(squares / sigma / sigma / -2)
+
+
+def kernel_cka(
+    a: Tensor,
+    b: Tensor,
+    kernel: Literal["rbf"] | KernelFunction = "rbf",
+    *,
+    scale: float = 1.0,
+    bandwidth: float | None = None,
+    debiased: bool = False,
+) -> float:
+    """CKA of two sets of features through a Gaussian kernel (or any other), which sees neighbourhoods.
+
+    ``CKA = HSIC(K, L)/√(HSIC(K, K) HSIC(L, L))``, ``K_ij = exp(-|x_i - x_j|²/(2σ²))``, σ = scale · median distance.
+
+    Args:
+        a: features (n, ...).
+        b: features (n, ...) of the same examples.
+        kernel: "rbf", or a function of rows (n, p) that returns the Gram matrix (n, n).
+        scale: σ over the median distance between examples.
+        bandwidth: σ itself, in place of ``scale``.
+        debiased: use HSIC₁.
+
+    Reference: Kornblith et al. 2019 (arXiv:1905.00414), section 3.
+
+    Example:
+        >>> x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+        >>> round(kernel_cka(x, 5 * x), 12)       # the median makes it independent of scale
+        1.0
+    """
+    return KernelCKA(kernel, scale=scale, bandwidth=bandwidth, debiased=debiased)(a, b)
+
+
+def centred_alignment(a: Float[Tensor, "n n"], b: Float[Tensor, "n n"], *, debiased: bool) -> float:
+    """``⟨A, B⟩/(|A| |B|)`` of centred kernels; ``debiased`` centres off the diagonal (HSIC₁)."""
+    rounding = 1e3 * EPS64
+    floors = rounding * a.norm(), rounding * b.norm()
+    a, b = ((_u_centred if debiased else centered_kernel)(kernel) for kernel in (a, b))
+    for name, kernel, floor in zip("ab", (a, b), floors, strict=True):
+        if bool(kernel.norm() <= floor):
+            return undefined("CKA", f"the kernel of {name} is constant, so nothing is left once centred")
+    return cosine(a, b, "CKA")
+
+
+def squared_distances(x: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
+    """|x_i - x_j|², centred first so that a large mean costs no digits; exactly 0 on the diagonal."""
+    x = centered_rows(x)
+    squares = x.square().sum(1)
+    distances = (squares[:, None] + squares[None] - 2 * (x @ x.mT)).clamp(min=0)
+    # Equal rows come out as rounding of |x|², which is zero beside it.
+    floor = 64 * EPS64 * (squares[:, None] + squares[None])
+    distances = torch.where(distances <= floor, 0.0, distances)
+    return distances.fill_diagonal_(0.0)
+
+
+def _median_distance(squares: Float[Tensor, "n n"]) -> float:
+    """The middle distance over pairs, or the mean of the two in the middle; torch's median takes the lower of them."""
+    n = len(squares)
+    above = torch.triu_indices(n, n, 1, device=squares.device)
+    pairs = squares[above[0], above[1]].sqrt()
+    middle = (pairs.kthvalue((len(pairs) + 1) // 2).values + pairs.kthvalue(len(pairs) // 2 + 1).values) / 2
+    return float(middle)
+
+
+def _u_centred(k: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Székely & Rizzo's U-centring: ⟨Ũ(K), Ũ(L)⟩ = n(n-3) HSIC₁."""
+    n = len(k)
+    k = k - torch.diag(k.diagonal())
+    rows = k.sum(1) / (n - 2)
+    u = k - rows[:, None] - rows[None] + k.sum() / ((n - 1) * (n - 2))
+    return u.fill_diagonal_(0.0)
+
+
+def _shape(value: object) -> object:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

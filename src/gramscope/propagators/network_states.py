@@ -1,0 +1,219 @@
+"""States of any network: sweeps over its sites in the order in which they ran, and back."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.graph import Node as GraphNode
+from torch.autograd.graph import get_gradient_edge
+
+from gramscope.base.axes import Axes
+from gramscope.capture.linear_map import LinearMap, leaves_below
+from gramscope.propagators.layout import StateLayout
+from gramscope.propagators.state_recorder import Node
+from gramscope.propagators.states import Changes, States
+
+
+class Place:
+    """A node with the linear maps that lead to it: from earlier states, and from the parameters between them and it."""
+
+    def __init__(self, node: Node, numbers: Mapping[int, int], names: Mapping[GraphNode, str]) -> None:
+        self.node = node
+        self.sites = [numbers[id(leaf)] for leaf in node.leaves]
+        below = leaves_below(node.outputs)
+        ancestors = [leaf for leaf in below.values() if id(leaf) in numbers]
+        self.ancestors = [numbers[id(leaf)] for leaf in ancestors]
+        self.flow = LinearMap(node.outputs, ancestors)
+        self.direct = FromParameters(node.outputs, names)
+        self.stacked = FromParameters(list(node.weights.values()), names)
+
+    # Each map takes and returns lists over the node's own sites or over its ancestors ---------------
+
+    def forward(self, tangents: Sequence[Tensor | None], own: list[Tensor], local: bool) -> list[Tensor]:
+        """States' changes from those of the ancestors plus ``own``; ``local`` keeps a recurrent layer to one step.
+
+        With ``local``, ``own`` is the frozen change of the states themselves and is not added.
+        """
+        count = len(own[0])
+        arrived = self.flow.jvp(tangents, count)
+        stack = self.node.stack
+        if stack is None:
+            return arrived if local else [a + q for a, q in zip(arrived, own, strict=True)]
+        inputs, initial = arrived[0].transpose(0, 1), arrived[1]
+        sweep = stack.local if local else stack.propagate
+        return [stack.join(sweep(stack.split(own[0]), inputs, initial))]
+
+    def backward(self, own: list[Tensor], local: bool) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Total adjoints of the node's states, and what they send to the ancestors.
+
+        With ``local`` the first is the part that a recurrent layer sends to its own states.
+        """
+        stack = self.node.stack
+        if stack is None:
+            sent = self.flow.vjp(own)
+            return ([torch.zeros_like(q) for q in own] if local else own), sent
+        sweep = stack.local_adjoint if local else stack.propagate_adjoint_to_inputs
+        parts, inputs, initial = sweep(stack.split(own[0]))
+        return [stack.join(parts)], self.flow.vjp([inputs.transpose(0, 1), initial])
+
+    def pull(self, own: list[Tensor], names: Collection[str], found: Changes) -> None:
+        """Add ``J* q`` of this node to ``found``."""
+        if self.direct.has(names):
+            self.direct.pull(self._at_outputs(own), names, found)
+        stack = self.node.stack
+        if stack is not None and self.stacked.has(names):
+            gradients = stack.pull(stack.split(own[0]), self.node.weights)
+            self.stacked.pull([gradients[name] for name in self.node.weights], names, found)
+
+    def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
+        """``J dθ`` of this node."""
+        made = self.direct.push(changes, count)
+        stack = self.node.stack
+        if stack is None:
+            return made
+        moved = self.stacked.push(changes, count) if self.stacked.has(changes) else ()
+        parts = stack.push(dict(zip(self.node.weights, moved, strict=False)), count)
+        if self.direct.has(changes):
+            still = [torch.zeros_like(part) for part in parts]
+            driven = stack.local(still, made[0].transpose(0, 1), made[1])
+            parts = [a + b for a, b in zip(parts, driven, strict=True)]
+        return [stack.join(parts)]
+
+    def _at_outputs(self, own: list[Tensor]) -> list[Tensor]:
+        stack = self.node.stack
+        if stack is None:
+            return own
+        _, inputs, initial = stack.local_adjoint(stack.split(own[0]))
+        return [inputs.transpose(0, 1), initial]
+
+
+class FromParameters:
+    """How some tensors depend on the parameters that they were made of, at frozen states."""
+
+    def __init__(self, tensors: Sequence[Tensor], names: Mapping[GraphNode, str]) -> None:
+        self.parameters = {names[node]: leaf for node, leaf in leaves_below(tensors).items() if node in names}
+        self._map = LinearMap(tensors, list(self.parameters.values()))
+
+    def has(self, names: Collection[str]) -> bool:
+        """Whether one of these parameters is among them."""
+        return any(name in names for name in self.parameters)
+
+    def pull(self, cotangents: Sequence[Tensor], names: Collection[str], found: Changes) -> None:
+        """Add the gradients of the named parameters to ``found``."""
+        for name, gradient in zip(self.parameters, self._map.vjp(cotangents), strict=True):
+            if gradient is not None and name in names:
+                found[name] = found[name] + gradient if name in found else gradient
+
+    def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
+        """The change of each tensor."""
+        return self._map.jvp([changes.get(name) for name in self.parameters], count)
+
+
+class NetworkStates(States):
+    """The outputs of every weight site, and the hidden states of every recurrent layer, of one run of a network."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        layout: StateLayout,
+        output: Tensor,
+        output_axes: Axes,
+        parameters: Mapping[str, Tensor],
+        initial: LinearMap | None = None,
+        valid: Tensor | None = None,
+    ) -> None:
+        self.valid = valid  # of a cell: which steps exist, (T, B)
+        self.initial = initial  # of a cell: from its initial state to its first one
+        leaves = [leaf for node in nodes for leaf in node.leaves]
+        numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+        names = {get_gradient_edge(parameter).node: name for name, parameter in parameters.items()}
+        self.places = [Place(node, numbers, names) for node in nodes]
+        self.layout = layout
+        self._shapes = [leaf.shape for leaf in leaves]
+        self.dtype = torch.promote_types(leaves[0].dtype, torch.float32)
+        for leaf in leaves:
+            self.dtype = torch.promote_types(self.dtype, leaf.dtype)
+        self.device = leaves[0].device
+        self.values = self._join([leaf.detach()[None] for leaf in leaves])[0]
+        self.parameters = {name: parameter.shape for name, parameter in parameters.items()}
+        self.output_axes = output_axes
+        seen = [leaf for leaf in leaves_below([output]).values() if id(leaf) in numbers]
+        self._seen = [numbers[id(leaf)] for leaf in seen]
+        self._out = LinearMap([output], seen)
+        self.output = output.detach()
+
+    def _split(self, q: Float[Tensor, "k N"]) -> list[Tensor]:
+        """Flat vectors as (k, *shape) of each state as the network had it."""
+        parts = zip(self.layout.split(q), self._shapes, strict=True)
+        return [part.reshape(len(q), *shape) for part, shape in parts]
+
+    def _join(self, parts: Sequence[Tensor]) -> Float[Tensor, "k N"]:
+        shaped = zip(parts, self.layout.sites, strict=True)
+        return self.layout.join([part.reshape(len(part), *site.axes.shape) for part, site in shaped]).to(self.dtype)
+
+    def propagate(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+        states = self._split(q)
+        for place in self.places:
+            moved = place.forward([states[a] for a in place.ancestors], [states[s] for s in place.sites], local=False)
+            for site, value in zip(place.sites, moved, strict=True):
+                states[site] = value
+        return self._join(states)
+
+    def propagate_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+        states = self._split(q)
+        for place in reversed(self.places):
+            totals, sent = place.backward([states[s] for s in place.sites], local=False)
+            for site, total in zip(place.sites, totals, strict=True):
+                states[site] = total
+            for ancestor, more in zip(place.ancestors, sent, strict=True):
+                if more is not None:
+                    states[ancestor] = states[ancestor] + more
+        return self._join(states)
+
+    def local(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+        states = self._split(q)
+        result = list(states)
+        for place in self.places:
+            moved = place.forward([states[a] for a in place.ancestors], [states[s] for s in place.sites], local=True)
+            for site, value in zip(place.sites, moved, strict=True):
+                result[site] = value
+        return self._join(result)
+
+    def local_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+        states = self._split(q)
+        result = [torch.zeros_like(state) for state in states]
+        for place in self.places:
+            kept, sent = place.backward([states[s] for s in place.sites], local=True)
+            for site, more in zip(place.sites, kept, strict=True):
+                result[site] = result[site] + more
+            for ancestor, send in zip(place.ancestors, sent, strict=True):
+                if send is not None:
+                    result[ancestor] = result[ancestor] + send
+        return self._join(result)
+
+    def pull(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Changes:
+        states, found = self._split(q), dict[str, Tensor]()
+        for place in self.places:
+            place.pull([states[s] for s in place.sites], names, found)
+        return found
+
+    def push(self, changes: Mapping[str, Tensor], count: int) -> Float[Tensor, "k N"]:
+        states: list[Tensor] = [torch.empty(0, device="cpu")] * len(self.layout.sites)
+        for place in self.places:
+            for site, value in zip(place.sites, place.push(changes, count), strict=True):
+                states[site] = value
+        return self._join(states)
+
+    def read(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k M"]:
+        states = self._split(q)
+        (moved,) = self._out.jvp([states[site] for site in self._seen], len(q))
+        return moved.reshape(len(q), -1).to(self.dtype)
+
+    def read_adjoint(self, q: Float[Tensor, "k M"]) -> Float[Tensor, "k N"]:
+        parts = [q.new_zeros(len(q), *shape) for shape in self._shapes]
+        sent = self._out.vjp([q.reshape(len(q), *self.output.shape)])
+        for site, more in zip(self._seen, sent, strict=True):
+            if more is not None:
+                parts[site] = more
+        return self._join(parts)
