@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.linalg import LinearOperator
-from gramscope.linalg.lanczos import lanczos
+from gramscope.linalg import LinearOperator, eigenvalues_top
 
 __all__ = ["HessianOperator", "Sharpness", "sharpness"]
 
@@ -75,5 +74,5 @@ def sharpness(loss: Float[Tensor, ""], parameters: Sequence[Tensor], *, steps: i
         >>> round(sharpness((w**2 * torch.tensor([3.0, 0.5])).sum(), [w]).value, 6)
         6.0
     """
-    pairs = lanczos(HessianOperator(loss, parameters), steps, seed=seed)
+    pairs = eigenvalues_top(HessianOperator(loss, parameters), 1, max_products=steps, seed=seed)
     return Sharpness(float(pairs.values[0]), float(pairs.residuals[0]), pairs.products)
