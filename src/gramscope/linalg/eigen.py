@@ -15,7 +15,8 @@ from gramscope.linalg.operator import LinearOperator, require_symmetric
 
 End = Literal["largest", "smallest", "both"]
 
-STEPS_BETWEEN_LOOKS = 5
+# The projected matrix is diagonalised after this many steps more, as a share of its width: it costs little then.
+LOOK_SHARE, LEAST_STEPS = 0.1, 2
 # Directions kept at a restart beyond those wanted, as a share of the room there is.
 KEPT_SHARE = 0.35
 # Products of one search for missed copies of eigenvalues: a share of those made so far, and at least so many.
@@ -92,7 +93,7 @@ def eigenvalues_top(
     limit = _width_limit(op.cols.size, wanted, max_basis)
     space = KrylovSpace(op, limit, stream(seed, "eigenvalues_top"))
     before = None  # the values found when the last search for missed ones began
-    look = min(limit, wanted + STEPS_BETWEEN_LOOKS)
+    look = min(limit, wanted + LEAST_STEPS)
     while True:
         while space.width < look and space.products < max_products:
             space.expand()
@@ -109,12 +110,11 @@ def eigenvalues_top(
             before = values[chosen]
             space.restart_afresh(before, small[:, chosen])
             look = wanted + max(LEAST_SEARCH, int(SEARCH_SHARE * space.products))
-        elif space.width == limit:
-            kept = _at_ends(limit, k + int(KEPT_SHARE * (limit - wanted) / (wanted // k)), end)
-            space.restart(values[kept], small[:, kept])
-            look = space.width + STEPS_BETWEEN_LOOKS
         else:
-            look = space.width + STEPS_BETWEEN_LOOKS
+            if space.width == limit:
+                kept = _at_ends(limit, k + int(KEPT_SHARE * (limit - wanted) / (wanted // k)), end)
+                space.restart(values[kept], small[:, kept])
+            look = space.width + max(LEAST_STEPS, int(LOOK_SHARE * space.width))
         look = min(limit, look)
     return RitzPairs(
         values=values[chosen].to(op.device),

@@ -34,7 +34,7 @@ class KrylovSpace:
         old, self.width = self.width, self.width + 1
         rows = self.basis[: self.width]
         coupled = rows[self._first_coupled :]
-        image = self.op.matmat(rows[old][:, None])[:, 0].clone()
+        image = self.op._matmat(rows[old][:, None])[:, 0].clone()
         overlap = coupled @ image
         image.addmv_(coupled.T, overlap, alpha=-1)
         column = rows @ image

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gramscope.measures.collapse import Collapse as Collapse
     from gramscope.measures.collapse import NeuralCollapse as NeuralCollapse
     from gramscope.measures.collapse import neural_collapse as neural_collapse
+    from gramscope.measures.curvature import gauss_newton as gauss_newton
+    from gramscope.measures.curvature import gauss_newton_sharpness as gauss_newton_sharpness
     from gramscope.measures.curves import Curves as Curves
     from gramscope.measures.curves import RichnessCurves as RichnessCurves
     from gramscope.measures.curves import effective_dimension as effective_dimension
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from gramscope.measures.gram_split import gram_only_step as gram_only_step
     from gramscope.measures.gram_split import split_step as split_step
     from gramscope.measures.gram_tracker import GramTracker as GramTracker
+    from gramscope.measures.influence import Influence as Influence
+    from gramscope.measures.influence import tracin as tracin
     from gramscope.measures.kernel_cka import KernelCKA as KernelCKA
     from gramscope.measures.kernel_cka import kernel_cka as kernel_cka
     from gramscope.measures.last_layer import last_layer as last_layer
@@ -138,6 +142,10 @@ _NAMES = {
     "HessianOperator": "sharpness",
     "Sharpness": "sharpness",
     "sharpness": "sharpness",
+    "gauss_newton": "curvature",
+    "gauss_newton_sharpness": "curvature",
+    "Influence": "influence",
+    "tracin": "influence",
     "stationarity": "stationarity",
     "stationarity_residual": "stationarity",
     "weight_forms": "weight_matrices",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gramscope.theory.families import Moments as Moments
     from gramscope.theory.finite_width import FiniteWidthMLP as FiniteWidthMLP
     from gramscope.theory.finite_width import Flow as Flow
+    from gramscope.theory.infinite_width import InfiniteWidthKernels as InfiniteWidthKernels
     from gramscope.theory.moments import gaussian_moments as gaussian_moments
     from gramscope.theory.nearly_kernel import NearlyKernelRegressor as NearlyKernelRegressor
     from gramscope.theory.nearly_kernel import algorithm_matrices as algorithm_matrices
@@ -41,6 +42,7 @@ _NAMES = {
     "DepthToWidth": "cutoff",
     "FiniteWidthMLP": "finite_width",
     "Flow": "finite_width",
+    "InfiniteWidthKernels": "infinite_width",
     "Kinked": "activations",
     "Layer": "recursions",
     "Moments": "families",
