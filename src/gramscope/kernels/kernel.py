@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gramscope.base.charts import heat_map
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
@@ -155,15 +156,10 @@ class Kernel:
 
     def plot(self, order: Int[Tensor, " n"] | None = None) -> Any:
         """The kernel between examples (traced over outputs) as a picture; ``order`` sorts them, by class say."""
-        pyplot = load_pyplot()
         image = self.total if self.total.dim() == 2 else torch.einsum("ncmc->nm", self.total)
         if order is not None:
             image = image[order][:, order]
-        figure, axes = pyplot.subplots(figsize=(5, 4.2), layout="constrained")
-        shown = axes.imshow(_array(image), cmap="viridis", interpolation="nearest")
-        axes.set(title="Tangent kernel", xlabel="example", ylabel="example")
-        figure.colorbar(shown, ax=axes, shrink=0.85)
-        return figure
+        return heat_map(_array(image), "Tangent kernel", "example", "example")
 
     def plot_spectrum(self) -> Any:
         """Eigenvalues on logarithmic axes."""

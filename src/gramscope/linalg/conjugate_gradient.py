@@ -1,6 +1,7 @@
 """Conjugate gradients for one or many right sides."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -9,19 +10,23 @@ from torch import Tensor
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.results import TableResult
 from gramscope.linalg.arguments import default_tolerance, require_operator, require_tolerance, require_whole
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
 from gramscope.linalg.orthogonal import inner, norms
 
 
-@dataclass(frozen=True)
-class Solution:
+@dataclass(frozen=True, repr=False)
+class Solution(TableResult):
     """What conjugate gradients found, column by column.
 
     ``residuals`` are the true ``‖b − A x‖ / ‖b‖``, from a last product with x. ``negative_curvature``
     marks the columns that met a direction with ``pᵀ A p <= 0``: there A is not positive definite, the
     iteration stopped, and x is the last point before it.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("all_converged", "iterations", "residuals", "products")
+    columns: ClassVar[tuple[str, ...]] = ("residuals", "iterations", "converged", "negative_curvature")
 
     x: Float[Tensor, "n k"] | Float[Tensor, " n"]
     residuals: Float64[Tensor, " k"]

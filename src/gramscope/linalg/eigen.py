@@ -1,7 +1,7 @@
 """Extreme eigenvalues by Lanczos' method with thick restarts."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
+from gramscope.base.results import TableResult
 from gramscope.linalg.arguments import default_tolerance, require_operator, require_tolerance, require_whole, stream
 from gramscope.linalg.krylov_space import KrylovSpace
 from gramscope.linalg.operator import LinearOperator, require_symmetric
@@ -16,21 +17,23 @@ from gramscope.linalg.operator import LinearOperator, require_symmetric
 End = Literal["largest", "smallest", "both"]
 
 # The projected matrix is diagonalised after this many steps more, as a share of its width: it costs little then.
-LOOK_SHARE, LEAST_STEPS = 0.1, 2
+LOOK_SHARE, LEAST_STEPS = 0.15, 2
 # Directions kept at a restart beyond those wanted, as a share of the room there is.
 KEPT_SHARE = 0.35
 # Products of one search for missed copies of eigenvalues: a share of those made so far, and at least so many.
 SEARCH_SHARE, LEAST_SEARCH = 0.15, 5
 
 
-@dataclass(frozen=True)
-class RitzPairs:
+@dataclass(frozen=True, repr=False)
+class RitzPairs(TableResult):
     """Approximate eigenpairs, greatest first, each with its residual ``‖A v − λ v‖``.
 
     Some eigenvalue of A lies within ``residuals[i]`` of ``values[i]`` (A symmetric, ``‖v‖ = 1``; Parlett,
     *The Symmetric Eigenvalue Problem*, 4.5). ``converged`` says where the residual came under the
     tolerance times the greatest ``|λ|`` seen. It certifies eigenpairs, not that no other was missed.
     """
+
+    columns: ClassVar[tuple[str, ...]] = ("values", "residuals", "converged")
 
     values: Float64[Tensor, " k"]
     vectors: Float[Tensor, "n k"]

@@ -1,5 +1,7 @@
 """The space of a thick-restart Lanczos iteration: an orthonormal basis and the operator as seen on it."""
 
+import math
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -40,13 +42,13 @@ class KrylovSpace:
         column = rows @ image
         image.addmv_(rows.T, column, alpha=-1)
         column[self._first_coupled :] += overlap
-        length = torch.linalg.vector_norm(image, dtype=torch.float64)
-        *entries, self.beta = torch.cat([column.double(), length[None]]).tolist()
+        self.beta = float(torch.linalg.vector_norm(image, dtype=torch.float64))
         self.products += 1
-        found = torch.tensor(entries, dtype=torch.float64)
-        require_finite(found * self.beta, self.op)
+        if not math.isfinite(self.beta):
+            require_finite(image, self.op)
+        found = column.to(device="cpu", dtype=torch.float64)
         self.projected[: self.width, old] = self.projected[old, : self.width] = found
-        self.largest = max(self.largest, abs(entries[-1]), self.beta)
+        self.largest = max(self.largest, abs(float(found[-1])), self.beta)
         self._first_coupled = old
         # Below this the remainder is the rounding error of the product, not a direction of A.
         if (

@@ -1,7 +1,7 @@
 """Random estimates of a trace from products alone, with their standard errors."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.rng import Distribution, probes
 from gramscope.linalg.arguments import require_operator, require_whole, stream
 from gramscope.linalg.intervals import half_widths, rounding
@@ -16,14 +17,16 @@ from gramscope.linalg.operator import LinearOperator, require_finite, require_sq
 from gramscope.linalg.orthogonal import inner, norms, orthonormal_columns, project_out
 
 
-@dataclass(frozen=True)
-class TraceEstimate:
+@dataclass(frozen=True, repr=False)
+class TraceEstimate(Result):
     """A random estimate of a number, how far it may be off, and how it was made.
 
     ``standard_error`` is one standard deviation of ``value``, itself estimated from ``samples`` random numbers, and no
     less than rounding. From few samples it is rough: use :meth:`interval`. ``products`` with the operator were made;
     ``samples`` is None where there are as many. Random vectors are drawn from ``distribution`` at ``seed``.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("value", "standard_error", "method", "products")
 
     value: float
     standard_error: float

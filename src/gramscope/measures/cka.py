@@ -38,7 +38,7 @@ class SimilarityMatrix:
             raise InputError(f'a similarity is read by two layers, found["0", "2"], got {pair!r}.')
         return float(self.values[_place(pair[0], self.rows), _place(pair[1], self.columns)])
 
-    def to_frame(self) -> "DataFrame":
+    def to_dataframe(self) -> "DataFrame":
         """A table with layer names on both sides."""
         import pandas
 

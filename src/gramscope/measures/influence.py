@@ -3,25 +3,30 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from gramscope.base.charts import heat_map
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result, as_column
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, count_examples
 from gramscope.hierarchy.losses import loss_function
 from gramscope.kernels.gradients import gradient_gram
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 __all__ = ["Influence", "tracin"]
 
 
-@dataclass(frozen=True, eq=False)
-class Influence:
+@dataclass(frozen=True, eq=False, repr=False)
+class Influence(Result):
     """``scores[i, j]``: how far training example i lowered the loss of test example j, to first order.
 
     Positive: a proponent, whose steps lowered the test loss. Negative: an opponent. ``checkpoints`` is their number.
@@ -37,6 +42,18 @@ class Influence:
     def opponents(self, test: int, k: int = 5) -> list[int]:
         """The ``k`` training examples that raised it most."""
         return self.scores[:, test].argsort(stable=True)[:k].tolist()
+
+    def to_dataframe(self) -> "DataFrame":
+        """The scores, training examples in rows and test examples in columns."""
+        from pandas import DataFrame
+
+        return DataFrame(as_column(self.scores))
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The scores as a heat map, red for proponents; a figure."""
+        top = float(self.scores.abs().max()) or 1.0
+        names = ("training example", "test example")
+        return heat_map(self.scores, "Influence", *names, axes=axes, cmap="RdBu_r", vmin=-top, vmax=top, aspect="auto")
 
     def __repr__(self) -> str:
         n, m = self.scores.shape

@@ -2,23 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
 from gramscope.propagators.global_ntk import GlobalNTK
 
 Loss = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class StatePrediction:
+@dataclass(frozen=True, repr=False)
+class StatePrediction(Result):
     """Predicted and measured change of all states in one step, flat, with the loss before it."""
+
+    shown: ClassVar[tuple[str, ...]] = ("relative_error", "alignment", "loss")
 
     predicted: Float[Tensor, " N"]
     measured: Float[Tensor, " N"]
@@ -38,6 +42,10 @@ class StatePrediction:
         a, b = self.predicted.double(), self.measured.double()
         size = float(a.norm() * b.norm())
         return float(a @ b) / size if size else 0.0
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The change of each state, predicted and measured; a figure."""
+        return agreement_chart(self.predicted, self.measured, "Change of the states in one step", axes=axes)
 
 
 def predict_step(model: nn.Module, x: Any, loss: Loss, lr: float, h0: Any = None, **options: Any) -> StatePrediction:

@@ -3,12 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from gramscope.base.charts import heat_map
 from gramscope.base.errors import InputError
+from gramscope.base.pyplot import load_pyplot
+from gramscope.base.results import Result
 from gramscope.theory.activations import Activation, Kinked
 from gramscope.theory.recursions import Rates
 
@@ -17,12 +21,19 @@ _REACH = 9.5  # standard deviations; the normal weight beyond is 1e-20
 _MAX_POINTS = 1 << 22  # of the grid, for all pairs of one block together
 
 
-@dataclass(frozen=True, eq=False)
-class InfiniteWidthKernels:
+@dataclass(frozen=True, eq=False, repr=False)
+class InfiniteWidthKernels(Result):
     """``nngp`` (n, m): covariance of the outputs at initialisation. ``ntk`` (n, m): the tangent kernel of training."""
 
     nngp: Float64[Tensor, "n m"] = field(repr=False)
     ntk: Float64[Tensor, "n m"] = field(repr=False)
+
+    def plot(self) -> Any:
+        """Both kernels as heat maps, side by side; a figure."""
+        figure, axes = load_pyplot().subplots(1, 2, figsize=(9, 4), layout="constrained")
+        for place, (name, kernel) in enumerate({"NNGP": self.nngp, "NTK": self.ntk}.items()):
+            heat_map(kernel, name, "input", "input", axes=axes[place])
+        return figure
 
     def __repr__(self) -> str:
         n, m = self.nngp.shape
