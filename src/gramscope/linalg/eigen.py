@@ -17,7 +17,7 @@ from gramscope.linalg.operator import LinearOperator, require_symmetric
 End = Literal["largest", "smallest", "both"]
 
 # The projected matrix is diagonalised after this many steps more, as a share of its width: it costs little then.
-LOOK_SHARE, LEAST_STEPS = 0.15, 2
+LOOK_SHARE, LEAST_STEPS = 0.1, 2
 # Directions kept at a restart beyond those wanted, as a share of the room there is.
 KEPT_SHARE = 0.35
 # Products of one search for missed copies of eigenvalues: a share of those made so far, and at least so many.
