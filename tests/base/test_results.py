@@ -107,7 +107,7 @@ def test_pictures_draw_what_they_are_given() -> None:
     assert axes.get_yscale() == "log"
     axes = agreement_chart(matrix, matrix + 1, "t").axes[0]
     assert axes.lines[0].get_ydata().tolist() == [1, 2, 3, 4, 5, 6]
-    assert axes.lines[1].get_xdata() == [0, 6]
+    assert list(axes.lines[1].get_xdata()) == [0, 6]
 
 
 def test_results_draw_themselves() -> None:

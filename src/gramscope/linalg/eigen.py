@@ -21,7 +21,7 @@ LOOK_SHARE, LEAST_STEPS = 0.1, 2
 # Directions kept at a restart beyond those wanted, as a share of the room there is.
 KEPT_SHARE = 0.35
 # Products of one search for missed copies of eigenvalues: a share of those made so far, and at least so many.
-SEARCH_SHARE, LEAST_SEARCH = 0.15, 5
+SEARCH_SHARE, LEAST_SEARCH = 0.15, 4
 
 
 @dataclass(frozen=True, repr=False)

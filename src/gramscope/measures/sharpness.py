@@ -63,7 +63,7 @@ class Sharpness:
 
 
 def sharpness(loss: Float[Tensor, ""], parameters: Sequence[Tensor], *, steps: int = 10, seed: int = 0) -> Sharpness:
-    """Greatest eigenvalue ``λ_max`` of the Hessian of ``loss`` in ``parameters``, by at most ``steps`` of Lanczos' method.
+    """Greatest eigenvalue ``λ_max`` of the Hessian of ``loss`` in ``parameters``, by at most ``steps`` Lanczos steps.
 
     The value never exceeds ``λ_max`` (Ritz values lie inside the spectrum). Gradient descent with learning rate η is
     stable along its direction where ``λ_max < 2/η``; training often moves to that edge (arXiv:2103.00065).
