@@ -104,7 +104,7 @@ class FiniteWidthMLP:
         >>> mlp = FiniteWidthMLP(widths=[2, 64, 1], activation="relu", C_W=2.0)
         >>> found = mlp.infinite_width(torch.eye(2))
         >>> found.nngp[0, 0].item(), found.ntk[0, 0].item()
-        (1.0, 2.5)
+        (1.0, 3.0)
         """
         inputs = _checked_inputs(x)
         others = inputs if x2 is None else _checked_inputs(x2)
