@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gramscope.linalg import Dense, Estimate, TraceEstimate, hutchinson, hutchpp, one_sided_trace, xtrace
+from gramscope.linalg import Dense, TraceEstimate, hutchinson, hutchpp, one_sided_trace, xtrace
 from gramscope.propagators import alignment, participation_ratio
 
 SIZE = 200
 BUDGETS = (4, 6, 8, 12, 24, 50, 100)
-Estimator = Callable[[int, int], Estimate | TraceEstimate]
+Estimator = Callable[[int, int], TraceEstimate]
 
 
 def spectra() -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gramscope.hierarchy.explain import explain_step as explain_step
     from gramscope.kernels.kernel import Kernel as Kernel
     from gramscope.kernels.kernel import kernel as kernel
+    from gramscope.kernels.linearized_model import linearize as linearize
     from gramscope.kernels.ntk import ntk as ntk
     from gramscope.kernels.operator import ntk_operator as ntk_operator
     from gramscope.linalg import LinearOperator as LinearOperator
@@ -45,6 +46,7 @@ _NAMES = {
     "Snapshot": "gramscope.capture.sites:Snapshot",
     "ntk": "gramscope.kernels.ntk:ntk",
     "ntk_operator": "gramscope.kernels.operator:ntk_operator",
+    "linearize": "gramscope.kernels.linearized_model:linearize",
     "kernel": "gramscope.kernels.kernel:kernel",
     "Kernel": "gramscope.kernels.kernel:Kernel",
     "project": "gramscope.capture.projection:project",

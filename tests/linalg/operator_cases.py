@@ -8,8 +8,6 @@ from torch import Tensor
 from gramscope.base.axes import Axes
 from gramscope.base.rng import gaussian, generator
 from gramscope.linalg import (
-    Block,
-    BlockDiagonal,
     Dense,
     Diagonal,
     Function,
@@ -88,31 +86,6 @@ def _kronecker_three(dtype: torch.dtype, device: str) -> tuple[LinearOperator, T
 def _kronecker_symmetric(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
     u, s = matrix(3, 2, dtype, device), matrix(2, 1, dtype, device)[:, 0]
     return Kronecker(LowRank(u), Diagonal(s)), torch.kron(u @ u.mT, torch.diag(s))
-
-
-def _block(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    a, b, c = matrix(3, 2, dtype, device), matrix(3, 4, dtype, device, 1), matrix(2, 4, dtype, device, 2)
-    zero = torch.zeros((2, 2), dtype=dtype, device=device)
-    return Block([[a, Dense(b)], [None, c]]), torch.cat([torch.cat([a, b], 1), torch.cat([zero, c], 1)])
-
-
-def _block_symmetric(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    b, u = Dense(matrix(3, 2, dtype, device)), matrix(3, 1, dtype, device)
-    one = Identity(2, dtype=dtype, device=device)
-    corner = torch.eye(2, dtype=dtype, device=device)
-    whole = torch.cat([torch.cat([u @ u.mT, b.matrix], 1), torch.cat([b.matrix.mT, corner], 1)])
-    return Block([[LowRank(u), b], [b.T, one]], rows=Axes(state=5), cols=Axes(state=5)), whole
-
-
-def _block_diagonal(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    a, b = matrix(3, 2, dtype, device), matrix(1, 4, dtype, device, seed=1)
-    return BlockDiagonal(a, Dense(b)), torch.block_diag(a, b)
-
-
-def _block_diagonal_symmetric(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    u, v = matrix(3, 1, dtype, device), matrix(2, 1, dtype, device, seed=1)
-    op = BlockDiagonal(LowRank(u, rows=Axes(example=3)), LowRank(v, rows=Axes(example=2)))
-    return op, torch.block_diag(u @ u.mT, v @ v.mT)
 
 
 def _hadamard_dense(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:

@@ -6,8 +6,6 @@ import torch
 from gramscope.base.axes import Axes
 from gramscope.linalg import (
     Adjoint,
-    Block,
-    BlockDiagonal,
     Composition,
     Dense,
     Diagonal,
@@ -66,13 +64,6 @@ D = Diagonal(torch.arange(3, dtype=F64))
         (A @ B + (B @ A).T, False),
         (Kronecker(S, D), True),
         (Kronecker(S, A), False),
-        (BlockDiagonal(S, D), True),
-        (BlockDiagonal(S, A), False),
-        (Block([[S, A], [A.T, D]]), True),
-        (Block([[S, A], [A, D]]), False),
-        (Block([[S, None], [None, D]]), True),
-        (Block([[S, None], [A, D]]), False),
-        (Block([[S, D]]), False),
         (HadamardGram(matrix(3, 1, F64), S), True),
         (HadamardGram(matrix(3, 1, F64), A), False),
         (HadamardGram(matrix(3, 1, F64), S, matrix(3, 1, F64, seed=1)), False),
@@ -116,8 +107,6 @@ def test_names_survive_algebra() -> None:
     assert (kernel + Dense(matrix(6, 6, F64))).rows == Axes(example=3, output=2)
     assert (Dense(matrix(6, 6, F64)) + kernel).cols == Axes(example=3, output=2)
     assert Kronecker(Identity(Axes(output=2), dtype=F64), D).rows == Axes.anonymous(6)
-    two = BlockDiagonal(Identity(Axes(output=2), dtype=F64), Identity(Axes(output=3), dtype=F64))
-    assert two.rows == Axes(output=5)
 
 
 def test_errors_name_the_axes() -> None:

@@ -14,10 +14,8 @@ from gramscope.linalg import (
     Identity,
     LowRank,
     hutchinson,
-    hutchinson_diagonal,
     hutchpp,
     one_sided_trace,
-    trace_to,
     xtrace,
 )
 from gramscope.linalg.intervals import half_widths
@@ -68,16 +66,6 @@ def test_numbers_made_of_traces_are_covered(spectrum, products):
     }
     for name, (estimates, exact) in found.items():
         assert covered(estimates, float(exact)) >= ENOUGH, name
-
-
-@pytest.mark.parametrize("products", [4, 12])
-def test_diagonals_are_covered(products):
-    op = with_spectrum(SPECTRA["power law"])
-    inside = torch.zeros(60)
-    for seed in range(SEEDS):
-        low, high = hutchinson_diagonal(op, products, seed=seed).interval()
-        inside += (low <= op.matrix.diagonal()) & (op.matrix.diagonal() <= high)
-    assert float(inside.mean()) >= 0.95 * SEEDS
 
 
 @pytest.mark.parametrize("level", [0.68, 0.95, 0.99])
@@ -138,13 +126,7 @@ def test_equal_ratios_are_no_surer_than_rounding(dtype):
             assert abs(estimate.value - exact) <= 2 * estimate.standard_error < 1e2 * torch.finfo(dtype).eps * exact
 
 
-def test_what_was_adapted_keeps_its_own_samples():
-    op = Diagonal(PLACES**-2)
-    found = trace_to(op, 1e-3, hutchpp)
-    assert found.samples is not None
-    assert 1 < found.samples < found.products
-    low, high = found.interval()
-    assert low < float((PLACES**-2).sum()) < high
+def test_a_range_that_holds_everything_leaves_no_samples():
     whole = hutchpp(Identity(3, dtype=F64), 30, distribution="gaussian")
     assert whole.samples == 0, "all of it lies in the range that was found"
     assert whole.interval() == pytest.approx((3, 3), abs=1e-12)

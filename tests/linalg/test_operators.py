@@ -9,8 +9,6 @@ import gramscope.linalg as linalg
 from conformance import assert_operator_conforms
 from gramscope.base.axes import Axes
 from gramscope.linalg import (
-    Block,
-    BlockDiagonal,
     Dense,
     Diagonal,
     Function,
@@ -55,14 +53,6 @@ def test_kronecker_of_any_factors(sizes: list[tuple[int, int]]) -> None:
     for factor in factors[1:]:
         dense = torch.kron(dense, factor)
     assert_operator_conforms(Kronecker(*factors), dense)
-
-
-@FEW
-@given(heights=st.lists(SIZES, min_size=1, max_size=3), widths=st.lists(SIZES, min_size=1, max_size=3))
-def test_block_of_any_grid(heights: list[int], widths: list[int]) -> None:
-    grid = [[matrix(h, w, torch.float64, seed=10 * i + j) for j, w in enumerate(widths)] for i, h in enumerate(heights)]
-    assert_operator_conforms(Block(grid), torch.cat([torch.cat(line, dim=1) for line in grid]))
-    assert_operator_conforms(BlockDiagonal(*grid[0]), torch.block_diag(*grid[0]))
 
 
 @FEW
@@ -151,9 +141,6 @@ def test_to_scipy_solves_with_scipy() -> None:
         (lambda: LowRank(torch.ones(3, 2), torch.ones(3, 2).double()), "share one dtype"),
         (lambda: Kronecker(), "at least one operator"),
         (lambda: Kronecker(torch.ones(2, 2), torch.ones(2, 2).double()), "share one dtype"),
-        (lambda: Block([[torch.ones(2, 2)], [torch.ones(2, 2), None]]), "same number of blocks"),
-        (lambda: Block([[torch.ones(2, 2), None]]), "one block that is not None"),
-        (lambda: Block([[torch.ones(2, 2), torch.ones(3, 1)]]), r"block \(0, 1\) must have rows"),
         (lambda: HadamardGram(torch.ones(3, 1), torch.ones(3, 2)), r"got \(3, 1\) and \(3, 1\)"),
         (lambda: HadamardGram(torch.ones(3, 1), torch.ones(3, 3).double()), "share one dtype"),
         (lambda: HadamardGram(torch.ones(3, 1), torch.ones(3, 3), block=0), "block must be at least 1"),

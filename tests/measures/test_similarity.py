@@ -287,7 +287,7 @@ def test_all_pairs_of_layers_of_one_model_and_of_two():
             assert_close(found[a, b], expected, 1e-10)
     both = gs.measures.layer_similarity(model, loader, ["?"], other=other, other_layers=["1", "2"], debiased=False)
     others = gs.measures.features(other, x, ["1", "2"])
-    assert both.to_frame().shape == (5, 2)
+    assert both.to_dataframe().shape == (5, 2)
     assert_close(both["3", "2"], gs.measures.cka(features["3"], others["2"]), 1e-10)
 
 

@@ -39,7 +39,7 @@ class Conflict(NamedTuple):
     harm: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExplainedStep:
     """One optimiser step, explained. Changes are after minus before; a negative loss change is an improvement.
 
@@ -68,6 +68,9 @@ class ExplainedStep:
     influence: Float[Tensor, "n n"] | None = field(repr=False)
     flips: tuple[Flips, ...] = field(repr=False)
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"ExplainedStep: {self.verdict}"
 
     # The loss ----------------------------------------------------------------------------------------
 

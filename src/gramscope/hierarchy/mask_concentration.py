@@ -8,15 +8,18 @@ formed, and no n × n matrix but where it is asked for; all sums are in float64.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from gramscope.base.charts import line_chart
 from gramscope.base.checks import check_finite, check_plain, check_symmetric
 from gramscope.base.effective_rank import participation_ratio_of, ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_rows
+from gramscope.base.results import Result
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.user_warnings import undefined
 
@@ -227,9 +230,11 @@ def update_alignment(
     return _overlap(_factor_eigen(delta, singular_floor(delta, Rounding.of(update))), metric, k)
 
 
-@dataclass(frozen=True, eq=False)
-class Concentration:
+@dataclass(frozen=True, eq=False, repr=False)
+class Concentration(Result):
     """What :func:`concentration` found for one weight ``W^{ℓ+1}`` (``layer`` = ℓ+1, from 1)."""
+
+    shown: ClassVar[tuple[str, ...]] = ("layer", "coactivation_rank", "centred_rank", "metric_rank")
 
     layer: int
     coactivation_rank: float
@@ -238,6 +243,12 @@ class Concentration:
     metric_rank: float
     alignment: SubspaceOverlap | None
     incoming_alignment: SubspaceOverlap | None
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The spectrum of co-activation on a logarithmic axis; a figure."""
+        places = list(range(1, len(self.spectrum) + 1))
+        title = f"Layer {self.layer}: effective rank {self.coactivation_rank:.3g}"
+        return line_chart(places, {"spectrum": self.spectrum}, title, "rank", axes=axes, xscale="log", yscale="log")
 
 
 def concentration(

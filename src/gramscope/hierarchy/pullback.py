@@ -71,7 +71,7 @@ class Pullback(LinearOperator):
         return dense[0, :, 0] if self.fields.single else dense
 
     def spectrum(self, k: int | None = None) -> Float[Tensor, " k"]:
-        """The k largest eigenvalues (block Krylov), or all of them (from the dense matrix), largest first."""
+        """The k largest eigenvalues (Lanczos), or all of them (from the dense matrix), largest first."""
         if k is None:
             return torch.linalg.eigvalsh(self.dense()).flip(0)
         return eigenvalues_top(self, k).values

@@ -2,29 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.charts import line_chart
 from gramscope.base.checks import check_count, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
+from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
 from gramscope.hierarchy.fields import Fields
 
 Residual = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Trajectory:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trajectory(TableResult):
     """Outputs predicted and true at steps 0..S, and what became of the fields.
 
     ``drift[t]`` is ``|f_predicted - f_true| / |f_true - f_true(0)|`` (0 at t = 0), ``field_drift[t, ℓ]`` the same for
     ``x^ℓ``, ``flips[t, ℓ-1]`` the number of masks in which the two disagree. ``ended`` says why S is less than the
     steps asked for, if it is: the field equations, or gradient descent itself, went to infinity in the step after.
     """
+
+    columns: ClassVar[tuple[str, ...]] = ("drift",)
 
     predicted: Float[Tensor, "steps n C"]
     measured: Float[Tensor, "steps n C"]
@@ -37,6 +42,15 @@ class Trajectory:
         drift = f"the outputs drifted by {100 * float(self.drift[-1]):.3g} % of their true change"
         ended = f"; {self.ended}" if self.ended else ""
         return f"Trajectory of {len(self.drift) - 1} steps: {drift}{ended}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The drift of outputs and of each layer's fields over the steps; a figure."""
+        fields = {f"layer {place}": self.field_drift[:, place] for place in range(self.field_drift.shape[1])}
+        steps = range(len(self.drift))
+        return line_chart(list(steps), {"outputs": self.drift, **fields}, "Drift from true training", "step", axes=axes)
 
 
 @exact_arithmetic()

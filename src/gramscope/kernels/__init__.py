@@ -10,6 +10,7 @@ from gramscope.kernels.dntk import (
 )
 from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.kernel import Kernel, kernel
+from gramscope.kernels.linearized_model import LinearizedModel, linearize
 from gramscope.kernels.ntk import ntk
 from gramscope.kernels.operator import JacobianOperator, NTKOperator, ntk_operator
 from gramscope.kernels.projected import ProjectedTrace, projected_trace
@@ -20,6 +21,7 @@ __all__ = [
     "JacobianOperator",
     "Kernel",
     "KinkCrossings",
+    "LinearizedModel",
     "NTKOperator",
     "NTKStep",
     "NTKVelocityOperator",
@@ -33,6 +35,7 @@ __all__ = [
     "kernel",
     "kink_crossings",
     "layer_rates",
+    "linearize",
     "ntk",
     "ntk_operator",
     "ntk_step",

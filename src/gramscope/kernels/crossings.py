@@ -6,23 +6,28 @@ of n units about n·n^(-1/2), each with a share 1/n of the kernel, so O(n^(-1/2)
 Comparing with the same step on the old sides separates the two exactly.
 """
 
-from dataclasses import dataclass
-from typing import Any, Unpack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.agreement import ratio_of_norms
+from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.memory_budget import Memory
+from gramscope.base.results import Result
 from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
 from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, second_derivative
 from gramscope.kernels.kinks import Sides
 from gramscope.kernels.written_out import WrittenOut
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class SiteCrossings:
         return self.crossed / self.kinks if self.kinks else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KinkCrossings:
     """Crossings of one step, operation by operation in the order in which the network runs them.
 
@@ -67,6 +72,15 @@ class KinkCrossings:
     def fraction(self) -> float:
         return self.crossed / self.kinks if self.kinks else 0.0
 
+    def __repr__(self) -> str:
+        return f"KinkCrossings({self.crossed} of {self.kinks} kinks crossed, {len(self.sites)} operations)"
+
+    def to_dataframe(self) -> "DataFrame":
+        """One row for each operation."""
+        from pandas import DataFrame
+
+        return DataFrame([asdict(site) for site in self.sites])
+
     def __str__(self) -> str:
         lines = [f"{self.crossed} of {self.kinks} kinks crossed ({100 * self.fraction:.3g} %)"]
         for site in self.sites:
@@ -77,14 +91,16 @@ class KinkCrossings:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class NTKStep:
+@dataclass(frozen=True, repr=False)
+class NTKStep(Result):
     """One gradient step of size ``lr``: the change of kernel and outputs, predicted at θ and measured.
 
     ``predicted`` is ``lr·velocity`` (the dNTK), ``measured`` is ``K(θ - lr v) - K(θ)`` and ``crossing`` the part of it
     that is due to crossed kinks: ``measured - crossing`` is the change on fixed sides. Kernels are (n, C, n, C),
     outputs (n, C); ``outputs_linear`` is ``-lr K ε``, ``outputs_quadratic`` adds ``lr²·curvature``.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("error", "lr", "predicted")
 
     lr: float
     kernel: Tensor
@@ -130,6 +146,10 @@ class NTKStep:
                 str(self.crossings),
             )
         )
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The change of each entry of the kernel, predicted by the dNTK and measured; a figure."""
+        return agreement_chart(self.predicted, self.measured, f"Change of the kernel, lr {self.lr:g}", axes=axes)
 
 
 @outside_inference_mode

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gramscope.base.agreement import cosine
+from gramscope.base.charts import heat_map
 from gramscope.base.checks import check_finite
 from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
@@ -19,6 +20,7 @@ from gramscope.base.pyplot import load_pyplot
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.shares import shares
 from gramscope.base.user_warnings import undefined
+from gramscope.kernels.gradient_flow import flow_weights
 from gramscope.kernels.ntk import Reduce, ntk
 
 
@@ -82,12 +84,23 @@ class Kernel:
         return self.alignment(torch.outer(y.flatten(), y.flatten()))
 
     def predict(
-        self, cross: "Kernel | Tensor", targets: Float[Tensor, "n C"], ridge: float = 0.0
-    ) -> Float[Tensor, "m C"]:
-        """Kernel regression ``K_* (K + ridge·1)^-1 y``.
+        self,
+        cross: "Kernel | Tensor",
+        targets: Float[Tensor, "n C"],
+        ridge: float = 0.0,
+        *,
+        t: float | Float[Tensor, " times"] | None = None,
+    ) -> Float[Tensor, "*times m C"]:
+        """Kernel regression ``K_* (K + ridge·1)^-1 y``, or gradient flow ``K_* K^-1 (1 − e^{−K t}) y`` at time t.
 
-        ``cross`` is the kernel between new examples (rows) and these (columns). For the linearised network after
-        training, pass ``y - f₀`` as targets and add the initial outputs of the new examples.
+        ``cross`` is the kernel between new examples (rows) and these (columns); pass the kernel itself for the
+        training examples. For the linearised network, pass ``y - f₀`` as targets and add the initial outputs of the
+        new examples.
+
+        ``t`` is learning rate times steps of gradient descent on ``½ Σ (f − y)²``, in the limit of small steps; for the
+        mean squared error ``mse`` over n examples and C outputs, multiply it by ``2/(n C)``. Several times (T,) give
+        (T, m, C). With ``ridge`` the flow is that of K + ridge: weight decay towards the initial parameters. Lee et al.
+        2019 (arXiv:1902.06720), eq. 10 and 11.
         """
         if not 0 <= ridge < float("inf"):
             raise InputError(f"ridge must be a finite number of at least 0, got {ridge!r}.")
@@ -108,6 +121,11 @@ class Kernel:
                 f"targets and a cross kernel of shape {tuple(new.shape)} (new examples in rows)."
             )
         shifted = matrix + ridge * torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
+        if t is not None:
+            times = _times(t, matrix.device)
+            floor = max(float(singular_floor(matrix, Rounding.of(self._square()))), len(matrix) * EPS64)
+            weights = flow_weights(shifted, stacked, times.reshape(-1), floor)
+            return (new @ weights).reshape(*times.shape, -1, y.shape[1])
         if ridge > 0:
             weights = torch.linalg.solve(shifted, stacked)
         else:
@@ -134,15 +152,10 @@ class Kernel:
 
     def plot(self, order: Int[Tensor, " n"] | None = None) -> Any:
         """The kernel between examples (traced over outputs) as a picture; ``order`` sorts them, by class say."""
-        pyplot = load_pyplot()
         image = self.total if self.total.dim() == 2 else torch.einsum("ncmc->nm", self.total)
         if order is not None:
             image = image[order][:, order]
-        figure, axes = pyplot.subplots(figsize=(5, 4.2), layout="constrained")
-        shown = axes.imshow(_array(image), cmap="viridis", interpolation="nearest")
-        axes.set(title="Tangent kernel", xlabel="example", ylabel="example")
-        figure.colorbar(shown, ax=axes, shrink=0.85)
-        return figure
+        return heat_map(_array(image), "Tangent kernel", "example", "example")
 
     def plot_spectrum(self) -> Any:
         """Eigenvalues on logarithmic axes."""
@@ -163,6 +176,11 @@ class Kernel:
         axes.invert_yaxis()
         axes.set(title="Share in the next decrease of the loss", xlabel="%")
         return figure
+
+    def __repr__(self) -> str:
+        if self.matrix.shape[0] != self.matrix.shape[1]:
+            return str(self)
+        return f"{self}, trace {float(self.matrix.double().trace()):.4g}"
 
     def __str__(self) -> str:
         shape = " x ".join(map(str, self.total.shape))
@@ -209,6 +227,13 @@ def kernel(
     for site in sites.values():
         total += site
     return Kernel(total, sites)
+
+
+def _times(t: float | Tensor, device: torch.device) -> Tensor:
+    times = torch.as_tensor(t, dtype=torch.float64, device=device)
+    if times.dim() > 1 or not bool((times >= 0).all()):
+        raise InputError(f"t must be a time of at least 0, or a vector of times, got {t!r}.")
+    return times
 
 
 def _matrix(tensor: Tensor) -> Float[Tensor, "rows cols"]:

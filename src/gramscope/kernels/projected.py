@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.charts import heat_map
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.capture.network import Outputs, count_examples
 from gramscope.capture.projection import Projection, project
 from gramscope.kernels.ntk import ntk
@@ -18,13 +20,15 @@ from gramscope.linalg.intervals import half_widths
 SMALL_WORK = 2**32
 
 
-@dataclass(frozen=True, eq=False)
-class ProjectedTrace:
+@dataclass(frozen=True, eq=False, repr=False)
+class ProjectedTrace(Result):
     """An estimate of ``Σ_c K_{μc,νc}``: ``kernel`` (n, m), and the standard error of each entry.
 
     ``standard_error`` is itself estimated from k samples and no less than rounding; from few samples use
     :meth:`interval`. The errors of the entries are not independent: all entries share the k mixtures.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("kernel", "relative_error", "k")
 
     kernel: Float[Tensor, "n m"] = field(repr=False)
     standard_error: Float[Tensor, "n m"] = field(repr=False)
@@ -35,6 +39,16 @@ class ProjectedTrace:
         """For each entry, from where to where it lies with probability ``level`` or more."""
         half = half_widths(level, self.k) * self.standard_error
         return self.kernel - half, self.kernel + half
+
+    @property
+    def relative_error(self) -> float:
+        """``|standard error| / |kernel|``, over all entries."""
+        size = float(self.kernel.double().norm())
+        return float(self.standard_error.double().norm()) / size if size else 0.0
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The kernel between examples as a heat map; a figure."""
+        return heat_map(self.kernel, f"Tangent kernel ({self.k} mixtures)", "example", "example", axes=axes)
 
 
 def projected_trace(

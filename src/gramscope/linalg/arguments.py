@@ -34,6 +34,14 @@ def require_tolerance(tol: Any) -> None:
         raise InputError(f"tol must be a relative residual, a finite number of at least 0, got {tol!r}.")
 
 
+def default_tolerance(dtype: torch.dtype) -> float:
+    """Relative residual to ask for: 4e-11 in float64, 2e-5 in float32.
+
+    The two-thirds power leaves room for the rounding of the products, which no iteration can go below.
+    """
+    return float(torch.finfo(dtype).eps ** (2 / 3))
+
+
 def stream(seed: Any, *labels: str | int) -> torch.Generator:
     """The random numbers of one part of a computation at ``seed``."""
     if not _is_whole(seed):

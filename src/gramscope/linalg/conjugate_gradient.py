@@ -1,6 +1,7 @@
 """Conjugate gradients for one or many right sides."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -9,21 +10,23 @@ from torch import Tensor
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole
-from gramscope.linalg.lanczos import default_tolerance
+from gramscope.base.results import TableResult
+from gramscope.linalg.arguments import default_tolerance, require_operator, require_tolerance, require_whole
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
 from gramscope.linalg.orthogonal import inner, norms
-from gramscope.linalg.scale import column_scales, near_one
 
 
-@dataclass(frozen=True)
-class Solution:
+@dataclass(frozen=True, repr=False)
+class Solution(TableResult):
     """What conjugate gradients found, column by column.
 
     ``residuals`` are the true ``‖b − A x‖ / ‖b‖``, from a last product with x. ``negative_curvature``
     marks the columns that met a direction with ``pᵀ A p <= 0``: there A is not positive definite, the
     iteration stopped, and x is the last point before it.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("all_converged", "iterations", "residuals", "products")
+    columns: ClassVar[tuple[str, ...]] = ("residuals", "iterations", "converged", "negative_curvature")
 
     x: Float[Tensor, "n k"] | Float[Tensor, " n"]
     residuals: Float64[Tensor, " k"]
@@ -61,14 +64,12 @@ def conjugate_gradient(
     >>> solution.x.tolist(), solution.all_converged
     ([1.0, 0.5], True)
     """
-    given = b[:, None] if b.ndim == 1 else b
-    _require_system(op, given, preconditioner)
+    columns = b[:, None] if b.ndim == 1 else b
+    _require_system(op, columns, preconditioner)
     tol = default_tolerance(op.dtype) if tol is None else tol
     max_iter = 10 * op.cols.size if max_iter is None else max_iter
     require_tolerance(tol)
     require_whole(0, max_iter=max_iter)
-    scales = column_scales(given).to(op.dtype)
-    columns = given / scales
     sizes = norms(columns)
     x, residual = torch.zeros_like(columns), columns.clone()
     iterations = torch.zeros(columns.shape[1], dtype=torch.long, device=op.device)
@@ -90,10 +91,6 @@ def conjugate_gradient(
         # A sweep that did not halve the true residual has reached what rounding allows.
         may_go_on = (after > tol * sizes[at]) & (after < before / 2) & ~negative[at] & (iterations[at] < max_iter)
         open_columns[at] = may_go_on
-    if bool((scales != 1).any()):
-        # The numbers returned may no longer fit the dtype although those divided by a power of two did.
-        x = x * scales
-        residual, products = (given - op.matmat(x)) / scales, products + x.shape[1]
     relative = norms(residual) / torch.where(sizes > 0, sizes, 1.0)
     return Solution(
         x=x[:, 0] if b.ndim == 1 else x,
@@ -123,10 +120,8 @@ def _sweep(
     budget: int,
 ) -> Solution:
     """Plain conjugate gradients from zero, trusting the recurrence, at most ``budget`` steps a column."""
-    x, residual, scale = torch.zeros_like(b), b.clone(), 1.0
+    x, residual = torch.zeros_like(b), b.clone()
     direction = _preconditioned(preconditioner, residual)
-    if preconditioner is not None:  # a multiple of M makes the same steps
-        preconditioner, direction, _ = near_one(preconditioner, direction)
     slope = _slope(preconditioner, residual, direction)
     steps = torch.zeros(b.shape[1], dtype=torch.long, device=b.device)
     negative = torch.zeros_like(steps, dtype=torch.bool)
@@ -137,8 +132,6 @@ def _sweep(
             break
         image = op.matmat(direction[:, at])
         require_finite(image, op)
-        if products == 0:
-            op, image, scale = near_one(op, image)
         products += len(at)
         curvature = inner(direction[:, at], image)
         negative[at] = curvature <= 0
@@ -153,7 +146,7 @@ def _sweep(
         direction[:, at] = steepest + (new_slope / slope[at]).to(b.dtype) * direction[:, at]
         slope[at] = new_slope
         live[at] = norms(residual[:, at]) > target[at]
-    return Solution(x / scale, norms(residual), steps, ~live & ~negative, negative, products)
+    return Solution(x, norms(residual), steps, ~live & ~negative, negative, products)
 
 
 def _preconditioned(preconditioner: LinearOperator | None, residual: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

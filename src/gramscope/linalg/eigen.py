@@ -1,52 +1,54 @@
-"""Extreme eigenvalues by block Krylov iteration with restarts."""
+"""Extreme eigenvalues by Lanczos' method with thick restarts."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
-from gramscope.base.rng import gaussian
-from gramscope.linalg.arguments import require_operator, require_tolerance, require_whole, stream
-from gramscope.linalg.contraction import contract
-from gramscope.linalg.lanczos import RitzPairs, default_tolerance
-from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
-from gramscope.linalg.orthogonal import gram, norms, orthonormal_columns
-from gramscope.linalg.scale import near_one
+from gramscope.base.results import TableResult
+from gramscope.linalg.arguments import default_tolerance, require_operator, require_tolerance, require_whole, stream
+from gramscope.linalg.krylov_space import KrylovSpace
+from gramscope.linalg.operator import LinearOperator, require_symmetric
 
 End = Literal["largest", "smallest", "both"]
 
+# The projected matrix is diagonalised after this many steps more, as a share of its width: it costs little then.
+LOOK_SHARE, LEAST_STEPS = 0.1, 2
+# Directions kept at a restart beyond those wanted, as a share of the room there is.
+KEPT_SHARE = 0.35
+# Products of one search for missed copies of eigenvalues: a share of those made so far, and at least so many.
+SEARCH_SHARE, LEAST_SEARCH = 0.15, 4
 
-@dataclass(frozen=True)
-class _Subspace:
-    """An orthonormal basis Q, its image A Q and the projected matrix H = Qᵀ A Q."""
 
-    basis: Float[Tensor, "n width"]
-    image: Float[Tensor, "n width"]
-    projected: Float64[Tensor, "width width"]
+@dataclass(frozen=True, repr=False)
+class RitzPairs(TableResult):
+    """Approximate eigenpairs, greatest first, each with its residual ``‖A v − λ v‖``.
 
-    def extended(self, fresh: Float[Tensor, "n block"], image: Float[Tensor, "n block"]) -> "_Subspace":
-        basis = torch.cat([self.basis, fresh], dim=1)
-        column = gram(basis, image)
-        old = self.basis.shape[1]
-        # The block on the diagonal is symmetric up to rounding; the average keeps eigh from choosing a side.
-        corner = (column[old:] + column[old:].mT) / 2
-        top = torch.cat([self.projected, column[:old]], dim=1)
-        bottom = torch.cat([column[:old].mT, corner], dim=1)
-        return _Subspace(basis, torch.cat([self.image, image], dim=1), torch.cat([top, bottom]))
+    Some eigenvalue of A lies within ``residuals[i]`` of ``values[i]`` (A symmetric, ``‖v‖ = 1``; Parlett,
+    *The Symmetric Eigenvalue Problem*, 4.5). ``converged`` says where the residual came under the
+    tolerance times the greatest ``|λ|`` seen. It certifies eigenpairs, not that no other was missed.
+    """
 
-    def ritz(self) -> tuple[Float64[Tensor, " width"], Float64[Tensor, "width width"]]:
-        values, small = torch.linalg.eigh(self.projected)
-        return values.flip(0), small.flip(1)
+    columns: ClassVar[tuple[str, ...]] = ("values", "residuals", "converged")
 
-    def residuals(self, values: Float64[Tensor, " k"], small: Float64[Tensor, "width k"]) -> Float[Tensor, "n k"]:
-        return _combine(self.image, small) - _combine(self.basis, small * values)
+    values: Float64[Tensor, " k"]
+    vectors: Float[Tensor, "n k"]
+    residuals: Float64[Tensor, " k"]
+    converged: Bool[Tensor, " k"]
+    products: int
 
-    def rotated(self, small: Float64[Tensor, "width kept"], values: Float64[Tensor, " kept"]) -> "_Subspace":
-        return _Subspace(_combine(self.basis, small), _combine(self.image, small), torch.diag(values))
+    @property
+    def all_converged(self) -> bool:
+        return bool(self.converged.all())
+
+    def __repr__(self) -> str:
+        first = ", ".join([f"{value:.4g}" for value in self.values[:4].tolist()] + ["..."] * (len(self.values) > 4))
+        count = f"{int(self.converged.sum())} of {len(self.values)} converged"
+        return f"RitzPairs({first}; {count}, {self.products} products)"
 
 
 @torch.no_grad()
@@ -57,20 +59,22 @@ def eigenvalues_top(
     *,
     end: End = "largest",
     tol: float | None = None,
-    max_iter: int = 200,
+    max_products: int | None = None,
     max_basis: int | None = None,
-    oversample: int = 4,
     seed: int = 0,
 ) -> RitzPairs:
     """The ``k`` greatest (or least, or ``k`` at both ends) eigenpairs of a symmetric operator.
 
-    Rayleigh-Ritz on a block Krylov space: from a random block of ``k + oversample`` columns (twice that for
-    both ends) the space grows by the residuals ``A v − θ v`` of the wanted Ritz pairs, which span the next
-    Krylov block; when ``max_basis`` wide it is thinned to the best half. A block as wide as the number wanted
-    finds every copy of a multiple eigenvalue. The residuals returned come from a last product with the
-    vectors themselves, and pairs that miss ``tol · max|θ|`` within ``max_iter`` blocks are returned and
-    marked, never hidden: eigenvalues far closer together than the spectrum is wide converge slowly. Golub &
-    Underwood (1977); Knyazev, SIAM J. Sci. Comput. 23 (2001); on the restart Stathopoulos & Saad, ETNA 7 (1998).
+    Lanczos' method from a random vector, with full reorthogonalisation. When the basis holds ``max_basis`` vectors
+    (default: ``max(2 w + 10, 30)`` for w wanted pairs), the best Ritz vectors are kept and the iteration goes on. One
+    starting vector meets one vector of each eigenspace. So, for k > 1, once all wanted pairs have converged, a search
+    for missed copies starts from a random direction orthogonal to them. It takes 15 % of the products made so far,
+    and the iteration goes on if it meets an eigenvalue that belongs among the wanted ones. Copies of an eigenvalue
+    well above the rest are found so; copies within a few percent of the next eigenvalue may be missed.
+
+    Pairs that miss ``tol · max|θ|`` within ``max_products`` (default: ``1000 + 50 k``) are returned and marked.
+    Eigenvalues far closer together than the spectrum is wide converge slowly. Residuals come from the Lanczos
+    relation, which holds to rounding. K. Wu & H. Simon, SIAM J. Matrix Anal. Appl. 22 (2000), algorithm 1.
 
     Returns :class:`RitzPairs`, greatest first: (k,) values, or (2k,) for ``end="both"``.
 
@@ -83,67 +87,45 @@ def eigenvalues_top(
     """
     require_operator(op, "eigenvalues_top")
     require_symmetric(op, "eigenvalues_top")
-    n = op.cols.size
-    _require_count(n, k, end, oversample)
-    block = k + oversample
-    sides = 2 if end == "both" else 1
-    width = min(n, block * sides)
-    limit = _width_limit(width, max_basis)
+    _require_count(op.cols.size, k, end)
     tol = default_tolerance(op.dtype) if tol is None else tol
     require_tolerance(tol)
-    fresh = gaussian(n, width, rng=stream(seed, "eigenvalues_top"), dtype=op.dtype, device=op.device)
-    space = _Subspace(fresh[:, :0], fresh[:, :0], torch.zeros((0, 0), dtype=torch.float64, device=op.device))
-    iterations, products, scale = 0, 0, 1.0
+    wanted = 2 * k if end == "both" else k
+    max_products = 1000 + 50 * k if max_products is None else max_products
+    require_whole(wanted, max_products=max_products)
+    limit = _width_limit(op.cols.size, wanted, max_basis)
+    space = KrylovSpace(op, limit, stream(seed, "eigenvalues_top"))
+    before = None  # the values found when the last search for missed ones began
+    look = min(limit, wanted + LEAST_STEPS)
     while True:
-        fresh = orthonormal_columns(fresh, space.basis)
-        if fresh.shape[1]:
-            image = op.matmat(fresh)
-            require_finite(image, op)
-            if iterations == 0:
-                op, image, scale = near_one(op, image)
-            space = space.extended(fresh, image)
-            iterations, products = iterations + 1, products + fresh.shape[1]
-        values, small = space.ritz()
+        while space.width < look and space.products < max_products:
+            space.expand()
+        values, small, residuals = space.ritz()
+        chosen = _at_ends(len(values), k, end)
         bound = tol * float(values.abs().max())
-        tracked = _at_ends(len(values), block, end)
-        residuals = space.residuals(values[tracked], small[:, tracked])
-        open_pairs = norms(residuals) > bound
-        wanted = _at_ends(len(values), k, end)
-        done = not bool(open_pairs[torch.isin(tracked, wanted)].any())
-        # Without fresh directions the space is invariant to rounding, and more blocks would add nothing.
-        if done or iterations >= max_iter or fresh.shape[1] == 0:
-            return _verified(op, space, values[wanted], small[:, wanted], bound, scale, iterations, products)
-        if space.basis.shape[1] + int(open_pairs.sum()) > limit:
-            kept = _at_ends(len(values), limit // 2 // sides, end)
-            space = space.rotated(small[:, kept], values[kept])
-        fresh = residuals[:, open_pairs]
-
-
-def _verified(
-    op: LinearOperator,
-    space: _Subspace,
-    values: Float64[Tensor, " k"],
-    small: Float64[Tensor, "width k"],
-    bound: float,
-    scale: float,
-    iterations: int,
-    products: int,
-) -> RitzPairs:
-    """The pairs with the residuals of a last, true product: the images carried along were recombined."""
-    vectors = _combine(space.basis, small)
-    residuals = norms(op.matmat(vectors) - vectors * values.to(op.dtype))
+        converged = residuals[chosen] <= bound
+        done = len(chosen) == wanted and bool(converged.all())
+        # Of an extreme eigenvalue alone one copy is enough.
+        complete = k == 1 or (before is not None and float((values[chosen] - before).abs().max()) <= bound)
+        if (done and complete) or space.width == op.cols.size or space.products >= max_products:
+            break
+        if done:
+            before = values[chosen]
+            space.restart_afresh(before, small[:, chosen])
+            look = wanted + max(LEAST_SEARCH, int(SEARCH_SHARE * space.products))
+        else:
+            if space.width == limit:
+                kept = _at_ends(limit, k + int(KEPT_SHARE * (limit - wanted) / (wanted // k)), end)
+                space.restart(values[kept], small[:, kept])
+            look = space.width + max(LEAST_STEPS, int(LOOK_SHARE * space.width))
+        look = min(limit, look)
     return RitzPairs(
-        values=values * scale,
-        vectors=vectors,
-        residuals=residuals * scale,
-        converged=residuals <= bound,
-        iterations=iterations,
-        products=products + len(values),
+        values=values[chosen].to(op.device),
+        vectors=space.vectors(small[:, chosen]).mT,
+        residuals=residuals[chosen].to(op.device),
+        converged=converged.to(op.device),
+        products=space.products,
     )
-
-
-def _combine(columns: Float[Tensor, "n width"], small: Float64[Tensor, "width k"]) -> Float[Tensor, "n k"]:
-    return contract("n width, width k -> n k", columns, small.to(columns.dtype))
 
 
 def _at_ends(count: int, k: int, end: End) -> Tensor:
@@ -153,21 +135,21 @@ def _at_ends(count: int, k: int, end: End) -> Tensor:
     return torch.tensor(sorted({*top, *bottom}), dtype=torch.long, device="cpu")
 
 
-def _width_limit(width: int, max_basis: int | None) -> int:
+def _width_limit(n: int, wanted: int, max_basis: int | None) -> int:
     if max_basis is None:
-        return max(8 * width, 100)
-    if max_basis < 3 * width:
-        raise ValueError(
-            f"max_basis must be at least {3 * width}, to keep a block and a half and add another, got {max_basis}. "
-            "Ask for fewer pairs, less oversample, or allow more memory."
+        return min(n, max(2 * wanted + 10, 30))
+    require_whole(1, max_basis=max_basis)
+    if max_basis < min(n, wanted + 3):
+        raise InputError(
+            f"max_basis must be at least {min(n, wanted + 3)}, the wanted pairs and a few more, got {max_basis}. Ask "
+            "for fewer pairs, or allow more memory."
         )
-    return max_basis
+    return min(n, max_basis)
 
 
-def _require_count(n: int, k: int, end: End, oversample: int) -> None:
+def _require_count(n: int, k: int, end: End) -> None:
     if end not in ("largest", "smallest", "both"):
         raise InputError(f"end must be 'largest', 'smallest' or 'both', got {end!r}. Choose one of the three.")
-    require_whole(0, oversample=oversample)  # a few extra columns speed convergence
     require_whole(1, k=k)
     most = n // 2 if end == "both" else n
     if most == 0:

@@ -1,15 +1,10 @@
 """Inner products, norms and orthonormal bases of columns, with the sums in float64."""
 
-import math
-
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.linalg.contraction import contract
-
-# The square of this is the least number to which float64 can still add its own rounding errors.
-SHORTEST = (torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps) ** 0.5
 
 
 def inner(x: Float[Tensor, "n k"], y: Float[Tensor, "n k"]) -> Float64[Tensor, " k"]:
@@ -18,16 +13,8 @@ def inner(x: Float[Tensor, "n k"], y: Float[Tensor, "n k"]) -> Float64[Tensor, "
 
 
 def norms(x: Float[Tensor, "n k"]) -> Float64[Tensor, " k"]:
-    """``‖x_j‖`` for each column j, whatever its size."""
+    """``‖x_j‖`` for each column j."""
     lengths: Tensor = torch.linalg.vector_norm(x, dim=0, dtype=torch.float64)
-    if x.dtype == torch.float32 or not len(x):  # squares of float32 fit float64
-        return lengths
-    # The squares in a column shorter or longer than this have vanished or overflowed, at least in part.
-    lost = [place for place, length in enumerate(lengths.tolist()) if not SHORTEST < length < math.inf]
-    if lost:
-        peaks = torch.linalg.vector_norm(x[:, lost], float("inf"), dim=0)
-        peaks = torch.where((peaks > 0) & (peaks < torch.inf), peaks, 1.0)
-        lengths[lost] = peaks * torch.linalg.vector_norm(x[:, lost] / peaks, dim=0)
     return lengths
 
 

@@ -1,7 +1,7 @@
-"""Random estimates of a trace or a diagonal from products alone, with their standard errors."""
+"""Random estimates of a trace from products alone, with their standard errors."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -9,61 +9,49 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.rng import Distribution, probes
 from gramscope.linalg.arguments import require_operator, require_whole, stream
 from gramscope.linalg.intervals import half_widths, rounding
 from gramscope.linalg.operator import LinearOperator, require_finite, require_square
 from gramscope.linalg.orthogonal import inner, norms, orthonormal_columns, project_out
-from gramscope.linalg.scale import excess, near_one
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A random estimate of a number, and how far it may be off.
+@dataclass(frozen=True, repr=False)
+class TraceEstimate(Result):
+    """A random estimate of a number, how far it may be off, and how it was made.
 
     ``standard_error`` is one standard deviation of ``value``, itself estimated from ``samples`` random numbers, and no
-    less than rounding. From few samples it is rough: use :meth:`interval`. ``probes`` random vectors were drawn from
-    ``distribution`` at ``seed``; ``products`` with the operator were made.
+    less than rounding. From few samples it is rough: use :meth:`interval`. ``products`` with the operator were made;
+    ``samples`` is None where there are as many. Random vectors are drawn from ``distribution`` at ``seed``.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("value", "standard_error", "method", "products")
 
     value: float
     standard_error: float
-    probes: int
     products: int
     seed: int
     method: str
     distribution: str
     dtype: torch.dtype
     device: torch.device
-    samples: int
+    samples: int | None = None
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """From where to where the true value lies with probability ``level`` or more, from few samples as well."""
-        half = half_widths(level, self.samples) * self.standard_error
+        half = half_widths(level, self.products if self.samples is None else self.samples) * self.standard_error
         return self.value - half, self.value + half
+
+    @property
+    def relative_error(self) -> float:
+        """``standard_error / |value|``; infinite for an estimate of zero that has an error."""
+        if self.standard_error == 0:
+            return 0.0
+        return self.standard_error / abs(self.value) if self.value else float("inf")
 
     def __str__(self) -> str:
         return f"{self.value:.6g} ± {self.standard_error:.2g} ({self.method}, {self.products} products)"
-
-
-@dataclass(frozen=True)
-class DiagonalEstimate:
-    """Random estimates of a diagonal's entries with a standard error for each, as in :class:`Estimate`."""
-
-    value: Float64[Tensor, " n"]
-    standard_error: Float64[Tensor, " n"]
-    probes: int
-    products: int
-    seed: int
-    method: str
-    distribution: str
-    dtype: torch.dtype
-    device: torch.device
-
-    def interval(self, level: float = 0.95) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
-        """For each entry, from where to where it lies with probability ``level`` or more."""
-        half = half_widths(level, self.probes) * self.standard_error
-        return self.value - half, self.value + half
 
 
 @torch.no_grad()
@@ -75,7 +63,7 @@ def hutchinson(
     distribution: Distribution = "rademacher",
     seed: int = 0,
     block: int = 64,
-) -> Estimate:
+) -> TraceEstimate:
     """``tr A ≈ (1/m) Σ_i z_iᵀ A z_i`` for m random vectors with ``E[z zᵀ] = I``.
 
     Unbiased for any square A. With random signs the variance is ``2 Σ_{i≠j} S_ij² / m`` for the
@@ -97,12 +85,14 @@ def hutchinson(
         floor += rounding(z, image) / products
     value, error = mean_and_error(torch.cat(samples))
     error = max(error, floor)
-    return Estimate(value, error, products, products, seed, "hutchinson", distribution, op.dtype, op.device, products)
+    return TraceEstimate(value, error, products, seed, "hutchinson", distribution, op.dtype, op.device)
 
 
 @torch.no_grad()
 @exact_arithmetic()
-def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "rademacher", seed: int = 0) -> Estimate:
+def hutchpp(
+    op: LinearOperator, products: int, *, distribution: Distribution = "rademacher", seed: int = 0
+) -> TraceEstimate:
     """``tr A = tr(Qᵀ A Q) + tr((I − QQᵀ) A (I − QQᵀ))``: the first exactly, the second by Hutchinson.
 
     A third of the products each finds the range (Q spans ``A S`` for a random S), takes the exact trace on
@@ -120,15 +110,12 @@ def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "
     n, rng = op.cols.size, stream(seed, "hutchpp")
     sketch = min(products // 3, n)
     image = _finite_product(op, draw_probes(op, sketch, distribution, rng))
-    op, image, scale = near_one(op, image)
     basis = orthonormal_columns(image, image[:, :0])
     basis_image = _finite_product(op, basis)
     known, floor = float(inner(basis, basis_image).sum()), rounding(basis, basis_image)
     spent, rank = sketch + basis.shape[1], basis.shape[1]
     if rank == n:
-        return Estimate(
-            known * scale, floor * scale, sketch, spent, seed, "hutchpp", distribution, op.dtype, op.device, 0
-        )
+        return TraceEstimate(known, floor, spent, seed, "hutchpp", distribution, op.dtype, op.device, 0)
     left = products - 2 * sketch
     z = project_out(draw_probes(op, left, distribution, rng), basis)
     if distribution == "sphere":
@@ -136,45 +123,8 @@ def hutchpp(op: LinearOperator, products: int, *, distribution: Distribution = "
     image = _finite_product(op, z)
     value, error = mean_and_error(inner(z, image))
     error = max(error, floor + rounding(z, image) / left)
-    return Estimate(
-        (known + value) * scale, error * scale, sketch + left, spent + left, seed, "hutchpp", distribution, op.dtype,
-        op.device, left,
-    )  # fmt: skip
-
-
-@torch.no_grad()
-@exact_arithmetic()
-def hutchinson_diagonal(op: LinearOperator, products: int, *, seed: int = 0, block: int = 64) -> DiagonalEstimate:
-    """``diag A ≈ (1/m) Σ_i z_i ∘ A z_i`` for m vectors of random signs.
-
-    Unbiased; the variance of entry i is ``Σ_{j≠i} A_ij² / m``. Bekas, Kokiopoulou & Saad, "An estimator for
-    the diagonal of a matrix", Appl. Numer. Math. 57 (2007).
-
-    >>> from gramscope.linalg import Diagonal
-    >>> hutchinson_diagonal(Diagonal(torch.tensor([1.0, 2.0])), products=3).value.tolist()
-    [1.0, 2.0]
-    """
-    require_estimate(op, products, 2, "hutchinson_diagonal", "a diagonal")
-    require_whole(1, block=block)
-    rng, scale = stream(seed, "hutchinson_diagonal"), 1.0
-    mean = torch.zeros(op.cols.size, dtype=torch.float64, device=op.device)
-    spread = torch.zeros_like(mean)
-    for start in range(0, products, block):
-        z = draw_probes(op, min(block, products - start), "rademacher", rng)
-        samples = z.double() * _finite_product(op, z).double()
-        if start == 0:
-            scale = 2.0 ** excess(samples)
-        samples = samples / scale
-        # Moments are merged about their means (Chan, Golub & LeVeque 1983): E[x²] − E[x]² would cancel.
-        count, offset = samples.shape[1], samples.mean(dim=1) - mean
-        spread += samples.var(dim=1, correction=0) * count + offset**2 * (start * count / (start + count))
-        mean += offset * (count / (start + count))
-    sampled = (spread / (products - 1) / products).sqrt()
-    floor = torch.finfo(op.dtype).eps * (spread / products + mean**2).sqrt()
-    error = torch.maximum(sampled, floor)
-    return DiagonalEstimate(
-        mean * scale, error * scale, products, products, seed, "hutchinson_diagonal", "rademacher", op.dtype, op.device
-    )
+    kind = (op.dtype, op.device)
+    return TraceEstimate(known + value, error, spent + left, seed, "hutchpp", distribution, *kind, left)
 
 
 def draw_probes(op: LinearOperator, k: int, distribution: Distribution, rng: torch.Generator) -> Float[Tensor, "n k"]:
@@ -184,15 +134,13 @@ def draw_probes(op: LinearOperator, k: int, distribution: Distribution, rng: tor
 
 def mean_and_error(samples: Float64[Tensor, " m"]) -> tuple[float, float]:
     """The mean and its standard error, ``std / √m`` with the unbiased variance."""
-    scale = 2.0 ** excess(samples)
-    near_one = samples / scale
-    return float(near_one.mean()) * scale, float(near_one.std(correction=1)) / len(samples) ** 0.5 * scale
+    return float(samples.mean()), float(samples.std(correction=1)) / len(samples) ** 0.5
 
 
-def require_estimate(op: LinearOperator, products: int, least: int, method: str, purpose: str = "a trace") -> None:
+def require_estimate(op: LinearOperator, products: int, least: int, method: str) -> None:
     """Raise unless there is a square operator, and products enough."""
     require_operator(op, method)
-    require_square(op, purpose)
+    require_square(op, "a trace")
     require_budget(products, least, method)
 
 

@@ -11,13 +11,12 @@ from gramscope.linalg.contraction import contract
 from gramscope.linalg.intervals import rounding
 from gramscope.linalg.operator import LinearOperator, require_finite
 from gramscope.linalg.orthogonal import gram, inner, norms
-from gramscope.linalg.scale import near_one
-from gramscope.linalg.traces import Estimate, draw_probes, mean_and_error, require_estimate
+from gramscope.linalg.traces import TraceEstimate, draw_probes, mean_and_error, require_estimate
 
 
 @torch.no_grad()
 @exact_arithmetic()
-def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "sphere", seed: int = 0) -> Estimate:
+def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "sphere", seed: int = 0) -> TraceEstimate:
     """``tr A ≈ (1/m) Σ_i t_i``, ``t_i = tr(P_i A) + ω_iᵀ (I − P_i) A (I − P_i) ω_i``.
 
     ``P_i`` projects on the range of ``A Ω`` without its column i, so ω_i is independent of it and each
@@ -42,7 +41,6 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
     omega = draw_probes(op, min(products // 2, n), distribution, rng)
     image = op.matmat(omega)
     require_finite(image, op)
-    op, image, scale = near_one(op, image)
     basis, dropped = leave_one_out(image)
     basis_image = op.matmat(basis)
     require_finite(basis_image, op)
@@ -63,7 +61,7 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
     value, error = exact if n == 1 else mean_and_error(projected.trace() - lost + sampled)
     m, rank = omega.shape[1], basis.shape[1]
     error = max(error * n / max(1, n - rank), rounding(basis, basis_image))
-    return Estimate(value * scale, error * scale, m, m + rank, seed, "xtrace", distribution, op.dtype, op.device, m)
+    return TraceEstimate(value, error, m + rank, seed, "xtrace", distribution, op.dtype, op.device, m)
 
 
 def leave_one_out(

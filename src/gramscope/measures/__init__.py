@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from gramscope.measures.collapse import Collapse as Collapse
     from gramscope.measures.collapse import NeuralCollapse as NeuralCollapse
     from gramscope.measures.collapse import neural_collapse as neural_collapse
+    from gramscope.measures.curvature import gauss_newton as gauss_newton
+    from gramscope.measures.curvature import gauss_newton_sharpness as gauss_newton_sharpness
     from gramscope.measures.eigenfunction_curves import Curves as Curves
     from gramscope.measures.eigenfunction_curves import RichnessCurves as RichnessCurves
     from gramscope.measures.eigenfunction_curves import effective_dimension as effective_dimension
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from gramscope.measures.gram_split import gram_only_step as gram_only_step
     from gramscope.measures.gram_split import split_step as split_step
     from gramscope.measures.gram_tracker import GramTracker as GramTracker
+    from gramscope.measures.influence import Influence as Influence
+    from gramscope.measures.influence import tracin as tracin
     from gramscope.measures.kernel_alignment import Alignment as Alignment
     from gramscope.measures.kernel_alignment import TargetAlignment as TargetAlignment
     from gramscope.measures.kernel_alignment import alignment as alignment
@@ -142,6 +146,10 @@ _NAMES = {
     "sharpness": "loss_curvature",
     "stationarity": "stationary_point",
     "stationarity_residual": "stationary_point",
+    "gauss_newton": "curvature",
+    "gauss_newton_sharpness": "curvature",
+    "Influence": "influence",
+    "tracin": "influence",
     "weight_forms": "weight_matrices",
 }
 

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.charts import line_chart
 from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
+from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.measures.class_moments import class_labels
@@ -24,14 +26,17 @@ LARGEST_EXPONENT = 480  # of features whose squares, and sums of them, are withi
 LEAST = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  # ρ_1 below this has lost digits
 
 
-@dataclass(frozen=True, eq=False)
-class Curves:
+@dataclass(frozen=True, eq=False, repr=False)
+class Curves(TableResult):
     """Quality Π*(k), utilisation Π̂(k) and intensity ρ_k/ρ_1 of the first k eigenfunctions, k from 1.
 
     ``quality`` and ``utilisation`` have one entry for each of the ``rank`` eigenfunctions that are more than rounding
     of the features; None where no targets or outputs were given. ``intensity`` and ``eigenvalues`` have one for each
     feature.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("effective_dimension", "rank", "target_rank", "output_rank", "notes")
+    columns: ClassVar[tuple[str, ...]] = ("quality", "utilisation")
 
     quality: Float[Tensor, " rank"] | None = field(repr=False)
     utilisation: Float[Tensor, " rank"] | None = field(repr=False)
@@ -43,6 +48,13 @@ class Curves:
     effective_dimension: float
     examples: int
     notes: tuple[str, ...] = ()
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """Quality, utilisation and relative intensity over the number of eigenfunctions; a figure."""
+        given = {"quality": self.quality, "utilisation": self.utilisation, "relative intensity": self.intensity}
+        lines = {name: curve for name, curve in given.items() if curve is not None}
+        places = list(range(1, len(self.intensity) + 1))
+        return line_chart(places, lines, "Richness curves", "eigenfunctions k", axes=axes)
 
 
 @dataclass(frozen=True, eq=False)

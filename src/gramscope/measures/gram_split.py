@@ -1,7 +1,7 @@
 """A step of a weight in two parts: one that changes the Gram matrix ``WᵀW``, one that only turns the outputs."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 
 __all__ = ["StepSplit", "gram_only_step", "split_step"]
@@ -17,9 +18,11 @@ Method = Literal["sylvester", "procrustes"]
 Keep = Literal["altering", "preserving"]
 
 
-@dataclass(frozen=True, eq=False)
-class StepSplit:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepSplit(Result):
     """``step = altering + preserving``, (..., m, d) each; by Sylvester the two are orthogonal (Frobenius)."""
+
+    shown: ClassVar[tuple[str, ...]] = ("share", "altering")
 
     altering: Float[Tensor, "*g m d"]
     preserving: Float[Tensor, "*g m d"]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
+from gramscope.base.pyplot import load_pyplot
 from gramscope.base.user_warnings import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
 from gramscope.measures.hsic import GramProducts, LayerState
@@ -37,11 +38,23 @@ class SimilarityMatrix:
             raise InputError(f'a similarity is read by two layers, found["0", "2"], got {pair!r}.')
         return float(self.values[_place(pair[0], self.rows), _place(pair[1], self.columns)])
 
-    def to_frame(self) -> "DataFrame":
+    def to_dataframe(self) -> "DataFrame":
         """A table with layer names on both sides."""
         import pandas
 
         return pandas.DataFrame(self.values.cpu().numpy(), index=list(self.rows), columns=list(self.columns))
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """A heat map of the similarities between 0 and 1, layers in order from the lower left; a figure."""
+        if axes is None:
+            size = 2.2 + 0.32 * max(len(self.rows), len(self.columns))
+            _, axes = load_pyplot().subplots(figsize=(size + 0.8, size), layout="constrained")
+        shown = axes.imshow(self.values.double().cpu().numpy(), cmap="magma", vmin=0, vmax=1, origin="lower")
+        axes.set_xticks(range(len(self.columns)), list(self.columns), rotation=90, fontsize="small")
+        axes.set_yticks(range(len(self.rows)), list(self.rows), fontsize="small")
+        axes.set_title(f"CKA over {self.examples:,} examples")
+        axes.figure.colorbar(shown, ax=axes, shrink=0.85)
+        return axes.figure
 
     def _repr_html_(self) -> str:
         """In a notebook: the matrix with two digits."""

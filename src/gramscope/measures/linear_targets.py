@@ -61,6 +61,10 @@ class TargetLinearityValue(float):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (float(self), self.rank, self.examples, self.permuted, self.permuted_std, self.held_out)
 
+    def __repr__(self) -> str:
+        """The value beside what chance reaches, without which it says nothing."""
+        return f"{float(self):.4g} (null {self.null:.4g}, rank {self.rank} of {self.examples} examples)"
+
     @property
     def value(self) -> float:
         return float(self)

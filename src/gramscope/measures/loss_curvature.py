@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.linalg import LinearOperator
-from gramscope.linalg.lanczos import lanczos
+from gramscope.linalg import LinearOperator, eigenvalues_top
 
 __all__ = ["HessianOperator", "Sharpness", "sharpness"]
 
@@ -64,7 +63,7 @@ class Sharpness:
 
 
 def sharpness(loss: Float[Tensor, ""], parameters: Sequence[Tensor], *, steps: int = 10, seed: int = 0) -> Sharpness:
-    """Greatest eigenvalue ``λ_max`` of the Hessian of ``loss`` in ``parameters``, by ``steps`` of Lanczos' method.
+    """Greatest eigenvalue ``λ_max`` of the Hessian of ``loss`` in ``parameters``, by at most ``steps`` Lanczos steps.
 
     The value never exceeds ``λ_max`` (Ritz values lie inside the spectrum). Gradient descent with learning rate η is
     stable along its direction where ``λ_max < 2/η``; training often moves to that edge (arXiv:2103.00065).
@@ -75,5 +74,5 @@ def sharpness(loss: Float[Tensor, ""], parameters: Sequence[Tensor], *, steps: i
         >>> round(sharpness((w**2 * torch.tensor([3.0, 0.5])).sum(), [w]).value, 6)
         6.0
     """
-    pairs = lanczos(HessianOperator(loss, parameters), steps, seed=seed)
+    pairs = eigenvalues_top(HessianOperator(loss, parameters), 1, max_products=steps, seed=seed)
     return Sharpness(float(pairs.values[0]), float(pairs.residuals[0]), pairs.products)

@@ -2,25 +2,29 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.agreement import cosine, relative_error
+from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_finite, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
+from gramscope.base.results import Result
 from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
 from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
 
 Loss = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class StatePrediction:
+@dataclass(frozen=True, repr=False)
+class StatePrediction(Result):
     """Predicted and measured change of all states in one step, flat, with the loss before it."""
+
+    shown: ClassVar[tuple[str, ...]] = ("relative_error", "alignment", "loss")
 
     predicted: Float[Tensor, " N"]
     measured: Float[Tensor, " N"]
@@ -36,6 +40,10 @@ class StatePrediction:
     def alignment(self) -> float:
         """The cosine of the two; NaN, with a warning, where one of them is zero."""
         return cosine(self.predicted, self.measured, "the alignment of a predicted and a measured change")
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The change of each state, predicted and measured; a figure."""
+        return agreement_chart(self.predicted, self.measured, "Change of the states in one step", axes=axes)
 
 
 def predict_states(

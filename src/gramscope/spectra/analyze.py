@@ -26,7 +26,7 @@ from gramscope.spectra.rivals import Rival, rivals_checked
 from gramscope.spectra.shuffled import ShuffledNull, shuffled_null_checked
 from gramscope.spectra.tail import TailFit, fit_checked, require_convention
 from gramscope.spectra.tails import Convention
-from gramscope.spectra.verdict import needs_null, verdict, verdict_alone
+from gramscope.spectra.verdict import needs_null, training_label, verdict, verdict_alone
 from gramscope.spectra.weights import Skipped, Source, Weight, weights_of
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ def _measured(values: Array, weight: Weight, plan: _Plan, reasons: dict[str, str
         **_rival_columns(rival),
         **({"p_value": p} if p is not None else {}),
         "verdict": verdict(fit, rival, p, null if isinstance(null, ShuffledNull) else None),
+        **({"warning": training_label(fit.alpha)} if plan.convention == "weightwatcher" else {}),
         "log_norm": scales.log_norm,
         "log_spectral_norm": scales.log_spectral_norm,
         "stable_rank": scales.stable_rank,

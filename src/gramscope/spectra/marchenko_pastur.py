@@ -3,12 +3,14 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
@@ -20,14 +22,16 @@ _MIN_EIGENVALUES = 8
 _GRID = 4096
 
 
-@dataclass(frozen=True)
-class MarchenkoPasturFit:
+@dataclass(frozen=True, repr=False)
+class MarchenkoPasturFit(Result):
     """Noise that explains the bulk of a spectrum, and the spikes that it does not.
 
     ``sigma``: standard deviation of the noise's entries. ``edges``: of the bulk, in units of λ. ``threshold``: the
     upper edge plus its Tracy-Widom width. ``spikes``: eigenvalues above that. ``soft_rank``: upper edge over λ_max.
     ``D``: Kolmogorov distance of the bulk to the law, small if it is noise.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("spikes", "edges", "sigma", "soft_rank", "D", "reason")
 
     sigma: float
     edges: tuple[float, float]

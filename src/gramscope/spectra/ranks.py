@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
 from gramscope.spectra.tail import require_convention
@@ -13,8 +14,8 @@ from gramscope.spectra.tails import Convention
 _WEIGHTWATCHER_EPSILON = 1e-10
 
 
-@dataclass(frozen=True)
-class Ranks:
+@dataclass(frozen=True, repr=False)
+class Ranks(Result):
     """Size and spread of a spectrum; NaN where undefined, with the reason."""
 
     lambda_max: float

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from gramscope.base.results import Result
 from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tail import TailFit
@@ -17,8 +19,8 @@ _MIN_TAIL = 3
 _NARROW = 1e-9
 
 
-@dataclass(frozen=True)
-class Rival:
+@dataclass(frozen=True, repr=False)
+class Rival(Result):
     """Another law fitted to the same tail, and how the power law fares against it.
 
     ``ratio`` is the log-likelihood of the power law minus the rival's: above zero speaks for the power law. ``p`` is
@@ -27,6 +29,8 @@ class Rival:
     power law: ``alpha`` and ``rate`` of ``λ^{-α} e^{-rate·λ}``, both at least zero: a power law at one end, an
     exponential at the other. NaN where the tail is too short, with ``reason``.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("name", "ratio", "p", "parameters", "reason")
 
     name: str
     parameters: dict[str, float]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
+from gramscope.base.results import TableResult
 from gramscope.base.rng import child_seed, generator
 from gramscope.spectra.eigenvalues import Array, as_stack, pooled_squared_singular_values, relative_cut
 from gramscope.spectra.marchenko_pastur import fit_marchenko_pastur_checked
@@ -17,14 +19,17 @@ from gramscope.spectra.tail import fit_checked, require_convention
 from gramscope.spectra.tails import Convention
 
 
-@dataclass(frozen=True)
-class ShuffledNull:
+@dataclass(frozen=True, repr=False)
+class ShuffledNull(TableResult):
     """Spectra of a weight with its entries shuffled; one row, or one number, a shuffle.
 
     ``distance`` is the Kolmogorov distance between the weight's own spectrum and all shuffled ones together, ``p``
     the share of shuffles whose λ_max reaches the weight's own (counting the weight itself as one). ``traps`` counts
     eigenvalues above the Marchenko-Pastur edge after the shuffle, which only a few huge entries can cause.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("p", "distance", "alpha")
+    columns: ClassVar[tuple[str, ...]] = ("alpha", "lambda_max", "traps")
 
     eigenvalues: Float64[np.ndarray, "shuffles n"]
     alpha: Float64[np.ndarray, " shuffles"]

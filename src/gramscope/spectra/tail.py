@@ -2,25 +2,29 @@
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from gramscope.base.charts import line_chart
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result, TableResult
 from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
 from gramscope.spectra.tails import Convention, Tails
 
 
-@dataclass(frozen=True)
-class TailFit:
+@dataclass(frozen=True, repr=False)
+class TailFit(Result):
     """A power law ``p(λ) ∝ λ^{-α}`` for ``λ ≥ xmin``, and how well it sits.
 
     ``D`` is the Kolmogorov distance, ``n_tail`` the number of eigenvalues it rests on, ``sigma`` the standard error
     of α were they independent, ``n`` the number of eigenvalues above the cut. Where there is nothing to fit all
     of it is NaN, ``n_tail`` is 0 and ``reason`` says why.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("alpha", "sigma", "n_tail", "xmin", "D", "reason")
 
     alpha: float
     D: float
@@ -38,14 +42,23 @@ class TailFit:
         return self.alpha * math.log10(self.lambda_max) if self.lambda_max > 0 else math.nan
 
 
-@dataclass(frozen=True)
-class TailScan:
+@dataclass(frozen=True, repr=False)
+class TailScan(TableResult):
     """The fit at every candidate xmin, ascending: what :func:`fit_tail` chooses from, D being inf where undefined."""
+
+    columns: ClassVar[tuple[str, ...]] = ("xmin", "alpha", "D", "n_tail")
 
     xmin: Float64[np.ndarray, " candidates"]
     alpha: Float64[np.ndarray, " candidates"]
     D: Float64[np.ndarray, " candidates"]
     n_tail: Int64[np.ndarray, " candidates"]
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """D over xmin: how sharp the choice of the lower end is; a figure."""
+        kept = np.isfinite(self.D)
+        return line_chart(
+            self.xmin[kept], {"D": self.D[kept]}, "Distance to a power law", "xmin", axes=axes, xscale="log"
+        )
 
 
 def fit_tail(eigenvalues: Eigenvalues, convention: Convention = "gramscope", *, min_tail: int = 2) -> TailFit:

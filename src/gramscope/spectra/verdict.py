@@ -12,8 +12,12 @@ Verdict = Literal[
     "power law", "truncated power law", "no heavier than shuffled", "no power law", "undecided", "undefined"
 ]
 
+Label = Literal["over-trained", "under-trained", ""]
+
 _LEVEL = 0.1
 _ENOUGH = 50
+# WeightWatcher 0.7.7, constants.py.
+OVER_TRAINED_BELOW, UNDER_TRAINED_ABOVE = 2.0, 6.0
 
 
 def verdict(fit: TailFit, rivals: dict[str, Rival], p_value: float | None, null: ShuffledNull | None = None) -> Verdict:
@@ -64,3 +68,16 @@ def verdict_alone(fit: TailFit, rivals: dict[str, Rival], p_value: float | None)
 def needs_null(alone: Verdict) -> bool:
     """Whether the null can still change a verdict on the eigenvalues alone."""
     return alone in ("power law", "truncated power law")
+
+
+def training_label(alpha: float) -> Label:
+    """WeightWatcher's word for a tail exponent: "over-trained" for α < 2, "under-trained" for α > 6, else nothing.
+
+    It is a rule of thumb for large trained models: α of pure noise lies on both sides of 6 (see the verdict).
+
+    >>> training_label(1.7), training_label(3.0), training_label(7.5)
+    ('over-trained', '', 'under-trained')
+    """
+    if alpha < OVER_TRAINED_BELOW:
+        return "over-trained"
+    return "under-trained" if alpha > UNDER_TRAINED_ABOVE else ""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gramscope.theory.finite_width import FiniteWidthMLP as FiniteWidthMLP
     from gramscope.theory.finite_width import Flow as Flow
     from gramscope.theory.gaussian_expectations import gaussian_moments as gaussian_moments
+    from gramscope.theory.infinite_width import InfiniteWidthKernels as InfiniteWidthKernels
     from gramscope.theory.nearly_kernel import NearlyKernelRegressor as NearlyKernelRegressor
     from gramscope.theory.nearly_kernel import algorithm_matrices as algorithm_matrices
     from gramscope.theory.plots import plot_kernel_flow as plot_kernel_flow
@@ -42,6 +43,7 @@ _NAMES = {
     "FiniteWidthMLP": "finite_width",
     "Flow": "finite_width",
     "Kinked": "activation_functions",
+    "InfiniteWidthKernels": "infinite_width",
     "Layer": "recursions",
     "GaussianMoments": "families",
     "SingleInput": "closed_flows",

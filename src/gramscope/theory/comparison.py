@@ -12,6 +12,7 @@ from torch import Tensor
 from gramscope.base.streams import streams_put_back
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.table import Table
 
     from gramscope.theory.finite_width import Flow
@@ -41,7 +42,7 @@ class Row:
     pull: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What an ensemble of networks measured, beside the theory. ``print(comparison)`` shows the table.
 
@@ -69,8 +70,18 @@ class Comparison:
         """The largest |pull| of all components; many components make 3 or a little more common."""
         return max(float(self.pulls(*key).abs().max()) for key in self.estimates)
 
+    def __repr__(self) -> str:
+        count = sum(estimate.value.numel() for estimate in self.estimates.values())
+        return f"Comparison({self.networks} networks, {count} components, max_pull={self.max_pull:.3g})"
+
+    def to_dataframe(self) -> "DataFrame":
+        """One row for each component: layer, tensor, its place, theory, measured, error, pull."""
+        from pandas import DataFrame
+
+        return DataFrame(self.rows())
+
     def rows(self) -> list[Row]:
-        """Every component, for a data frame: ``pandas.DataFrame(comparison.rows())``."""
+        """Every component."""
         found = []
         for (layer, tensor), estimate in self.estimates.items():
             expected, pulls = self.theory[layer].tensors()[tensor], self.pulls(layer, tensor)

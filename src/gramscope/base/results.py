@@ -1,0 +1,77 @@
+"""How results show themselves: one line in a terminal, a table in a notebook, a pandas frame."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gramscope.base.html import html_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MAX_ITEMS = 4  # of a list, a tuple or a dict that are written out
+
+
+class Result:
+    """Mixin of result dataclasses (made with ``repr=False``): their main numbers, four digits each.
+
+    ``shown`` names the fields and properties to show, the main one first; all fields if empty. Tensors and arrays are
+    shown by shape and dtype.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ()
+
+    def _shown_values(self) -> dict[str, str]:
+        names = self.shown or tuple(field.name for field in fields(self) if field.repr)  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in names}
+        told = {name: value for name, value in values.items() if value is not None}
+        return {name: in_short(value) for name, value in told.items() if not isinstance(value, tuple) or value}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in self._shown_values().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, ["", "value"], [list(pair) for pair in self._shown_values().items()])
+
+
+class TableResult(Result):
+    """Mixin of results that are a table: ``columns`` names fields of one length, a column each."""
+
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def to_dataframe(self) -> "DataFrame":
+        """The columns as a pandas frame."""
+        from pandas import DataFrame
+
+        given = {name: getattr(self, name) for name in self.columns}
+        return DataFrame({name: as_column(value) for name, value in given.items() if value is not None})
+
+    def _repr_html_(self) -> str:
+        frame = self.to_dataframe()
+        rows = [[in_short(value) for value in row] for row in frame.itertuples(index=True)]
+        return html_table(repr(self), ["", *map(str, frame.columns)], rows)
+
+
+def in_short(value: Any) -> str:
+    """A value in a few characters.
+
+    >>> in_short(1 / 3), in_short([1, 2]), in_short(list(range(9)))
+    ('0.3333', '[1, 2]', '9 items')
+    """
+    if isinstance(value, bool | str) or value is None:
+        return repr(value) if isinstance(value, str) else str(value)
+    if hasattr(value, "dtype") and getattr(value, "shape", ()) != ():
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, list | tuple | dict):
+        if len(value) > MAX_ITEMS:
+            return f"{len(value)} items"
+        items = [f"{key}: {in_short(item)}" for key, item in value.items()] if isinstance(value, dict) else []
+        inside = ", ".join(items or [in_short(item) for item in value])
+        return f"{{{inside}}}" if isinstance(value, dict) else f"[{inside}]"
+    if isinstance(value, float) or hasattr(value, "dtype"):
+        return f"{float(value):.4g}"
+    return repr(value)
+
+
+def as_column(value: Any) -> Any:
+    """A tensor as the array that pandas takes; anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value

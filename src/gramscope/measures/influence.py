@@ -1,0 +1,145 @@
+"""Influence of training examples on test examples over checkpoints (TracIn)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from gramscope.base.charts import heat_map
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import InputError
+from gramscope.base.results import Result, as_column
+from gramscope.capture.model_function import ModelFunction
+from gramscope.capture.network import Outputs, count_examples
+from gramscope.hierarchy.losses import loss_function
+from gramscope.kernels.gradients import gradient_gram
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Influence", "tracin"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Influence(Result):
+    """``scores[i, j]``: how far training example i lowered the loss of test example j, to first order.
+
+    Positive: a proponent, whose steps lowered the test loss. Negative: an opponent. ``checkpoints`` is their number.
+    """
+
+    scores: Float64[Tensor, "n m"] = field(repr=False)
+    checkpoints: int
+
+    def proponents(self, test: int, k: int = 5) -> list[int]:
+        """The ``k`` training examples that lowered the loss of a test example most, first the strongest."""
+        return self.scores[:, test].argsort(descending=True, stable=True)[:k].tolist()
+
+    def opponents(self, test: int, k: int = 5) -> list[int]:
+        """The ``k`` training examples that raised it most."""
+        return self.scores[:, test].argsort(stable=True)[:k].tolist()
+
+    def to_dataframe(self) -> "DataFrame":
+        """The scores, training examples in rows and test examples in columns."""
+        from pandas import DataFrame
+
+        return DataFrame(as_column(self.scores))
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """The scores as a heat map, red for proponents; a figure."""
+        top = float(self.scores.abs().max()) or 1.0
+        names = ("training example", "test example")
+        return heat_map(self.scores, "Influence", *names, axes=axes, cmap="RdBu_r", vmin=-top, vmax=top, aspect="auto")
+
+    def __repr__(self) -> str:
+        n, m = self.scores.shape
+        return f"Influence({n} training on {m} test examples, {self.checkpoints} checkpoints)"
+
+
+def tracin(
+    model: nn.Module,
+    x: Any,
+    y: Tensor,
+    x_test: Any,
+    y_test: Tensor,
+    *,
+    checkpoints: Iterable[Mapping[str, Tensor]] | None = None,
+    lr: float | Sequence[float] = 1.0,
+    loss: Any = "cross_entropy",
+    outputs: Outputs = None,
+    batch_size: int = 256,
+) -> Influence:
+    """TracIn: ``I_ij = Σ_t η_t ∇ℓ(z_i; θ_t) · ∇ℓ(z'_j; θ_t) = Σ_t η_t e_i · K_t(x_i, x'_j) · e'_j`` over checkpoints t.
+
+    ``e = ∂ℓ/∂f`` of each example's own loss and K the tangent kernel: the gradients themselves are not formed. Pruthi
+    et al. 2020 (arXiv:2002.08484), eq. 1 (TracInCP).
+
+    Args:
+        model: the network; it is left as it was.
+        x, y: training examples; x_test, y_test: test examples.
+        checkpoints: state dicts of the run; None takes the model as it is, as the only one.
+        lr: learning rate between checkpoints, one number or one for each.
+        loss: a name ("mse", "half_squared", "cross_entropy") or a function (outputs, y) -> number; it is called with
+            one example at a time, so a mean and a sum over the batch are the same.
+        batch_size: training examples in one pass, which bounds memory.
+
+    Returns:
+        :class:`Influence` with ``scores`` (n, m) in float64.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.zeros_(model.weight)
+        >>> x, y = torch.eye(2), torch.ones(2, 1)
+        >>> gs.measures.tracin(model, x, y, x[:1], y[:1], loss="half_squared").scores.tolist()
+        [[1.0], [0.0]]
+    """
+    states = [None] if checkpoints is None else list(checkpoints)
+    rates = _rates(lr, len(states))
+    n = count_examples(x)
+    if len(y) != n or len(y_test) != count_examples(x_test):
+        raise InputError(f"y must have one row for each example: got {len(y)} for {n} and {len(y_test)} test rows.")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+    total = torch.zeros(n, len(y_test), dtype=torch.float64, device=y.device)
+    at = model if checkpoints is None else deepcopy(model)
+    for state, rate in zip(states, rates, strict=True):
+        if state is not None:
+            at.load_state_dict(state)
+        test = _loss_slopes(at, x_test, y_test, loss, outputs)
+        for start in range(0, n, batch_size):
+            some = slice(start, min(start + batch_size, n))
+            part = tree_map(lambda leaf, some=some: leaf[some] if isinstance(leaf, Tensor) else leaf, x)
+            train = _loss_slopes(at, part, y[some], loss, outputs)
+            both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, part, x_test)
+            grams = gradient_gram(at, both, torch.cat([train, test]), outputs=outputs)
+            block = sum(gram[: len(train), len(train) :].double() for gram in grams.values())
+            total[some] += rate * torch.as_tensor(block).to(total)
+    check_finite(total, "the influence", "Look at the checkpoint where training diverged.")
+    return Influence(total, len(states))
+
+
+def _loss_slopes(model: nn.Module, x: Any, y: Tensor, loss: Any, outputs: Outputs) -> Tensor:
+    """``∂ℓ_i/∂f_i`` of each example's own loss, (n, C)."""
+    function = ModelFunction(model, x, outputs, False, None)
+    with torch.no_grad(), function.context():
+        f = function.at(list(function.parameters.values()), function.evaluate)
+    f = f.detach().clone().requires_grad_()
+    judge = loss_function(loss)
+    with torch.enable_grad():
+        value = torch.stack([judge(f[i : i + 1], y[i : i + 1]) for i in range(len(f))]).sum()
+        (slope,) = torch.autograd.grad(value, f)
+    return slope
+
+
+def _rates(lr: float | Sequence[float], count: int) -> list[float]:
+    rates = [float(lr)] * count if isinstance(lr, int | float) else [float(rate) for rate in lr]
+    if len(rates) != count or not all(0 <= rate < float("inf") for rate in rates):
+        raise InputError(
+            f"lr must be one number of at least 0, or one for each of the {count} checkpoints, got {lr!r}."
+        )
+    return rates

@@ -1,0 +1,119 @@
+"""Results say their main numbers, give a table and a picture, all in one way."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import gramscope as gs
+from gramscope.base.charts import agreement_chart, heat_map, line_chart
+from gramscope.base.results import Result, TableResult, in_short
+from gramscope.linalg import Diagonal, conjugate_gradient, eigenvalues_top, hutchinson
+from gramscope.measures.influence import Influence
+
+F64 = torch.float64
+OP = Diagonal(torch.tensor([4.0, 2.0, 1.0], dtype=F64))
+
+
+@dataclass(frozen=True, repr=False)
+class Found(TableResult):
+    shown: ClassVar[tuple[str, ...]] = ("half", "name", "note")
+    columns: ClassVar[tuple[str, ...]] = ("a", "b", "c")
+
+    name: str
+    a: torch.Tensor
+    b: list[int]
+    c: torch.Tensor | None = None
+    note: str | None = None
+
+    @property
+    def half(self) -> float:
+        return float(self.a.sum()) / 2
+
+
+def test_a_result_shows_what_it_names() -> None:
+    found = Found("<x>", torch.tensor([1.0, 1 / 3]), [3, 4])
+    assert repr(found) == "Found(half=0.6667, name='<x>')"
+    frame = found.to_dataframe()
+    assert frame.columns.tolist() == ["a", "b"]
+    assert frame["b"].tolist() == [3, 4]
+    assert frame["a"].to_numpy() == pytest.approx([1.0, 1 / 3])
+    page = found._repr_html_()
+    assert "&lt;x&gt;" in page
+    assert "<td>0.3333</td>" in page
+
+
+def test_all_fields_are_shown_where_none_is_named() -> None:
+    @dataclass(frozen=True, repr=False)
+    class Plain(Result):
+        value: float
+        matrix: np.ndarray
+        parts: dict[str, float]
+
+    found = Plain(2 / 3, np.zeros((2, 3)), {"a": 1.0})
+    assert repr(found) == "Plain(value=0.6667, matrix=(2, 3) float64, parts={a: 1})"
+    assert "(2, 3) float64" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "True"),
+        (np.float32(0.5), "0.5"),
+        (torch.tensor(2.5), "2.5"),
+        ((1, 2.0), "[1, 2]"),
+        ("a", "'a'"),
+        (7, "7"),
+    ],
+)
+def test_values_in_short(value: object, text: str) -> None:
+    assert in_short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("found", "main"),
+    [
+        (eigenvalues_top(OP, 2), "4, 2; 2 of 2 converged"),
+        (conjugate_gradient(OP, torch.ones(3, dtype=F64)), "all_converged=True"),
+        (hutchinson(OP, 4), "value=7"),
+        (gs.spectra.fit_tail([1.0, 2.0, 4.0, 8.0]), "alpha="),
+        (gs.spectra.ranks([1.0, 2.0]), "stable_rank=1.5"),
+        (Influence(torch.eye(2, dtype=F64), 3), "2 training on 2 test examples, 3 checkpoints"),
+    ],
+)
+def test_the_main_thing_is_said(found: Result, main: str) -> None:
+    assert main in repr(found)
+    assert type(found).__name__ in found._repr_html_()
+
+
+def test_tables_hold_the_numbers() -> None:
+    pairs = eigenvalues_top(OP, 2).to_dataframe()
+    assert pairs["values"].tolist() == pytest.approx([4.0, 2.0])
+    assert pairs["converged"].all()
+    scan = gs.spectra.scan_tail([1.0, 2.0, 4.0, 8.0])
+    assert scan.to_dataframe()["n_tail"].tolist() == [4, 3, 2]
+    assert Influence(torch.eye(2, dtype=F64), 1).to_dataframe().to_numpy().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_pictures_draw_what_they_are_given() -> None:
+    matrix = torch.arange(6.0).reshape(2, 3)
+    axes = heat_map(matrix, "title", "row", "column").axes[0]
+    assert axes.images[0].get_array().tolist() == matrix.tolist()
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("title", "column", "row")
+    axes = line_chart([1, 2, 3], {"a": torch.tensor([1.0, 2.0, 4.0]), "b": [5.0]}, "t", "x", yscale="log").axes[0]
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[1.0, 2.0, 4.0], [5.0]]
+    assert axes.get_yscale() == "log"
+    axes = agreement_chart(matrix, matrix + 1, "t").axes[0]
+    assert axes.lines[0].get_ydata().tolist() == [1, 2, 3, 4, 5, 6]
+    assert list(axes.lines[1].get_xdata()) == [0, 6]
+
+
+def test_results_draw_themselves() -> None:
+    assert gs.spectra.scan_tail([1.0, 2.0, 4.0, 8.0]).plot().axes[0].lines
+    assert Influence(torch.eye(2, dtype=F64), 1).plot().axes[0].images
+    mlp = gs.theory.FiniteWidthMLP([2, 8, 1], "relu")
+    assert len(mlp.infinite_width(torch.eye(2)).plot().axes) == 4
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    assert gs.kernels.projected_trace(model, torch.randn(4, 2)).plot().axes[0].images
