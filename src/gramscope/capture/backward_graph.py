@@ -5,7 +5,7 @@ of its incoming gradients; the *signal* of an edge is that gradient.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import Node as AutogradNode
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.capture.batched import batched_gradients
 
-Node = Any
+Node = Any  # an AutogradNode, with what its own kind has beside
 Edge = tuple[Node, int]
 UNLIMITED = 2**62
 # Bytes of signals, for one direction, below which all directions run in one batched pass: small operations cost their
@@ -195,6 +195,100 @@ def _backward(sources: list[Edge], ends: list[Edge], cotangents: list[Tensor], t
     outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
     gradients = batched_gradients(outputs, inputs, cotangents, together)
     return {edge: found.detach() for edge, found in zip(ends, gradients, strict=True) if found is not None}
+
+
+def batched_gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], together: bool = True
+) -> list[Tensor | None]:
+    """``Jᵀ c`` for k cotangents, (k, *output shape) for each output: (k, *input shape) for each input.
+
+    Outputs and inputs are tensors or gradient edges; None where the outputs do not depend on an input. All k run in one
+    traversal of the graph if ``together`` and where torch can batch its operations, else one after the other, with the
+    same numbers. The graph is kept.
+    """
+    count = len(cotangents[0])
+    with torch.enable_grad():
+        if count > 1 and together:
+            try:
+                found = torch.autograd.grad(
+                    outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+                return [None if gradient is None else dense(gradient) for gradient in found]
+            except (RuntimeError, ValueError) as error:  # an operation without a batching rule
+                if is_out_of_memory(error):
+                    raise
+        columns: list[Tensor | None] = [None] * len(inputs)
+        missing: set[tuple[int, int]] = set()
+        for place in range(count):
+            some = [c[place] for c in cotangents]
+            found = torch.autograd.grad(outputs, inputs, some, retain_graph=True, allow_unused=True)
+            for column, gradient in enumerate(found):
+                if gradient is None:
+                    missing.add((column, place))
+                else:
+                    columns[column] = _put(columns[column], dense(gradient.detach()), place, count)
+    for column, place in missing:
+        if (held := columns[column]) is not None:
+            held[place] = 0
+    return columns
+
+
+def _put(column: Tensor | None, gradient: Tensor, place: int, count: int) -> Tensor:
+    """One of ``count`` gradients, where all of them are to lie: in memory, those of one example side by side."""
+    if count == 1:
+        return gradient[None]
+    if column is None and gradient.dim():
+        inner = sorted(range(1, gradient.dim()), key=gradient.stride, reverse=True)  # as each of them lies in memory
+        laid = gradient.new_empty(gradient.shape[0], count, *(gradient.shape[axis] for axis in inner))
+        column = laid.permute(1, 0, *(2 + inner.index(axis) for axis in range(1, gradient.dim())))
+    elif column is None:
+        column = gradient.new_empty(count)
+    column[place] = gradient
+    return column
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Embeddings may give sparse gradients."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch has a class for this on a GPU, and only words for it on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+
+
+def check_differentiable(output: Tensor) -> None:
+    """Raise where the way from the output to the parameters leads through an operation without a derivative.
+
+    torch's backward passes then give zero for all that lies behind it, and only warn.
+    """
+    if any(node.name().endswith("NotImplemented") for node in nodes_below([output])):
+        raise UnsupportedError(
+            "every operation of the model must have a derivative, but one on the way from the parameters to the output "
+            "has none. Is a layer quantised? Measure the model in floating point, before quantisation."
+        )
+
+
+def leaves_below(outputs: Iterable[Tensor]) -> dict[AutogradNode, Tensor]:
+    """The leaf tensors that some outputs were computed from, by their graph nodes."""
+    found: list[Any] = [node for node in nodes_below(outputs) if is_leaf(node)]
+    return {node: node.variable for node in found}
+
+
+def nodes_below(outputs: Iterable[Tensor]) -> dict[AutogradNode, None]:
+    """All nodes of the graph that some outputs came from, in the order in which they are met."""
+    return nodes_under([get_gradient_edge(output).node for output in outputs if output.requires_grad])
+
+
+def nodes_under(stack: list[AutogradNode]) -> dict[AutogradNode, None]:
+    """Some nodes and all that they lead to."""
+    stack, seen = list(stack), dict.fromkeys(stack)
+    while stack:
+        for child, _ in stack.pop().next_functions:
+            if child is not None and child not in seen:
+                seen[child] = None
+                stack.append(child)
+    return seen
 
 
 def _topological(root: Node) -> list[Node]:

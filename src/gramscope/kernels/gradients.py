@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.capture import capture
-from gramscope.capture.network import Outputs, named_parameters, unwrap
-from gramscope.capture.precision import Precision
-from gramscope.kernels.assemble import summed_rows
+from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
+from gramscope.kernels.accumulate import summed_rows
 from gramscope.kernels.expansion import Rates, metric_by_name
 from gramscope.kernels.ntk import contracted
 

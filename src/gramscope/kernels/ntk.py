@@ -19,13 +19,10 @@ from gramscope.base.warned import SlowPathWarning, warn
 from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capture import Coupled, Opened, opened, outputs_of
-from gramscope.capture.coupling import same_outputs
-from gramscope.capture.network import Outputs, join_examples, slice_examples
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.kernels.accumulate import Accumulator, Sites, mirror
-from gramscope.kernels.blocks import check_blocks
-from gramscope.kernels.memory import CHUNK, Block, Plan, check_kernel, make_plan
-from gramscope.kernels.pieces import strips
+from gramscope.kernels.contractions import strips
+from gramscope.kernels.memory import CHUNK, Block, Plan, check_blocks, check_kernel, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
 Reduce = Literal["none", "trace"]

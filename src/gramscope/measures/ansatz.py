@@ -13,8 +13,7 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.base.warned import undefined
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision
 from gramscope.measures.agop import layer_agop
 from gramscope.measures.rows import of_ordinary_size
 

@@ -12,6 +12,9 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.capture import capture
 from gramscope.capture.network import (
+    Precision,
+    at_precision,
+    check_precision,
     copied,
     count_examples,
     evaluate,
@@ -19,7 +22,6 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap_with_input,
 )
-from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.warned import undefined
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Precision
 from gramscope.measures.feature_learning import Loss, feature_learning
 from gramscope.measures.rows import frobenius
 
