@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.autograd.graph import Node as AutogradNode
@@ -41,6 +41,48 @@ def incoming(edge: Edge) -> tuple[torch.Size, torch.dtype]:
             "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
         )
     return torch.Size(metadata.shape), metadata.dtype
+
+
+class Directions:
+    """The signals of k directions at one edge: k tensors, or one (k, ...)."""
+
+    def __init__(self, each: Sequence[Tensor] | Tensor) -> None:
+        self.each = each
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.each)
+
+    def __getitem__(self, place: int) -> Tensor:
+        return self.each[place]
+
+    def __add__(self, other: "Directions") -> "Directions":
+        if isinstance(self.each, Tensor) and isinstance(other.each, Tensor):
+            return Directions(self.each + other.each)
+        return Directions([mine + theirs for mine, theirs in zip(self, other, strict=True)])
+
+    @property
+    def whole(self) -> Inexact[Tensor, "k *rest"]:
+        """All in one tensor: in memory, those of one example side by side. Copied at most once."""
+        if not isinstance(self.each, Tensor):
+            self.each = _side_by_side(self.each)
+        return self.each
+
+
+def _side_by_side(each: Sequence[Tensor]) -> Tensor:
+    first = each[0]
+    if len(each) == 1:
+        return first[None]
+    if first.dim() == 0:
+        return torch.stack(list(each))
+    inner = sorted(range(1, first.dim()), key=first.stride, reverse=True)  # as each of them lies in memory
+    laid = first.new_empty(first.shape[0], len(each), *(first.shape[axis] for axis in inner))
+    whole = laid.permute(1, 0, *(2 + inner.index(axis) for axis in range(1, first.dim())))
+    for place, gradient in enumerate(each):
+        whole[place] = gradient
+    return whole
 
 
 class BackwardGraph:
@@ -120,8 +162,8 @@ class BackwardGraph:
 
     def signals(
         self, cotangents: Float[Tensor, "k n C"], wanted: Sequence[Edge], room: int = UNLIMITED
-    ) -> Iterator[dict[Edge, Tensor]]:
-        """The signals (k, ...) of the edges wanted, in the order of the graph, as many at once as ``room`` bytes hold.
+    ) -> Iterator[dict[Edge, Directions]]:
+        """The signals of the edges wanted, in the order of the graph, as many at once as ``room`` bytes hold.
 
         The graph is cut behind the nodes whose signals fill the room, where it can be (between the blocks of a
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
@@ -129,7 +171,7 @@ class BackwardGraph:
         """
         size = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, wanted))
         together = size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
-        pending = {self.root: cotangents}
+        pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]
             ends = [*targets, *crossing]
@@ -191,64 +233,62 @@ class BackwardGraph:
         return reach
 
 
-def _backward(sources: list[Edge], ends: list[Edge], cotangents: list[Tensor], together: bool) -> dict[Edge, Tensor]:
+def _backward(
+    sources: list[Edge], ends: list[Edge], cotangents: list[Directions], together: bool
+) -> dict[Edge, Directions]:
     outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
-    gradients = batched_gradients(outputs, inputs, cotangents, together)
-    return {edge: found.detach() for edge, found in zip(ends, gradients, strict=True) if found is not None}
+    found = _gradients(outputs, inputs, cotangents, together)
+    return {edge: gradients for edge, gradients in zip(ends, found, strict=True) if gradients is not None}
 
 
 def batched_gradients(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], together: bool = True
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """``Jᵀ c`` for k cotangents, (k, *output shape) for each output: (k, *input shape) for each input.
 
-    Outputs and inputs are tensors or gradient edges; None where the outputs do not depend on an input. All k run in one
-    traversal of the graph if ``together`` and where torch can batch its operations, else one after the other, with the
-    same numbers. The graph is kept.
+    Outputs and inputs are tensors or gradient edges; None where the outputs do not depend on an input.
     """
-    count = len(cotangents[0])
+    found = _gradients(outputs, inputs, [Directions(c) for c in cotangents], together=True)
+    return [None if gradients is None else gradients.whole for gradients in found]
+
+
+def _gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Directions], together: bool
+) -> list[Directions | None]:
+    """All directions in one traversal of the graph if ``together`` and where torch can batch its operations.
+
+    Else one after the other, with the same numbers. The graph is kept.
+    """
     with torch.enable_grad():
-        if count > 1 and together:
+        if len(cotangents[0]) > 1 and together:
+            whole = [c.whole for c in cotangents]
             try:
                 found = torch.autograd.grad(
-                    outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+                    outputs, inputs, whole, retain_graph=True, allow_unused=True, is_grads_batched=True
                 )
-                return [None if gradient is None else dense(gradient) for gradient in found]
+                return [None if gradient is None else Directions(dense(gradient)) for gradient in found]
             except (RuntimeError, ValueError) as error:  # an operation without a batching rule
                 if is_out_of_memory(error):
                     raise
-        columns: list[Tensor | None] = [None] * len(inputs)
-        missing: set[tuple[int, int]] = set()
-        for place in range(count):
-            some = [c[place] for c in cotangents]
-            found = torch.autograd.grad(outputs, inputs, some, retain_graph=True, allow_unused=True)
-            for column, gradient in enumerate(found):
-                if gradient is None:
-                    missing.add((column, place))
-                else:
-                    columns[column] = _put(columns[column], dense(gradient.detach()), place, count)
-    for column, place in missing:
-        if (held := columns[column]) is not None:
-            held[place] = 0
-    return columns
+        each = [
+            torch.autograd.grad(outputs, inputs, some, retain_graph=True, allow_unused=True)
+            for some in zip(*cotangents, strict=True)
+        ]
+    return [_filled(column) for column in zip(*each, strict=True)]
 
 
-def _put(column: Tensor | None, gradient: Tensor, place: int, count: int) -> Tensor:
-    """One of ``count`` gradients, where all of them are to lie: in memory, those of one example side by side."""
-    if count == 1:
-        return gradient[None]
-    if column is None and gradient.dim():
-        inner = sorted(range(1, gradient.dim()), key=gradient.stride, reverse=True)  # as each of them lies in memory
-        laid = gradient.new_empty(gradient.shape[0], count, *(gradient.shape[axis] for axis in inner))
-        column = laid.permute(1, 0, *(2 + inner.index(axis) for axis in range(1, gradient.dim())))
-    elif column is None:
-        column = gradient.new_empty(count)
-    column[place] = gradient
-    return column
+def _filled(column: Sequence[Tensor | None]) -> Directions | None:
+    """The gradients of one input, zero where a direction does not reach it; None where none does."""
+    some = next((gradient for gradient in column if gradient is not None), None)
+    if some is None:
+        return None
+    zero = torch.zeros_like(some) if None in column else some
+    return Directions([zero if gradient is None else dense(gradient) for gradient in column])
 
 
 def dense(gradient: Tensor) -> Tensor:
     """Embeddings may give sparse gradients."""
+    gradient = gradient.detach()
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 

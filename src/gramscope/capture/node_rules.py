@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from gramscope.capture.backward_graph import Node
+from gramscope.capture.backward_graph import Directions, Node
 from gramscope.capture.owners import Owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
@@ -28,20 +28,30 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """A weight of shape ``shape`` that enters ``node`` at ``slot``, and the signals (k, ...) of the node's outputs."""
+    """A weight of shape ``shape`` that enters ``node`` at ``slot``, and the signals of the node's outputs."""
 
     node: Node
     slot: int
     shape: torch.Size
     dtype: torch.dtype
-    signals: tuple[Tensor | None, ...]
+    signals: tuple[Directions | None, ...]
     owners: tuple[Owner | None, ...]
 
     @property
-    def signal(self) -> Tensor:
-        """The signals of the node's first output."""
+    def directions(self) -> Directions:
+        """The signals of the node's first output, one direction after the other."""
         assert self.signals[0] is not None
         return self.signals[0]
+
+    @property
+    def signal(self) -> Tensor:
+        """The same in one tensor (k, ...)."""
+        return self.directions.whole
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """The shape of a weight along axis 1, to be broadcast over images."""
+        return (1, *self.shape, *[1] * (self.directions[0].dim() - 2))
 
     @property
     def owner(self) -> Owner:
@@ -84,7 +94,7 @@ def sites_of(meeting: Meeting) -> list[Site]:
     """The sites of a meeting, by the rule for its operation or, without one, example by example."""
     found, name = None, operation(meeting.node)
     first, owner = meeting.signals[0], meeting.owners[0]
-    if first is not None and owner is not None and (name in COMPLEX or not first.is_complex()):
+    if first is not None and owner is not None and (name in COMPLEX or not first[0].is_complex()):
         known = RULES.get(name)
         found = None if known is None else known(meeting)
     if found is None:
@@ -201,8 +211,7 @@ def _outer(
 def convolution(meeting: Meeting) -> Site | None:
     """``u[:, p] = W · patch_p(x)``; transposed, the roles swap: patches of the signals meet the pixels of the input."""
     if meeting.slot == 2:
-        channels = (1, *meeting.shape, *[1] * (meeting.signal.dim() - 3))
-        return summed(meeting, None, shape=channels)
+        return summed(meeting, None, shape=meeting.channels)
     owner = meeting.owner_along(0)
     if meeting.slot != 1 or owner is None:
         return None
@@ -346,7 +355,6 @@ def layer_norm(meeting: Meeting) -> Site | None:
 @rule("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 def batch_norm(meeting: Meeting) -> Site | None:
     """Gain and offset of the channels."""
-    channels = (1, -1, *[1] * (meeting.signal.dim() - 3))
 
     def normalised() -> Tensor:
         image = meeting.saved("input")
@@ -355,9 +363,9 @@ def batch_norm(meeting: Meeting) -> Site | None:
         else:
             eps = meeting.saved("eps" if hasattr(meeting.node, "_saved_eps") else "epsilon")
             mean, slope = meeting.saved("running_mean"), (meeting.saved("running_var") + eps).rsqrt()
-        return (image - mean.reshape(channels)) * slope.reshape(channels)
+        return (image - mean.reshape(meeting.channels)) * slope.reshape(meeting.channels)
 
-    return _gain_or_offset(meeting, normalised, (1, *meeting.shape, *[1] * (meeting.signal.dim() - 3)))
+    return _gain_or_offset(meeting, normalised, meeting.channels)
 
 
 @rule("NativeGroupNorm")
@@ -369,7 +377,7 @@ def group_norm(meeting: Meeting) -> Site | None:
         mean, slope = (meeting.saved(name)[..., None] for name in ("result1", "result2"))
         return ((image.reshape(len(image), groups, -1) - mean) * slope).reshape(image.shape)
 
-    return _gain_or_offset(meeting, normalised, (1, *meeting.shape, *[1] * (meeting.signal.dim() - 3)))
+    return _gain_or_offset(meeting, normalised, meeting.channels)
 
 
 @rule("FusedRmsNorm")
@@ -388,32 +396,33 @@ def summed(
     meeting: Meeting, factor: Tensor | None, *, shape: tuple[int, ...] | None = None, scale: Any = 1, rule: str = "bias"
 ) -> Site | None:
     """Rows ``Σ s · factor`` over the places that a weight, broadcast as ``shape``, was copied to."""
-    signal, owner = meeting.signal, meeting.owner
-    size = signal.shape[1:]
+    directions, owner = meeting.directions, meeting.owner
+    size, dtype = directions[0].shape, directions[0].dtype
     sizes = (*[1] * (len(size) - len(shape or meeting.shape)), *(shape or meeting.shape))
     if owner.axis is None or owner.regular is None or sizes[owner.axis] != 1:
-        places = torch.arange(math.prod(sizes), device=signal.device).reshape(sizes).expand(size)
-        rows = _put_together(signal if factor is None else signal * factor.conj(), owner, places)
+        places = torch.arange(math.prod(sizes), device=directions[0].device).reshape(sizes).expand(size)
+        rows = _put_together(meeting.signal if factor is None else meeting.signal * factor.conj(), owner, places)
     else:
-        axis, (outer, inner) = owner.axis, owner.regular
-        letters = LETTERS[: len(size) + 2]  # the axis of the examples is three: (outer, n, inner)
+        axis, three = owner.axis, (owner.regular[0], owner.n, owner.regular[1])  # the axis of the examples
+        letters = LETTERS[: len(size) + 2]
         example = letters[axis + 1]
-        split = signal.unflatten(1 + axis, (outer, owner.n, inner))
         kept = "".join(
             letter
             for letter, length in zip(letters, (*sizes[:axis], 1, owner.n, 1, *sizes[axis + 1 :]), strict=True)
             if length != 1 and letter != example
         )
-        if factor is None and signal[0].numel() == owner.n * math.prod(sizes):
-            rows = split.movedim(2 + axis, 0)  # nothing to sum: the memory of the weight's own signals
-        elif factor is None:
-            rows = torch.einsum(f"Z{letters}->{example}Z{kept}", split)
+        if factor is None and size.numel() == owner.n * math.prod(sizes):
+            # Nothing to sum: the memory of the weight's own signals.
+            rows = meeting.signal.unflatten(1 + axis, three).movedim(2 + axis, 0)
+        elif factor is None and isinstance(directions.each, Tensor):
+            rows = torch.einsum(f"Z{letters}->{example}Z{kept}", meeting.signal.unflatten(1 + axis, three))
         else:
-            other = factor.to(signal.dtype).conj().expand(size).unflatten(axis, (outer, owner.n, inner))
             # One direction after the other: their products stay in the cache, and nothing is brought into order.
-            each = [torch.einsum(f"{letters}->{example}{kept}", part * other) for part in split]
+            other = None if factor is None else factor.to(dtype).conj().expand(size)
+            parts = (part if other is None else part * other for part in directions)
+            each = [torch.einsum(f"{letters}->{example}{kept}", part.unflatten(axis, three)) for part in parts]
             rows = torch.stack(each, dim=1)
-    rows = rows.reshape(owner.n, len(signal), -1)
+    rows = rows.reshape(owner.n, len(directions), -1)
     if rows.is_complex() and not meeting.dtype.is_complex:
         rows = rows.real
     return RowSite("", rule, None, rows * scale if scale != 1 else rows)
@@ -447,7 +456,9 @@ def prelu(meeting: Meeting) -> Site | None:
 def choice(meeting: Meeting) -> Site | None:
     """``u = a`` or ``b``."""
     chosen = meeting.saved("condition")
-    return summed(meeting, (chosen if meeting.slot == 0 else ~chosen).to(meeting.signal.dtype), rule="elementwise")
+    return summed(
+        meeting, (chosen if meeting.slot == 0 else ~chosen).to(meeting.directions[0].dtype), rule="elementwise"
+    )
 
 
 # Any other operation ------------------------------------------------------------------------------
@@ -458,7 +469,7 @@ def by_example(meeting: Meeting) -> Site:
     owner = next(owner for owner in meeting.owners if owner is not None)
     some = next(signal for signal in meeting.signals if signal is not None)
     labels = [
-        None if signal is None or owner_ is None else owner_.everywhere(signal.shape[1:])
+        None if signal is None or owner_ is None else owner_.everywhere(signal[0].shape)
         for signal, owner_ in zip(meeting.signals, meeting.owners, strict=True)
     ]
     rows = []

@@ -18,7 +18,16 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, Edge, Node, batched_gradients, incoming, is_leaf
+from gramscope.capture.backward_graph import (
+    UNLIMITED,
+    BackwardGraph,
+    Directions,
+    Edge,
+    Node,
+    batched_gradients,
+    incoming,
+    is_leaf,
+)
 from gramscope.capture.node_rules import BY_EXAMPLE, Meeting, operation, sites_of
 from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
@@ -260,7 +269,7 @@ class WeightSites:
                 yield {name: tuple(sites) for name, sites in held.items()}
 
     def _add(
-        self, node: Node, signals: dict[Edge, Tensor], held: dict[str, list[Site]], made: dict[Edge, RowSite]
+        self, node: Node, signals: dict[Edge, Directions], held: dict[str, list[Site]], made: dict[Edge, RowSite]
     ) -> None:
         """Add the sites of a node to those of their parameters, or to the gradient of a weight that is made of them."""
         edges = _edges(node)
