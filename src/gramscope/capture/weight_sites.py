@@ -28,7 +28,7 @@ from gramscope.capture.backward_graph import (
     incoming,
     is_leaf,
 )
-from gramscope.capture.node_rules import BY_EXAMPLE, Meeting, operation, sites_of
+from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
 from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
@@ -278,9 +278,9 @@ class WeightSites:
             return
         for cut in self.cuts[node]:
             given = tuple(signals.get(edge) for edge in edges)
-            meeting = Meeting(node, cut.slot, *incoming(cut.weight), given, owners)
+            use = NodeUse(node, cut.slot, *incoming(cut.weight), given, owners)
             begun = time.perf_counter()
-            sites = sites_of(meeting)
+            sites = sites_of(use)
             if any(site.rule == BY_EXAMPLE for site in sites):
                 leaves = self.graph.leaves_below(cut.weight[0])
                 for name in (self.graph.names[leaf] for leaf in leaves):
