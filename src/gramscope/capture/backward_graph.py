@@ -279,11 +279,11 @@ def _gradients(
 
 def _filled(column: Sequence[Tensor | None]) -> Directions | None:
     """The gradients of one input, zero where a direction does not reach it; None where none does."""
-    some = next((gradient for gradient in column if gradient is not None), None)
+    found = [gradient if gradient is None else dense(gradient) for gradient in column]
+    some = next((gradient for gradient in found if gradient is not None), None)
     if some is None:
         return None
-    zero = torch.zeros_like(some) if None in column else some
-    return Directions([zero if gradient is None else dense(gradient) for gradient in column])
+    return Directions([torch.zeros_like(some) if gradient is None else gradient for gradient in found])
 
 
 def dense(gradient: Tensor) -> Tensor:
