@@ -174,9 +174,11 @@ class BackwardGraph:
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]
-            ends = [*targets, *crossing]
+            ends = [*targets, *crossing] if sources else []
             given = [pending.pop(edge) for edge in sources]
-            found = _backward(sources, ends, given, together) if sources else {}
+            outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
+            arrived = _gradients(outputs, inputs, given, together) if sources else []
+            found = {edge: signals for edge, signals in zip(ends, arrived, strict=True) if signals is not None}
             for edge in crossing:
                 if edge in found:
                     mine = found[edge]
@@ -231,14 +233,6 @@ class BackwardGraph:
             for child in self.children(node):
                 reach[node] |= reach[child]
         return reach
-
-
-def _backward(
-    sources: list[Edge], ends: list[Edge], cotangents: list[Directions], together: bool
-) -> dict[Edge, Directions]:
-    outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
-    found = _gradients(outputs, inputs, cotangents, together)
-    return {edge: gradients for edge, gradients in zip(ends, found, strict=True) if gradients is not None}
 
 
 def batched_gradients(
