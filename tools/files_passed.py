@@ -20,8 +20,8 @@ PACKAGE = str(Path(gs.__file__).parent)
 
 
 def files_passed(model: nn.Module, x: Any, **options: Any) -> list[str]:
-    """Files with a function, not counting lambdas and comprehensions of imports, that ran during the second call."""
-    gs.ntk(model, x, **options)  # what is imported on first use is not counted
+    """The files of which some function runs in a second call: the first one imports what is imported on use."""
+    gs.ntk(model, x, **options)
     found: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
