@@ -8,7 +8,7 @@ from torch import nn
 
 import gramscope as gs
 from cases import CASES
-from gramscope.capture.backward_graph import BackwardGraph
+from gramscope.capture.backward_graph import TOGETHER, BackwardGraph
 from gramscope.capture.capture import FEW, opened
 from gramscope.capture.weight_sites import WeightSites
 from references.jacobian import assert_kernel_close, reference_ntk
@@ -24,18 +24,30 @@ def always_from_a_few(monkeypatch):
     monkeypatch.setattr(importlib.import_module("gramscope.capture.capture"), "SPARED", -1)
 
 
+@pytest.mark.parametrize("together", [0, 2**62])
 @pytest.mark.parametrize("name", CUT)
-def test_signals_in_parts_are_those_of_one_pass(name):
+def test_signals_in_parts_are_those_of_one_pass(name, together, monkeypatch):
+    """Whether all directions go back together or one after the other."""
     case = CASES[name]
     model, x, _ = case.build(dtype=torch.float64)
     with opened(model, x, outputs=case.outputs) as network:
         sites, cotangents = network.weight_sites, network.cotangents()
         (whole,) = sites.graph.signals(cotangents, sites.edges)
+        monkeypatch.setitem(TOGETHER, "cpu", together)
         parts = list(sites.graph.signals(cotangents, sites.edges, room=1))
         found = {edge: signal for part in parts for edge, signal in part.items()}
         assert found.keys() == whole.keys()
-        for edge, signal in whole.items():
-            torch.testing.assert_close(found[edge], signal, rtol=1e-12, atol=1e-12 * float(signal.abs().max()))
+        for edge, signal in ((edge, signals.whole) for edge, signals in whole.items()):
+            torch.testing.assert_close(found[edge].whole, signal, rtol=1e-12, atol=1e-12 * float(signal.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["batch_norm2d_eval", "vit", "gpt_tied", "prelu_per_channel", "group_norm", "lstm"])
+def test_kernels_one_direction_after_the_other(name, monkeypatch):
+    monkeypatch.setitem(TOGETHER, "cpu", 0)
+    case = CASES[name]
+    model, x, _ = case.build(dtype=torch.float64)
+    expected = reference_ntk(model, x, outputs=case.outputs)
+    assert_kernel_close(gs.ntk(model, x, outputs=case.outputs), expected, 1e-11)
 
 
 def test_a_deep_network_is_cut_into_many_parts():
@@ -65,7 +77,7 @@ def test_skips_are_not_counted_twice():
         (whole,) = sites.graph.signals(cotangents, sites.edges)
         for part in sites.graph.signals(cotangents, sites.edges, room=1):
             for edge, signal in part.items():
-                torch.testing.assert_close(signal, whole[edge])
+                torch.testing.assert_close(signal.whole, whole[edge].whole)
 
 
 @pytest.mark.parametrize("name", ["mlp_relu", "vit", "gpt_tied", "encoder_layer", "mha_sequence_first", "conv1d"])
@@ -139,7 +151,7 @@ def test_hooks_on_tensors_run_once():
         sites, cotangents = network.weight_sites, network.cotangents()
         (whole,) = sites.graph.signals(cotangents, sites.edges)
         (again,) = sites.graph.signals(cotangents, sites.edges, room=1)
-        assert all(torch.equal(again[edge], signal) for edge, signal in whole.items())
+        assert all(torch.equal(again[edge].whole, signal.whole) for edge, signal in whole.items())
     assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
 
 

@@ -49,7 +49,7 @@ def test_query_key_and_value_are_sites_of_their_own():
     x = torch.randn(3, 5, 4)
     snapshot = gs.capture(model, (x, x, x))
     parts = snapshot.by_parameter()["in_proj_weight"]
-    where = torch.cat([site.frame.index() for site in parts if site.frame is not None]) if parts[0].frame else None
+    where = torch.cat([site.frame.entries for site in parts if site.frame is not None]) if parts[0].frame else None
     covered = where if where is not None else torch.arange(48)
     assert torch.equal(covered.sort().values, torch.arange(48))
 

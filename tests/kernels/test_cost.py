@@ -5,14 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramscope.kernels.cost import Shape, cheapest, flops, price
-from gramscope.kernels.pieces import (
+from gramscope.kernels.contractions import (
     HadamardPiece,
-    HadamardTracePiece,
     HalfPiece,
     Positions,
     PositionTracePiece,
     RowPiece,
+    Shape,
+    cheapest,
+    flops,
+    price,
 )
 from references.counting import CountFlops
 
@@ -37,14 +39,10 @@ def counted(shape: Shape, method: str) -> int:
                 left = torch.bmm(s.transpose(2, 3).reshape(shape.n, -1, shape.T), v).reshape(shape.n, shape.k, -1)
                 right = torch.bmm(t.transpose(2, 3).reshape(shape.m, -1, shape.T), w).reshape(shape.m, shape.k, -1)
                 RowPiece(left, right, shape.trace).add(out, rows, cols)
-            elif shape.T == 1 and method == "positions":
-                if shape.trace:
-                    piece = HadamardTracePiece(Positions(v, w), s[:, :, 0], t[:, :, 0])
-                else:
-                    piece = HadamardPiece(torch.mm(v[:, 0], w[:, 0].T), s[:, :, 0], t[:, :, 0])
-                piece.add(out, rows, cols)
             elif shape.trace:
                 PositionTracePiece(Positions(v, w), s, t).add(out, rows, cols)
+            elif shape.T == 1 and method == "positions":
+                HadamardPiece(torch.mm(v[:, 0], w[:, 0].T), s[:, :, 0], t[:, :, 0]).add(out, rows, cols)
             else:
                 HalfPiece(Positions(v, w), s, t).add(out, rows, cols)
     return counter.total

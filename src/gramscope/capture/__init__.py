@@ -11,8 +11,8 @@ from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site, Snapsh
 __all__ = ["LookupSite", "OuterSite", "RowSite", "Site", "Snapshot", "capture"]
 
 
-class _Room(ModuleType):
-    """``gramscope.capture`` is both the room and its entry point, so the room can be called."""
+class _CallablePackage(ModuleType):
+    """``gramscope.capture`` is both the package and its entry point, so the package can be called."""
 
     __signature__ = inspect.signature(capture)
 
@@ -20,4 +20,4 @@ class _Room(ModuleType):
         return capture(*args, **kwargs)
 
 
-sys.modules[__name__].__class__ = _Room
+sys.modules[__name__].__class__ = _CallablePackage

@@ -5,19 +5,19 @@ of its incoming gradients; the *signal* of an edge is that gradient.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import Node as AutogradNode
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.capture.batched import batched_gradients
 
-Node = Any
+Node = Any  # an AutogradNode, with what its own kind has beside
 Edge = tuple[Node, int]
 UNLIMITED = 2**62
 # Bytes of signals, for one direction, below which all directions run in one batched pass: small operations cost their
@@ -41,6 +41,48 @@ def incoming(edge: Edge) -> tuple[torch.Size, torch.dtype]:
             "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
         )
     return torch.Size(metadata.shape), metadata.dtype
+
+
+class Directions:
+    """The signals of k directions at one edge: k tensors, or one (k, ...)."""
+
+    def __init__(self, each: Sequence[Tensor] | Tensor) -> None:
+        self.each = each
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.each)
+
+    def __getitem__(self, place: int) -> Tensor:
+        return self.each[place]
+
+    def __add__(self, other: "Directions") -> "Directions":
+        if isinstance(self.each, Tensor) and isinstance(other.each, Tensor):
+            return Directions(self.each + other.each)
+        return Directions([mine + theirs for mine, theirs in zip(self, other, strict=True)])
+
+    @property
+    def whole(self) -> Inexact[Tensor, "k *rest"]:
+        """All in one tensor: in memory, those of one example side by side. Copied at most once."""
+        if not isinstance(self.each, Tensor):
+            self.each = _side_by_side(self.each)
+        return self.each
+
+
+def _side_by_side(each: Sequence[Tensor]) -> Tensor:
+    first = each[0]
+    if len(each) == 1:
+        return first[None]
+    if first.dim() == 0:
+        return torch.stack(list(each))
+    inner = sorted(range(1, first.dim()), key=first.stride, reverse=True)  # as each of them lies in memory
+    laid = first.new_empty(first.shape[0], len(each), *(first.shape[axis] for axis in inner))
+    whole = laid.permute(1, 0, *(2 + inner.index(axis) for axis in range(1, first.dim())))
+    for place, gradient in enumerate(each):
+        whole[place] = gradient
+    return whole
 
 
 class BackwardGraph:
@@ -120,8 +162,8 @@ class BackwardGraph:
 
     def signals(
         self, cotangents: Float[Tensor, "k n C"], wanted: Sequence[Edge], room: int = UNLIMITED
-    ) -> Iterator[dict[Edge, Tensor]]:
-        """The signals (k, ...) of the edges wanted, in the order of the graph, as many at once as ``room`` bytes hold.
+    ) -> Iterator[dict[Edge, Directions]]:
+        """The signals of the edges wanted, in the order of the graph, as many at once as ``room`` bytes hold.
 
         The graph is cut behind the nodes whose signals fill the room, where it can be (between the blocks of a
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
@@ -129,12 +171,14 @@ class BackwardGraph:
         """
         size = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, wanted))
         together = size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
-        pending = {self.root: cotangents}
+        pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]
-            ends = [*targets, *crossing]
+            ends = [*targets, *crossing] if sources else []
             given = [pending.pop(edge) for edge in sources]
-            found = _backward(sources, ends, given, together) if sources else {}
+            outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
+            arrived = _gradients(outputs, inputs, given, together) if sources else []
+            found = {edge: signals for edge, signals in zip(ends, arrived, strict=True) if signals is not None}
             for edge in crossing:
                 if edge in found:
                     mine = found[edge]
@@ -191,10 +235,94 @@ class BackwardGraph:
         return reach
 
 
-def _backward(sources: list[Edge], ends: list[Edge], cotangents: list[Tensor], together: bool) -> dict[Edge, Tensor]:
-    outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
-    gradients = batched_gradients(outputs, inputs, cotangents, together)
-    return {edge: found.detach() for edge, found in zip(ends, gradients, strict=True) if found is not None}
+def batched_gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """``Jᵀ c`` for k cotangents, (k, *output shape) for each output: (k, *input shape) for each input.
+
+    Outputs and inputs are tensors or gradient edges; None where the outputs do not depend on an input.
+    """
+    found = _gradients(outputs, inputs, [Directions(c) for c in cotangents], together=True)
+    return [None if gradients is None else gradients.whole for gradients in found]
+
+
+def _gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Directions], together: bool
+) -> list[Directions | None]:
+    """All directions in one traversal of the graph if ``together`` and where torch can batch its operations.
+
+    Else one after the other, with the same numbers. The graph is kept.
+    """
+    with torch.enable_grad():
+        if len(cotangents[0]) > 1 and together:
+            whole = [c.whole for c in cotangents]
+            try:
+                found = torch.autograd.grad(
+                    outputs, inputs, whole, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+                return [None if gradient is None else Directions(dense(gradient)) for gradient in found]
+            except (RuntimeError, ValueError) as error:  # an operation without a batching rule
+                if is_out_of_memory(error):
+                    raise
+        each = [
+            torch.autograd.grad(outputs, inputs, some, retain_graph=True, allow_unused=True)
+            for some in zip(*cotangents, strict=True)
+        ]
+    return [_filled(column) for column in zip(*each, strict=True)]
+
+
+def _filled(column: Sequence[Tensor | None]) -> Directions | None:
+    """The gradients of one input, zero where a direction does not reach it; None where none does."""
+    found = [gradient if gradient is None else dense(gradient) for gradient in column]
+    some = next((gradient for gradient in found if gradient is not None), None)
+    if some is None:
+        return None
+    return Directions([torch.zeros_like(some) if gradient is None else gradient for gradient in found])
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Embeddings may give sparse gradients."""
+    gradient = gradient.detach()
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch has a class for this on a GPU, and only words for it on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+
+
+def check_differentiable(output: Tensor) -> None:
+    """Raise where the way from the output to the parameters leads through an operation without a derivative.
+
+    torch's backward passes then give zero for all that lies behind it, and only warn.
+    """
+    if any(node.name().endswith("NotImplemented") for node in nodes_below([output])):
+        raise UnsupportedError(
+            "every operation of the model must have a derivative, but one on the way from the parameters to the output "
+            "has none. Is a layer quantised? Measure the model in floating point, before quantisation."
+        )
+
+
+def leaves_below(outputs: Iterable[Tensor]) -> dict[AutogradNode, Tensor]:
+    """The leaf tensors that some outputs were computed from, by their graph nodes."""
+    found: list[Any] = [node for node in nodes_below(outputs) if is_leaf(node)]
+    return {node: node.variable for node in found}
+
+
+def nodes_below(outputs: Iterable[Tensor]) -> dict[AutogradNode, None]:
+    """All nodes of the graph that some outputs came from, in the order in which they are met."""
+    return nodes_under([get_gradient_edge(output).node for output in outputs if output.requires_grad])
+
+
+def nodes_under(stack: list[AutogradNode]) -> dict[AutogradNode, None]:
+    """Some nodes and all that they lead to."""
+    stack, seen = list(stack), dict.fromkeys(stack)
+    while stack:
+        for child, _ in stack.pop().next_functions:
+            if child is not None and child not in seen:
+                seen[child] = None
+                stack.append(child)
+    return seen
 
 
 def _topological(root: Node) -> list[Node]:

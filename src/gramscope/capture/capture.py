@@ -18,20 +18,22 @@ from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import RandomStreams
-from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph
-from gramscope.capture.coupling import depends_on_others, same_outputs
-from gramscope.capture.linear_map import check_differentiable
+from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, check_differentiable
 from gramscope.capture.network import (
     Outputs,
+    Precision,
+    at_precision,
     check_model,
+    check_precision,
     count_examples,
+    depends_on_others,
     evaluate,
     loss_gradient,
     named_parameters,
+    same_outputs,
     slice_examples,
 )
 from gramscope.capture.node_rules import BY_EXAMPLE
-from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
 from gramscope.capture.sites import Site, Snapshot
 from gramscope.capture.weight_sites import WeightSites

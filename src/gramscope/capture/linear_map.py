@@ -7,19 +7,17 @@ checked once for every map; where it fails, ``J`` is taken row by row in plain b
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import Node, get_gradient_edge
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.progress import progress
 from gramscope.base.rng import gaussian, generator
 from gramscope.base.user_warnings import warn
-from gramscope.capture.batched import batched_gradients, dense, is_out_of_memory
+from gramscope.capture.backward_graph import batched_gradients, dense, is_out_of_memory, nodes_below
 
 Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
 
@@ -160,40 +158,6 @@ class LinearMap:
                 unit = [o.new_zeros(len(entries), *o.shape) for o in self._live]
                 unit[place].view(len(entries), -1)[range(len(entries)), entries] = 1
                 yield place, entries, batched_gradients(self._live, self.inputs, unit)
-
-
-def check_differentiable(output: Tensor) -> None:
-    """Raise where the way from the output to the parameters leads through an operation without a derivative.
-
-    torch's backward passes then give zero for all that lies behind it, and only warn.
-    """
-    if any(node.name().endswith("NotImplemented") for node in nodes_below([output])):
-        raise UnsupportedError(
-            "every operation of the model must have a derivative, but one on the way from the parameters to the output "
-            "has none. Is a layer quantised? Measure the model in floating point, before quantisation."
-        )
-
-
-def leaves_below(outputs: Iterable[Tensor]) -> dict[Node, Tensor]:
-    """The leaf tensors that some outputs were computed from, by their graph nodes."""
-    found: list[Any] = [node for node in nodes_below(outputs) if type(node).__name__ == "AccumulateGrad"]
-    return {node: node.variable for node in found}
-
-
-def nodes_below(outputs: Iterable[Tensor]) -> dict[Node, None]:
-    """All nodes of the graph that some outputs came from, in the order in which they are met."""
-    return nodes_under([get_gradient_edge(output).node for output in outputs if output.requires_grad])
-
-
-def nodes_under(stack: list[Node]) -> dict[Node, None]:
-    """Some nodes and all that they lead to."""
-    stack, seen = list(stack), dict.fromkeys(stack)
-    while stack:
-        for child, _ in stack.pop().next_functions:
-            if child is not None and child not in seen:
-                seen[child] = None
-                stack.append(child)
-    return seen
 
 
 def _slow_path(outputs: Sequence[Tensor], why: str) -> str:

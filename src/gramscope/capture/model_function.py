@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.streams import RandomStreams
-from gramscope.capture.linear_map import check_differentiable
+from gramscope.capture.backward_graph import check_differentiable
 from gramscope.capture.network import (
     Outputs,
+    Precision,
+    at_precision,
     check_model,
+    check_precision,
     count_examples,
     evaluate,
     parameter_slots,
     prepare_input,
 )
-from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import in_modes, open_recurrences, plain_execution, untouched
 
 R = TypeVar("R")

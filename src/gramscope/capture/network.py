@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from itertools import chain
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -22,8 +24,12 @@ from gramscope.base.user_warnings import warn_of_random_outputs
 Outputs = (
     int | np.integer | slice | Sequence[int] | Tensor | np.ndarray | str | Callable[[nn.Module, Any], Tensor] | None
 )
+Precision = Literal["float64", "float32", "tf32"] | None
 PREFIXES = ("_orig_mod.",)
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+# Largest difference of an example's outputs in another batch, relative to the largest output: the rounding of kernels
+# that are chosen by batch size. Float64 networks may round to float32 inside.
+SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -109,6 +115,21 @@ def prepare_input(x: Any, dtype: torch.dtype | None = None) -> Any:
 
     with torch.inference_mode(False), torch.no_grad():
         return map_tensors(fresh, x)
+
+
+def check_precision(precision: str | None) -> None:
+    if precision not in (None, "float64", "float32", "tf32"):
+        raise InputError(f'precision must be None, "float64", "float32" or "tf32", got {precision!r}.')
+
+
+def at_precision(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Module, Any]:
+    """The model without its wrappers and x as fresh tensors, in the dtype asked for: copies, where that is another."""
+    model, x = unwrap_with_input(model, x)
+    dtype = {"float64": torch.float64, "float32": torch.float32}.get(precision or "")
+    tensors = chain(model.parameters(), model.buffers())
+    if dtype is not None and any(with_precision_of(t, dtype).dtype != t.dtype for t in tensors):
+        model = in_dtype(model, dtype)
+    return model, prepare_input(x, dtype)
 
 
 def count_examples(x: Any) -> int:
@@ -233,6 +254,31 @@ def loss_gradient(loss: Callable[[Tensor], Tensor], outputs: Tensor, name: str) 
             f"{name}: a loss must depend on the outputs, but it does not. Write it in terms of its argument."
         )
     return loss_value.detach(), gradient
+
+
+def same_outputs(some: Tensor, others: Tensor) -> bool:
+    """The same numbers, to the rounding of kernels that are chosen by batch size."""
+    gap, scale = (some - others).abs().max(), others.abs().max()
+    return bool(gap <= SAME.get(others.dtype, 5e-2) * scale)
+
+
+def depends_on_others(run: Callable[[Any], Float[Tensor, "n C"]], x: Any, f: Float[Tensor, "n C"]) -> bool:
+    """Do the outputs of the first or of the last example change when it takes the places of all the others?
+
+    A difference proves that the examples are coupled. The batch keeps its size, so that dropout masks stay the same.
+    """
+    n = len(f)
+    for example in (0, n - 1):
+        batch = map_tensors(partial(_filled_with, n, example), x)
+        if not same_outputs(run(batch)[example], f[example]):
+            return True
+    return False
+
+
+def _filled_with(n: int, example: int, tensor: Tensor) -> Tensor:
+    """One example n times; tensors without n rows are passed whole."""
+    rows = tensor.dim() and len(tensor) == n
+    return tensor[example : example + 1].expand_as(tensor).clone() if rows else tensor
 
 
 def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tuple[str, int]]:

@@ -16,8 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision
 from gramscope.capture.side_effects import writes
 from gramscope.capture.weight_uses import WeightUses, settle
 

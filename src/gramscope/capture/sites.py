@@ -8,6 +8,7 @@ fan-out of one group, ``p`` entries of a parameter.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,9 +25,13 @@ class Frame:
     entries: Int[Tensor, " p"]
     shape: tuple[int, ...]
 
-    def index(self) -> Int[Tensor, " p"]:
-        """For each entry of the view, the entry of the flattened parameter."""
-        return self.entries
+    @cached_property
+    def is_transpose(self) -> bool:
+        """Is the view the transpose of a matrix?"""
+        if len(self.shape) != 2 or len(self.entries) != math.prod(self.shape):
+            return False
+        own = torch.arange(len(self.entries), device=self.entries.device).reshape(self.shape)
+        return torch.equal(self.entries, own.T.flatten())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Frame) or self.shape != other.shape:

@@ -18,9 +18,17 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, Edge, Node, incoming, is_leaf
-from gramscope.capture.batched import batched_gradients
-from gramscope.capture.node_rules import BY_EXAMPLE, Meeting, operation, sites_of
+from gramscope.capture.backward_graph import (
+    UNLIMITED,
+    BackwardGraph,
+    Directions,
+    Edge,
+    Node,
+    batched_gradients,
+    incoming,
+    is_leaf,
+)
+from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
 from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
@@ -261,7 +269,7 @@ class WeightSites:
                 yield {name: tuple(sites) for name, sites in held.items()}
 
     def _add(
-        self, node: Node, signals: dict[Edge, Tensor], held: dict[str, list[Site]], made: dict[Edge, RowSite]
+        self, node: Node, signals: dict[Edge, Directions], held: dict[str, list[Site]], made: dict[Edge, RowSite]
     ) -> None:
         """Add the sites of a node to those of their parameters, or to the gradient of a weight that is made of them."""
         edges = _edges(node)
@@ -270,9 +278,9 @@ class WeightSites:
             return
         for cut in self.cuts[node]:
             given = tuple(signals.get(edge) for edge in edges)
-            meeting = Meeting(node, cut.slot, *incoming(cut.weight), given, owners)
+            use = NodeUse(node, cut.slot, *incoming(cut.weight), given, owners)
             begun = time.perf_counter()
-            sites = sites_of(meeting)
+            sites = sites_of(use)
             if any(site.rule == BY_EXAMPLE for site in sites):
                 leaves = self.graph.leaves_below(cut.weight[0])
                 for name in (self.graph.names[leaf] for leaf in leaves):
@@ -296,9 +304,10 @@ class WeightSites:
         if len(leaves) != 1 or not self._is_view(node) or leaves[0].variable.is_complex():
             return None
         name, turned = self.graph.names[leaves[0]], operation(node) == "T" and is_leaf(node.next_functions[0][0])
-        if turned and site.frame is None and isinstance(site, OuterSite) and len(site.order) == 2:
-            first, second = site.order
-            return _sparse(replace(site, name=name, order=(second, first)))
+        if (isinstance(site, OuterSite) and site.frame is None and len(site.order) == 2) and (
+            turned or self._frame(weight, leaves[0]).is_transpose
+        ):
+            return _sparse(replace(site, name=name, order=site.order[::-1]))
         frame = self._frame(weight, leaves[0])
         if site.frame is not None:
             frame = Frame(frame.entries[site.frame.entries], frame.shape)

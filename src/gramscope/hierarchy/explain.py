@@ -17,6 +17,7 @@ from gramscope.base.streams import streams_put_back
 from gramscope.base.user_warnings import RandomOutputsWarning
 from gramscope.capture.network import (
     Outputs,
+    Precision,
     check_model,
     copied,
     count_examples,
@@ -26,7 +27,6 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap_with_input,
 )
-from gramscope.capture.precision import Precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.losses import Loss, Targets, loss_function

@@ -19,9 +19,9 @@ from gramscope.base.arithmetic import users_autocast
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
-from gramscope.capture.linear_map import LinearMap, nodes_below, nodes_under
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.backward_graph import nodes_below, nodes_under
+from gramscope.capture.linear_map import LinearMap
+from gramscope.capture.network import Outputs, Precision
 from gramscope.capture.retained_run import RetainedRun, WeightUse, open_layers
 from gramscope.linalg import LinearOperator
 

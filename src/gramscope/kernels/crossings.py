@@ -84,8 +84,8 @@ class KinkCrossings:
     def __str__(self) -> str:
         lines = [f"{self.crossed} of {self.kinks} kinks crossed ({100 * self.fraction:.3g} %)"]
         for site in self.sites:
-            foreseen = "" if site.expected is None else f", {site.expected} foreseen"
-            lines.append(f"  {site.name}: {site.crossed} of {site.kinks} (up {site.up}, down {site.down}{foreseen})")
+            predicted = "" if site.expected is None else f", {site.expected} predicted"
+            lines.append(f"  {site.name}: {site.crossed} of {site.kinks} (up {site.up}, down {site.down}{predicted})")
         if self.unseen:
             lines.append(f"  not followed: {', '.join(self.unseen)}")
         return "\n".join(lines)
@@ -180,7 +180,7 @@ def kink_crossings(
         >>> _ = torch.nn.init.ones_(model[0].weight)
         >>> print(kink_crossings(model, torch.ones(1, 1), torch.ones(1, 1), lr=1.5))          # 1 -> -0.5
         1 of 1 kinks crossed (100 %)
-          relu: 1 of 1 (up 0, down 1, 1 foreseen)
+          relu: 1 of 1 (up 0, down 1, 1 predicted)
     """
     check_lr(lr)
     watched, _, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
@@ -259,7 +259,7 @@ def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p
             "the network must run the same operations before and after the step, but its control flow depends on its "
             "parameters. Crossings cannot be counted."
         )
-    foreseen = _foreseen(before, direction, lr)
+    predicted = _predicted_sides(before, direction, lr)
     sites = []
     for index, (a, b) in enumerate(zip(old.sides, new.sides, strict=True)):
         changed = a.place != b.place
@@ -267,13 +267,13 @@ def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p
         up = int((changed & b.place).sum()) if binary else 0
         down = int((changed & a.place).sum()) if binary else 0
         expected = None
-        if binary and foreseen is not None:
-            expected = int((foreseen[index] != a.place).sum())
+        if binary and predicted is not None:
+            expected = int((predicted[index] != a.place).sum())
         sites.append(SiteCrossings(a.name, a.place.numel(), int(changed.sum()), up, down, expected))
     return KinkCrossings(_numbered(sites), tuple(dict.fromkeys(old.unseen)))
 
 
-def _foreseen(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[Tensor] | None:
+def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[Tensor] | None:
     """Sides after the first-order displacement ``z - lr ż``; None where forward mode is not to be had."""
 
     def heights(*parameters: Tensor) -> tuple[Tensor, ...]:

@@ -4,8 +4,7 @@
 the sites of its graph, too: they hold the rows of ``J̇ = D_v J``.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,10 +18,9 @@ from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.capture.backward_graph import BackwardGraph, incoming
 from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
 from gramscope.capture.weight_sites import WeightSites
-from gramscope.kernels.accumulate import Accumulator, Sites
-from gramscope.kernels.assemble import summed_rows
+from gramscope.kernels.accumulate import Accumulator, Sites, summed_rows
+from gramscope.kernels.contractions import strips
 from gramscope.kernels.graph import INFINITE, Graph, Tangent
-from gramscope.kernels.pieces import strips
 
 R = TypeVar("R")
 # Tensors of the size of the signals that are held for each output: as they came, and arranged for their products.
@@ -75,9 +73,9 @@ class _WeightedRows:
         unit = torch.zeros(stop - start, 1, width, dtype=self.expansion.f.dtype, device=self.expansion.device)
         unit[range(stop - start), 0, range(start, stop)] = 1
         found = self._within(lambda: list(self.sites.sites(unit.expand(-1, n, -1))))
-        return {name: tuple(map(_turned, sites)) for group in found for name, sites in group.items()}
+        return {name: sites for group in found for name, sites in group.items()}
 
-    def weighted(self, name: str, sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    def weighted(self, name: str, sites: Sequence[Site]) -> Sequence[Site]:
         root = self.roots.get(name)
         if root is None:
             return sites
@@ -112,17 +110,6 @@ def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float
                     accumulator.add({name: one}, {name: right.weighted(name, theirs[name])})
                 accumulator.finish()
     return result.reshape(n * width, n * width)
-
-
-def _turned(site: Site) -> Site:
-    """A use of a transposed matrix as one of the matrix itself: ``J v`` uses both, and alike uses need no rows."""
-    if not isinstance(site, OuterSite) or site.frame is None or len(site.order) != 2 or len(site.frame.shape) != 2:
-        return site
-    entries, shape = site.frame.entries, site.frame.shape
-    transposed = torch.arange(math.prod(shape), device=entries.device).reshape(shape).T.flatten()
-    if not torch.equal(entries, transposed):
-        return site
-    return replace(site, frame=None, order=(site.order[1], site.order[0]))
 
 
 def _is_constant(root: Tensor) -> bool:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.progress import progress
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.expansion import Expansion, Kink, Rates, Reading, outside_inference_mode
 from gramscope.kernels.graph import Graph, Tangent, second_derivative, step_direction, weighted

@@ -17,8 +17,7 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.streams import streams_put_back
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision, check_precision
+from gramscope.capture.network import Outputs, Precision, check_precision
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
 from gramscope.kernels.written_out import WrittenOut
 

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.capture import capture
-from gramscope.capture.network import Outputs, named_parameters, unwrap
-from gramscope.capture.precision import Precision
-from gramscope.kernels.assemble import summed_rows
+from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
+from gramscope.kernels.accumulate import summed_rows
 from gramscope.kernels.expansion import Rates, metric_by_name
-from gramscope.kernels.ntk import contracted
+from gramscope.kernels.ntk import traced_by_site
 
 
 def gradient_gram(
@@ -44,12 +43,12 @@ def gradient_gram(
     taken = capture(model, x, outputs=outputs, directions=residual.detach()[None], frozen=frozen, precision=precision)
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
         if metric is None:
-            return contracted(taken, trace=True, by_site=True)
+            return traced_by_site(taken)
         named = named_parameters(unwrap(model))
         weights = metric_by_name(metric, {name: named[name] for name in taken.parameters})
         found: dict[str, Tensor] = {}
         any_numbers = any(weight.dim() == 0 for weight in weights.values())
-        plain = contracted(taken, trace=True, by_site=True) if any_numbers else {}
+        plain = traced_by_site(taken) if any_numbers else {}
         for name, sites in taken.by_parameter().items():
             weight = weights[name]
             if weight.dim() > 0 and sites:

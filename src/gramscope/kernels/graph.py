@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.capture.linear_map import LinearMap, check_differentiable
+from gramscope.capture.backward_graph import check_differentiable
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import loss_gradient
 from gramscope.kernels.expansion import Expansion
 

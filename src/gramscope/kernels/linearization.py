@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
 from gramscope.base.nested import tensors_in
-from gramscope.capture.batched import is_out_of_memory
+from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.expansion import flat_metric, load_forward_mode
 from gramscope.kernels.written_out import WrittenOut
 

@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.linearization import Linearization
 from gramscope.kernels.operator import JacobianOperator
 

@@ -1,20 +1,20 @@
-"""How to cut a kernel into blocks that stay within a memory budget."""
+"""How to cut a kernel into blocks that stay within a memory budget, and whether its examples may be cut so."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import tensors_in
 from gramscope.capture.capture import Survey, survey
-from gramscope.capture.network import Outputs, count_examples, slice_examples
-from gramscope.capture.precision import Precision
-from gramscope.kernels.pieces import Range, strips
+from gramscope.capture.network import Outputs, Precision, count_examples, same_outputs, slice_examples
+from gramscope.kernels.contractions import Range, strips
 
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
@@ -106,6 +106,35 @@ def make_plan(
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
     company = max(3 * examples, room // (2 * size.held))
     return Plan(n, m, width, rows, cols, chunk, signals, passes, large, company)
+
+
+def check_blocks(plan: Plan, outputs: Callable[[Any], Tensor], x: Any, x2: Any) -> None:
+    """Refuse where blocks of a plan would give another kernel than the batch as a whole.
+
+    The outputs of blocks are compared with those of the batch, or of as much of it as fits, without gradients. Dropout,
+    statistics of the batch, its order, and inputs that all examples share but that have as many rows as there are
+    examples (which are then cut like these) show in them.
+    """
+    for batch, n, blocks in ((x, plan.n, plan.rows), (x2, plan.m, plan.columns)):
+        ranges = list(dict.fromkeys(block.examples for block in blocks))
+        if batch is not None and len(ranges) > 1:
+            _check(outputs, batch, n, ranges, plan.company)
+
+
+def _check(outputs: Callable[[Any], Tensor], x: Any, n: int, ranges: list[Range], company: int) -> None:
+    def of(start: int, stop: int) -> Tensor:
+        return outputs(slice_examples(x, n, slice(start, stop)))
+
+    apart = torch.cat([of(*some) for some in ranges])
+    for start in range(0, max(1, n - company // 2), max(1, company // 2)):
+        stop = min(n, start + company)
+        if not same_outputs(apart[start:stop], of(start, stop)):
+            raise CoupledExamplesError(
+                f"the memory allows {ranges[0][1]} of {n} examples at a time, which must give the same outputs as in "
+                "one batch, but the outputs change with the company. Is the model in training mode (dropout, batch "
+                "norm), or does an input that all examples share have as many rows as there are examples? Call "
+                "model.eval(), give shared inputs in outputs=lambda model, x: ..., or give more memory."
+            )
 
 
 def check_kernel(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory, device: torch.device) -> None:

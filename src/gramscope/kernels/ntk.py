@@ -1,7 +1,7 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +19,10 @@ from gramscope.base.user_warnings import SlowPathWarning, warn
 from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capture import Coupled, Opened, opened, outputs_of
-from gramscope.capture.coupling import same_outputs
-from gramscope.capture.network import Outputs, join_examples, slice_examples
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.kernels.accumulate import Accumulator, Sites, mirror
-from gramscope.kernels.blocks import check_blocks
-from gramscope.kernels.memory import CHUNK, Block, Plan, check_kernel, make_plan
-from gramscope.kernels.pieces import strips
+from gramscope.kernels.contractions import strips
+from gramscope.kernels.memory import CHUNK, Block, Plan, check_blocks, check_kernel, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
 Reduce = Literal["none", "trace"]
@@ -63,7 +60,7 @@ def ntk(
     """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``.
 
     Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
-    cheapest order (see ``gramscope.kernels.cost``); one backward pass for each output, whatever the number of examples.
+    cheapest order (``kernels/contractions.py``); one backward pass for each output, whatever the number of examples.
 
     Args:
         model: any module.
@@ -102,7 +99,7 @@ def ntk(
         if x2 is None:
             kernels = job.symmetric(x)
         else:
-            kernels = job.joined(x, x2) if coupled == "refuse" and _joinable(x, x2, plan, run) else job.apart(x, x2)
+            kernels = job.joined(x, x2) if coupled == "refuse" and _joinable(x, x2, plan, run) else job.separate(x, x2)
         _name_slow(job.slow, time.perf_counter() - begun)
     return kernels if by_site else kernels[""]
 
@@ -157,7 +154,7 @@ class _Job:
         self._add_pairs(x, x2, [(mine, theirs) for mine in self.plan.rows for theirs in self.plan.columns])
         return self.kernels
 
-    def apart(self, x: Any, x2: Any) -> dict[str, Tensor]:
+    def separate(self, x: Any, x2: Any) -> dict[str, Tensor]:
         """The same from two forward passes: for inputs of other shapes, and outputs that depend on the company."""
         for mine in self.plan.rows:
             with self.open(slice_examples(x, self.plan.n, slice(*mine.examples))) as network:
@@ -233,8 +230,7 @@ class _Job:
         if self.kernels:
             return
         n, m, width = self.plan.n, self.plan.m, network.f.shape[1]
-        dtypes = {network.f.dtype, *(p.real.dtype for p in network.parameters.values())}
-        dtype = reduce_with(torch.promote_types, dtypes, torch.float32)  # half precision is contracted in float32
+        dtype = _kernel_dtype([network.f, *network.parameters.values()])
         shape = (n, m) if self.trace else (n, width, m, width)
         names = list(network.parameters) if self.by_site else [""]
         check_kernel(shape, dtype, self.memory, network.f.device)
@@ -261,30 +257,28 @@ def _tile(kernel: Tensor, mine: Block, theirs: Block) -> Tensor:
 
 def traced_kernel(network: Opened, cotangents: Tensor, room: int = UNLIMITED) -> Tensor:
     """``Σ_j K_{μj,νj}`` over the directions given, of an open forward pass; ``room`` bytes of signals at once."""
-    n, device = len(network.f), network.f.device
-    dtype = reduce_with(torch.promote_types, (p.dtype for p in network.parameters.values()), torch.float32)
-    kernel = torch.zeros(n, n, dtype=torch.promote_types(dtype, network.f.dtype).to_real(), device=device)
-    accumulator = Accumulator({"": kernel}, True, CHUNK.get(device.type, CHUNK["cuda"]), symmetric=True, fuse=True)
+    dtype = _kernel_dtype([network.f, *network.parameters.values()])
+    return _traced(network.sites(cotangents, room), [""], network.f, dtype)[""]
+
+
+def traced_by_site(snapshot: Snapshot) -> dict[str, Tensor]:
+    """The same for each parameter, over the directions of a snapshot."""
+    dtype = _kernel_dtype([snapshot.outputs, *(site.held for site in snapshot.sites)])
+    return _traced([snapshot.by_parameter()], list(snapshot.parameters), snapshot.outputs, dtype)
+
+
+def _traced(groups: Iterable[Sites], names: Sequence[str], f: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    kernels = {name: torch.zeros(len(f), len(f), dtype=dtype, device=f.device) for name in names}
+    chunk = CHUNK.get(f.device.type, CHUNK["cuda"])
     with torch.no_grad():
-        for group in network.sites(cotangents, room):
+        accumulator = Accumulator(kernels, True, chunk, symmetric=True, fuse=list(names) == [""])
+        for group in groups:
             accumulator.add(group, group)
-        accumulator.finish()
-        mirror(kernel)
-    return kernel
-
-
-def contracted(snapshot: Snapshot, *, trace: bool, by_site: bool) -> dict[str, Tensor]:
-    """The kernel of the directions of one snapshot: by parameter name, or under "" their sum."""
-    n, k = snapshot.examples, snapshot.directions
-    dtypes = {snapshot.outputs.dtype, *(site.dtype for site in snapshot.sites)}
-    dtype, device = reduce_with(torch.promote_types, dtypes, torch.float32), snapshot.outputs.device
-    names = snapshot.parameters if by_site else [""]
-    kernels = {name: torch.zeros((n, n) if trace else (n, k, n, k), dtype=dtype, device=device) for name in names}
-    chunk = CHUNK.get(device.type, CHUNK["cuda"])
-    accumulator = Accumulator(kernels, trace, chunk, symmetric=True, fuse=not by_site)
-    sites = snapshot.by_parameter()
-    accumulator.add(sites, sites)
-    accumulator.finish()
-    for kernel in kernels.values():
-        mirror(kernel.flatten(0, 1).flatten(1) if kernel.dim() == 4 else kernel)
+        for kernel in kernels.values():
+            mirror(kernel)
     return kernels
+
+
+def _kernel_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Half precision is contracted in float32; a complex parameter is two real ones."""
+    return reduce_with(torch.promote_types, {tensor.real.dtype for tensor in tensors}, torch.float32)

@@ -5,8 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.expansion import Rates, flat_metric
 from gramscope.kernels.linearization import Linearization
 from gramscope.linalg import LinearOperator

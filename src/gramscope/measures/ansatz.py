@@ -14,8 +14,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.base.user_warnings import undefined
-from gramscope.capture.network import Outputs
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Outputs, Precision
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.gradient_outer_product import layer_agop
 from gramscope.measures.rows import of_ordinary_size

@@ -12,6 +12,9 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture import capture
 from gramscope.capture.network import (
+    Precision,
+    at_precision,
+    check_precision,
     copied,
     count_examples,
     evaluate,
@@ -19,7 +22,6 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap_with_input,
 )
-from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.losses import Targets
 from gramscope.measures.by_weight import ByWeight

@@ -15,10 +15,13 @@ from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.base.progress import progress
 from gramscope.capture import capture
-from gramscope.capture.batched import batched_gradients
+from gramscope.capture.backward_graph import batched_gradients
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import (
     Outputs,
+    Precision,
+    at_precision,
+    check_precision,
     count_examples,
     evaluate,
     named_parameters,
@@ -26,7 +29,6 @@ from gramscope.capture.network import (
     unwrap,
 )
 from gramscope.capture.owners import exponents, quick_owner
-from gramscope.capture.precision import Precision, at_precision, check_precision
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.by_weight import ByWeight

@@ -9,7 +9,7 @@ from gramscope.base.checks import check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.user_warnings import undefined
-from gramscope.capture.precision import Precision
+from gramscope.capture.network import Precision
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning_equation import Loss, feature_learning
 from gramscope.measures.rows import frobenius

@@ -67,7 +67,7 @@ class MatrixForm:
     @classmethod
     def of_site(cls, site: OuterSite, shape: Sequence[int]) -> "MatrixForm":
         """The matrices as a captured site used them."""
-        index = None if site.frame is None else site.frame.index()
+        index = None if site.frame is None else site.frame.entries
         return cls(tuple(shape), site.groups, site.fan_out, site.fan_in, site.axes, site.order, index)
 
     def matrices(self, tensor: Tensor) -> Float[Tensor, "g o i"]:

@@ -11,7 +11,8 @@ from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput, T, map_tensors, tensors_in
-from gramscope.capture.linear_map import LinearMap, leaves_below
+from gramscope.capture.backward_graph import leaves_below
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.propagators.layout import StateLayout, StateSite

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.capture.linear_map import leaves_below
+from gramscope.capture.backward_graph import leaves_below
 from gramscope.propagators.global_ntk import GlobalNTK
 from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates

@@ -9,7 +9,8 @@ from torch.autograd.graph import Node as GraphNode
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.axes import Axes
-from gramscope.capture.linear_map import LinearMap, leaves_below
+from gramscope.capture.backward_graph import leaves_below
+from gramscope.capture.linear_map import LinearMap
 from gramscope.propagators.layout import StateLayout
 from gramscope.propagators.state_recorder import Node
 from gramscope.propagators.states import Changes, States

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.capture.linear_map import leaves_below
+from gramscope.capture.backward_graph import leaves_below
 from gramscope.capture.side_effects import writes
 from gramscope.capture.unrolled import CELLS, RECURRENT, Arguments
 from gramscope.capture.weight_uses import WeightUses, settle

@@ -27,7 +27,7 @@ def gradient(sites: Sequence[Site]) -> Float[Tensor, " p"]:
             own = site.rows()[:, 0].sum(0)
         if site.frame is not None:
             whole = own.new_zeros(math.prod(site.frame.shape))
-            own = whole.index_copy_(0, site.frame.index().to(own.device), own)
+            own = whole.index_copy_(0, site.frame.entries.to(own.device), own)
         total = own if total is None else total + own
     assert total is not None
     return total

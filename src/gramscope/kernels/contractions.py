@@ -1,13 +1,26 @@
-"""Pieces of a kernel: each adds its share to any block of examples of the kernel matrix.
+"""Ways to contract the weight sites of two sets of examples: what each costs, and how it adds its share to a kernel.
 
 The kernel is a matrix of blocks: row block μ, column block ν, each (c, c) with c the number of outputs that stay open
 (k for a full kernel, 1 for a trace). A piece holds what it needs in the layout its matrix products want.
+
+For one pair of examples with k directions, T positions, g groups, fan-in i and fan-out o (multiply-adds):
+
+===========  =======================================  ==========================================
+method       full kernel                              trace over outputs
+===========  =======================================  ==========================================
+rows         k²·g·o·i                                 k·g·o·i
+positions    T²·g·i + k²·T²·g·o                       T²·g·i + k·T²·g·o
+half         T²·g·i + k·T²·g·o + k²·T·g·o             (as positions)
+===========  =======================================  ==========================================
+
+``rows`` forms each example's gradient first, which costs k·T·g·o·i once an example; it wins where positions are many.
+``half`` contracts the input Gram matrix with one side's signals before it meets the other side.
 """
 
-from collections.abc import Iterator, Sequence
-from copy import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,23 +29,77 @@ from torch import Tensor
 from gramscope.linalg.split_product import Halves, add_split_product, split_halves, split_product_pays
 
 Range = tuple[int, int]
-# Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 # Columns of one product: longer sums in float32 lose a digit.
 LONGEST = 2**13
 # Entries of small products that are summed at once on a GPU.
 SUMMED = 2**26
+# Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 HELD = {"cpu": 2**25, "cuda": 2**31}
+STRIP_EXAMPLES = 16  # of a piece that loops over examples
+# Positions below which the products of ``half``, which sum over T terms each, take longer than their count: they move
+# more than they compute. Measured on transformers of 16 to 200 positions on a CPU.
+FEW_POSITIONS = {"cpu": 64, "cuda": 16}
+
+Method = Literal["rows", "positions", "half"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one contraction: n and m examples, k directions, T positions, g groups, fan-in i, fan-out o."""
+
+    n: int
+    m: int
+    k: int
+    T: int
+    g: int
+    i: int
+    o: int
+    symmetric: bool
+    trace: bool
+
+
+def flops(shape: Shape, method: Method) -> int:
+    """Floating-point operations of the matrix products, two for each multiply-add; the pairs halved if symmetric."""
+    pairs = shape.n * (shape.n + 1) // 2 if shape.symmetric else shape.n * shape.m
+    k, T, g, i, o = shape.k, shape.T, shape.g, shape.i, shape.o
+    outputs = k if shape.trace else k * k
+    examples = shape.n if shape.symmetric else shape.n + shape.m
+    if method == "rows":
+        return 2 * (pairs * outputs * g * o * i + examples * k * T * g * o * i)
+    if method == "positions":
+        return 2 * pairs * T * T * g * (i + outputs * o)
+    return 2 * pairs * (T * T * g * i + k * T * T * g * o + outputs * T * g * o)
+
+
+def price(shape: Shape, method: Method, device: str = "cpu") -> float:
+    """Time in units of operations of large products."""
+    few = FEW_POSITIONS.get(device, FEW_POSITIONS["cuda"])
+    return flops(shape, method) * (1.0 + few / shape.T if method == "half" else 1.0)
+
+
+def cheapest(shape: Shape, device: str = "cpu") -> Method:
+    """The method that takes the least time by these counts; ties go to the simplest."""
+    other: Method = "positions" if shape.trace or shape.T == 1 else "half"
+    rows, best = price(shape, "rows", device), price(shape, other, device)
+    return "rows" if rows < best or (rows == best and shape.T > 1) else other
 
 
 @runtime_checkable
 class Piece(Protocol):
-    """Adds ``K[rows, cols]`` to ``out``, a (possibly strided) view with (r1-r0)·c rows."""
+    """Adds ``K[rows, cols]`` to ``out``, a (possibly strided) view with (r1-r0)·c rows.
+
+    ``strip`` is the number of examples of ``rows`` that it wants at once; 0 leaves it to the size of the kernel.
+    """
+
+    strip: int
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None: ...
 
 
 class RowPiece:
     """``K = J Jᵀ`` for gradient rows J."""
+
+    strip = 0
 
     def __init__(
         self, left: Float[Tensor, "n k p"], right: Float[Tensor, "m j p"], trace: bool, split: bool = False
@@ -71,19 +138,10 @@ def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q
         out.addmm_(left[:, start:stop], right[:, start:stop].T)
 
 
-def joined(pieces: Sequence[RowPiece]) -> RowPiece:
-    """The sum of narrow pieces as one: each by itself would go through the whole kernel for few products."""
-    first = pieces[0]
-    if len(pieces) == 1:
-        return first
-    one = copy(first)
-    one.left = torch.cat([piece.left for piece in pieces], dim=1)
-    one.right = one.left if first.right is first.left else torch.cat([piece.right for piece in pieces], dim=1)
-    return one
-
-
 class HadamardPiece:
     """``K = Q ∘ (S Sᵀ)``: one position an example, Q the Gram matrix of the inputs."""
+
+    strip = 0
 
     def __init__(
         self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m j o"]
@@ -107,20 +165,6 @@ class HadamardPiece:
         out.unflatten(0, (-1, c)).addcmul_(inner[:, None], tile.unflatten(0, (-1, c)))
 
 
-class ConstantSignalPiece:
-    """``K = Q ⊗ G``: signals that are the same for all examples (a last layer), with few non-zero entries in G."""
-
-    def __init__(self, inner: Float[Tensor, "n m"], gram: Float[Tensor, "c c"]) -> None:
-        self.inner, self.gram = inner, gram
-        self.entries = [(int(a), int(b), float(gram[a, b])) for a, b in gram.nonzero()]
-
-    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        c = len(self.gram)
-        inner = self.inner[rows[0] : rows[1], cols[0] : cols[1]]
-        for a, b, value in self.entries:
-            out[a::c, b::c].add_(inner, alpha=value)
-
-
 class Positions:
     """Which positions of two examples see alike inputs: the Gram matrix of site inputs, block by block."""
 
@@ -132,21 +176,6 @@ class Positions:
         right = self.right[cols[0] : cols[1]].flatten(0, 1)
         gram = right @ self.left[rows[0] : rows[1]].flatten(0, 1).T
         return gram.add_(self.offset) if self.offset else gram
-
-
-class HadamardTracePiece:
-    """``K = Q ∘ Σ_c S_c S_cᵀ``: in one product, or output by output where the backward pass left them so."""
-
-    def __init__(self, inner: Positions, left: Float[Tensor, "n k o"], right: Float[Tensor, "m k o"]) -> None:
-        self.inner = inner
-        joined = left.is_contiguous() and right.is_contiguous()
-        self.left, self.right = ((t.flatten(1)[None] if joined else t.transpose(0, 1)) for t in (left, right))
-
-    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        total = torch.zeros_like(out)
-        for mine, theirs in zip(self.left, self.right, strict=True):
-            total.addmm_(mine[rows[0] : rows[1]], theirs[cols[0] : cols[1]].T)
-        out.addcmul_(self.inner.block(rows, cols).T, total)
 
 
 class SameId:
@@ -200,6 +229,8 @@ class HalfPiece:
 class PositionTracePiece:
     """``K_μν = Σ_pq Q_{μp,νq} Σ_c s_{μcp} · s_{νcq}``."""
 
+    strip = 0
+
     def __init__(
         self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"]
     ) -> None:
@@ -221,6 +252,8 @@ class TiedPiece:
     ``K_{μc,νd} = Σ_pq s_{μcp}[id_νq] (v_μp · t_νdq)``: linear signals s and inputs v on one side, ids and lookup
     signals t on the other. ``flip`` puts the linear side on the columns.
     """
+
+    strip = STRIP_EXAMPLES
 
     def __init__(
         self, inputs: Float[Tensor, "n T i"], signals: Float[Tensor, "n k T table"], ids: Int[Tensor, "m S"],
