@@ -27,10 +27,10 @@ from gramscope.hierarchy.losses import Loss
 from gramscope.hierarchy.optimiser import autocast_uncached
 from gramscope.record.along_loss import sample_positions
 from gramscope.record.arguments import globs
-from gramscope.record.condensed import MIXTURES, SEED, has_many_outputs, rehearses_losses
+from gramscope.record.condensed import SEED, has_many_outputs, mixing, precision_of, rehearses_losses
 from gramscope.record.judge import IGNORED, Judge, judge_of, plain_labels, unseen
-from gramscope.record.moment import Subject, evaluating, layer_of
 from gramscope.record.readings import READERS
+from gramscope.record.subject import Subject, evaluating, layer_of
 
 
 def check_model(model: nn.Module) -> None:
@@ -157,7 +157,10 @@ def facts(subject: Subject, taken: str) -> dict[str, Any]:
     if y is not None and not y.is_floating_point():
         found["classes"] = int(y.max()) + 1
     if has_many_outputs(judge):
-        found["kernel"] = f"estimated from {MIXTURES} random mixtures of {judge.size} outputs, seed {SEED}"
+        count = mixing(judge).k
+        found["kernel"] = f"estimated from {count} random mixtures of {judge.size} outputs, seed {SEED}"
+        if precision_of(subject.model) == "tf32":
+            found["precision"] = "products in TF32 (relative error 1e-3)"
     if y is not None and judge.by_position:
         rows = len(sample_positions(y))
         found["features"] = f"of the last layer, at {rows} of {int((y != IGNORED).sum())} labelled positions, seed 0"
