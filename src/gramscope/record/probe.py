@@ -146,8 +146,22 @@ def surroundings(model: nn.Module) -> Iterator[CopyOnWrite]:
         for kind in dict.fromkeys(("cpu", next(model.parameters()).device.type)):
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_parameter_hooks_set_aside(model))
         stack.enter_context(autocast_uncached())  # where the model has an autocast of its own
         yield written
+
+
+@contextmanager
+def _parameter_hooks_set_aside(model: nn.Module) -> Iterator[None]:
+    """Hooks that the user put on parameters do not run: they may change gradients, or count steps."""
+    held = [(parameter, parameter._backward_hooks) for parameter in model.parameters() if parameter._backward_hooks]
+    try:
+        for parameter, _ in held:
+            parameter._backward_hooks = None
+        yield
+    finally:
+        for parameter, hooks in held:
+            parameter._backward_hooks = hooks
 
 
 def facts(subject: Subject, taken: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.capture.network import count_examples, evaluate, prepare_input
@@ -27,22 +27,8 @@ def probe_pass(
         untouched(subject.model, throughout=False) as written,
         exact_arithmetic(tf32=large and precision_of(subject.model) == "tf32"),
         plain_execution(fused_attention=large),
-        _parameter_hooks_set_aside(subject.model),
         evaluating(subject.model),
     ):
         with written, mode or nullcontext():
             outputs = evaluate(subject.model, x, count_examples(x), subject.outputs)
         yield outputs
-
-
-@contextmanager
-def _parameter_hooks_set_aside(model: nn.Module) -> Iterator[None]:
-    """Hooks that the user put on parameters do not run: they may change gradients, or count steps."""
-    held = [(parameter, parameter._backward_hooks) for parameter in model.parameters() if parameter._backward_hooks]
-    try:
-        for parameter, _ in held:
-            parameter._backward_hooks = None
-        yield
-    finally:
-        for parameter, hooks in held:
-            parameter._backward_hooks = hooks
