@@ -151,7 +151,7 @@ def test_both_ends_of_a_series_are_measured(clock, register):
 def test_weights_are_copied_only_before_a_step_that_will_be_measured(clock, register):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    register("plain", 0.049)
+    register("plain", 0.029)
     scope = gs.watch(model, X, every=1, measures=["plain", "update"]).use(optimizer)
     copied = []
     for step in range(1, 121):
@@ -161,7 +161,7 @@ def test_weights_are_copied_only_before_a_step_that_will_be_measured(clock, regi
         copied += [step] * bool(scope.subject.last_update._before)
         scope.step()
     assert copied == [record["step"] for record in scope.records[1:]]
-    assert GUARANTEED < len(copied) < 50
+    assert GUARANTEED < len(copied) < 80
     assert all("update_ratio/weight" in record["scalars"] for record in scope.records[1:])
 
 
@@ -169,7 +169,7 @@ def test_a_measure_that_turns_out_expensive_does_not_hold_up_the_others(clock, r
     cheap, dear = register("cheap", 1e-3), register("dear", 0.4)
     train(watch(["cheap", "dear"], every=10), clock, 1000)
     assert cheap == list(range(0, 1001, 10))
-    assert dear == [0, 10, 150], "one with warm-up, one that tells what it costs, and one that its part allows"
+    assert dear == [0, 10, 90, 810], "one with warm-up, one that tells what it costs, then one in nine times the steps"
 
 
 def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):
@@ -188,7 +188,7 @@ def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):
 def test_a_cold_start_of_an_expensive_measure_does_not_hide_its_cost(clock, register):
     """Its own estimate says what it will cost when it is warm."""
     register("plain", 1e-3)
-    dear = register("dear", 0.02, cold=3.0, guess=0.05)
+    dear = register("dear", 0.02, cold=3.0, guess=0.025)
     train(watch(["plain", "dear"]), clock, 800)
     assert dear == LOG
 
@@ -205,7 +205,7 @@ def test_a_disturbed_start_of_an_expensive_measure_is_forgotten(clock, register)
         return Reading({"dear/value": 1.0})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(READERS, "dear", Reader("dear", take, False, "", True, lambda subject, one: 0.05))
+        patch.setitem(READERS, "dear", Reader("dear", take, False, "", True, lambda subject, one: 0.025))
         train(watch(["plain", "dear"]), clock, 40)
     assert dear == LOG[:15]
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gramscope.record.budget import Budget
-from gramscope.record.groups import PASS, TOGETHER, Groups
+from gramscope.record.groups import PASS, TOGETHER, DueStep, Groups
 from gramscope.record.moment import Moment
 from gramscope.record.probe import surroundings
 from gramscope.record.readings import READERS, Reading
@@ -41,15 +41,13 @@ class Measurer:
         self.budget, self.groups, self.memory = budget, groups, memory
         self._stop, self._tell = stop, tell
 
-    def take(
-        self, subject: Subject, step: int, groups: Mapping[str, Sequence[str]], guaranteed: bool, last: bool
-    ) -> Taken:
+    def take(self, subject: Subject, due: DueStep, groups: Mapping[str, Sequence[str]]) -> Taken:
         """The cheap measures, and of the others those that can be afforded."""
         taken = Taken()
-        with surroundings(subject.model), Moment(subject, step, self.memory) as moment:
+        with surroundings(subject.model), Moment(subject, due.step, self.memory) as moment:
             # What the shared pass serves comes before what makes passes of its own.
             for group, names in sorted(groups.items(), key=lambda g: any(READERS[n].guess for n in g[1])):
-                if group != TOGETHER and not self.groups.affordable(group, names, subject, guaranteed, last):
+                if group != TOGETHER and not self.groups.affordable(group, names, subject, due):
                     taken.skipped += names
                     continue
                 self._take_group(group, names, moment, taken)
@@ -66,6 +64,7 @@ class Measurer:
             reading = self._time(name, partial(self._read, name, moment, taken.failures))
             taken.scalars |= reading.scalars
             taken.arrays |= reading.arrays
+        self.groups.taken(names, moment.step)
         if warm:  # the first time includes warm-up: it is not charged
             self.groups.charge(group, self.budget.spent - before)
 

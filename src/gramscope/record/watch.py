@@ -21,7 +21,7 @@ from gramscope.record.budget import GUARANTEED, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.examples import taken
 from gramscope.record.fingerprint import difference, fingerprint
-from gramscope.record.groups import TOGETHER, Groups
+from gramscope.record.groups import TOGETHER, DueStep, Groups
 from gramscope.record.judge import unseen
 from gramscope.record.last_update import LastUpdate
 from gramscope.record.logged import LogBuffer
@@ -385,14 +385,14 @@ class Scope:
             return
         self._wait()  # training's own work that is still queued is not measuring
         with self.budget.all_counted():
-            guaranteed = last or self._is_guaranteed(self.count)
             if not last and not self._will_measure(self.count):
                 self._left_out, self._left_out_last = self._left_out + 1, self.count
                 return
+            due = DueStep(self.count, last or self._is_guaranteed(self.count), last)
             groups = self._groups.split(self.subject)
             if groups or self._opening:
                 self._guaranteed = max(0, self._guaranteed - 1)
-                self._commit(self._measurer.take(self.subject, self.count, groups, guaranteed, last))
+                self._commit(self._measurer.take(self.subject, due, groups))
                 self._wait()
 
     def _will_measure(self, step: int) -> bool:
@@ -401,7 +401,8 @@ class Scope:
             self.budget.due += 1
             groups = self._groups.split(self.subject)
             names = groups.get(TOGETHER)
-            allowed = names is None or self._groups.affordable(TOGETHER, names, self.subject, self._is_guaranteed(step))
+            due = DueStep(step, self._is_guaranteed(step))
+            allowed = names is None or self._groups.affordable(TOGETHER, names, self.subject, due)
             self._decided = step, allowed
         return self._decided[1]
 
