@@ -103,9 +103,8 @@ def main() -> int:
     _print_costs(scope, one)
     print(f"left out: {failed or 'nothing'}")
     if device.type == "cuda":
-        print(
-            f"peak GPU memory: training {peak:.0f} MB, opening {opened_peak:.0f} MB, with watching {peak_watched:.0f} MB"
-        )
+        peaks = {"training": peak, "the opening": opened_peak, "the watched run": peak_watched}
+        print("peak GPU memory: " + ", ".join(f"{name} {size:.0f} MB" for name, size in peaks.items()))
     return 0
 
 
