@@ -1,7 +1,7 @@
 """One moment of training: what the measures see, computed once and shared."""
 
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -95,11 +95,18 @@ class Moment:
                     large=few is not None,
                     precision=None if few is None else precision_of(subject.model),
                     known=self.memory.sites,
-                    watch=all_of(self._units, self._last_input) if self.plain is None else None,
+                    watch=self._watching,
                 )
             )
             self._inside = stack.pop_all()
         return made
+
+    @property
+    def _watching(self) -> AbstractContextManager[Any] | None:
+        """What looks at the operations of the forward pass; nothing, where a plain pass has done so."""
+        if self.plain is not None:
+            return None
+        return self._units if self.sampled_positions is None else all_of(self._units, self._last_input)
 
     @cached_property
     def snapshot(self) -> Snapshot:
