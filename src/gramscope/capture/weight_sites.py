@@ -358,7 +358,7 @@ class WeightSites:
 def _may_route(node: Node) -> bool:
     """May the values of data decide where entries go? Then few examples tell nothing of the others."""
     if isinstance(node, BackwardCFunction):  # one of ours may say that it moves nothing
-        return not getattr(node._forward_cls, "keeps_places", False)
+        return not getattr(getattr(node, "_forward_cls", None), "keeps_places", False)
     return any(word in node.name() for word in ROUTES)
 
 

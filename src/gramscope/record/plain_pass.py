@@ -91,9 +91,10 @@ def plain_pass(
         loss = judge.loss(f, y)
         free = {name: p for name, p in named_parameters(subject.model).items() if p.requires_grad}
         found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
-        f, places = f.detach(), places.to(f.device)
-        accuracy, some = judge.accuracy(f, y), judge.by_class(f)[places[:rows]]
+        f = f.detach()
+        accuracy, some = judge.accuracy(f, y), judge.by_class(f)[places[:rows].to(f.device)]
     reached = {name: g for name, g in zip(free, found, strict=True) if g is not None}
     squares = dict.fromkeys(free, 0.0) | squared_norms(reached)
     assert noted.rows is not None  # as it was in the first pass, with which it was compared
-    return PlainPass(float(loss.detach()), accuracy, AlongLoss(squares, {last: noted.rows[places]}, last), some)
+    features = noted.rows[places.to(noted.rows.device)]
+    return PlainPass(float(loss.detach()), accuracy, AlongLoss(squares, {last: features}, last), some)
