@@ -11,6 +11,7 @@ TOGETHER = "together"
 PASS = "pass"  # the budget's name for the forward and backward pass that the cheap measures share
 CHEAP = 0.03  # seconds: what takes less is never expensive, and is taken at the guaranteed measurements too
 RARELY = 9  # a measure that turned out to be expensive is taken again at so many times the steps, whatever it costs
+AT_FIRST = 0.1  # seconds: an expensive measure that should take less is taken twice in every run
 COLD = 4  # times as long as a guess for a warm one takes the first time of an expensive measure
 CHEAP_PART = 0.6  # of the time for the cheap measures; the expensive ones share the rest
 
@@ -59,9 +60,12 @@ class Groups:
         if group != TOGETHER and turned_out and (due.last or due.step >= RARELY * max(1, self._last.get(group, 0))):
             return True
         left, seconds = self.budget.left(group), self._estimate(group, names, subject)
-        if seconds > CHEAP and not turned_out and not any(self.budget.taken.get(name) for name in names):
+        times = min(self.budget.taken.get(name, 0) for name in names)
+        if seconds > AT_FIRST and not turned_out and times == 0:
             seconds *= COLD
-        return seconds <= (max(left, CHEAP) if due.guaranteed else left)
+        if due.guaranteed:
+            left = max(left, AT_FIRST if times < 2 else CHEAP)
+        return seconds <= left
 
     def taken(self, names: Sequence[str], step: int) -> None:
         """These measures were taken at this step."""

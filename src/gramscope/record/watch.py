@@ -20,19 +20,17 @@ from gramscope.record.arguments import WatchOptions, check_optimizer, check_out,
 from gramscope.record.budget import GUARANTEED, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.examples import taken
-from gramscope.record.fingerprint import difference, fingerprint
 from gramscope.record.groups import TOGETHER, DueStep, Groups
 from gramscope.record.judge import unseen
 from gramscope.record.last_update import LastUpdate
 from gramscope.record.logged import LogBuffer
 from gramscope.record.measuring import Measurer, Taken, Warnings
-from gramscope.record.opening import open_writer
+from gramscope.record.opening import goes_on_from, open_writer
 from gramscope.record.readings import READERS
 from gramscope.record.schedule import due_at
 from gramscope.record.sharded import Shards, opened_together
-from gramscope.record.subject import Memory, Subject
+from gramscope.record.subject import Subject
 from gramscope.store import RunWriter, StoreError
-from gramscope.store.names import FINGERPRINT
 
 _SHARDED_OPTIMIZER = (
     "the optimiser of a sharded model holds shards: its step is not rehearsed, and its updates are not measured. With "
@@ -143,7 +141,7 @@ class Scope:
             meta = probe_module.meta(self.subject, self.readers, name, options.config, taken_from)
             meta |= {} if shards is None else {"sharded": shards.facts()}
             self._writer = open_writer(out, resume_step(options.resume), meta)
-        memory = self._remembered(resume_step(options.resume))
+        self.count, memory = goes_on_from(self._writer, self.subject, resume_step(options.resume), self.count)
         self._groups = Groups(self.readers, self.budget)
         tell = Warnings(self._warn, self.warn_once)
         self._measurer = Measurer(self.budget, self._groups, memory, options.raises, tell)
@@ -169,23 +167,6 @@ class Scope:
         if lacking:
             self._warn(f"{', '.join(lacking)} cannot be measured without targets: pass probe=(x, y).")
         return readers, Subject(self.model, x, y, judge, options.outputs, layer, lr=options.lr)
-
-    def _remembered(self, resume: int | bool) -> Memory:
-        """Where a resumed run goes on, and what it is compared with: what the first attempt stored."""
-        if self._writer is None:
-            return Memory()
-        now = fingerprint(self.model, self.subject.x, self.subject.outputs)
-        last = self._writer.last_step
-        if resume is not False and not (resume is True and last is None):
-            self.count = resume if resume is not True else last or 0
-        if resume is False or last is None or not self.count:
-            return Memory(fingerprint=now)  # nothing to go on from, or step 0, which is measured again
-        other = difference(self._writer.first_array(FINGERPRINT), now)
-        if other:
-            return Memory(resumed=True, other=other)
-        arrays = {name: self._writer.first_array(f"start/{name}") for name in ("kernel", "features")}
-        tensors = {name: None if array is None else torch.tensor(array, device="cpu") for name, array in arrays.items()}
-        return Memory(tensors["kernel"], tensors["features"], resumed=True)
 
     # The loop's side -------------------------------------------------------------------------------------
 
