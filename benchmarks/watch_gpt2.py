@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gramscope as gs
+from gramscope.record.budget import Budget
 
 PROBE = 4  # sequences
 
@@ -89,6 +90,7 @@ def main() -> int:
         scope.use(training.optimizer)
         training.wait()
         opening = time.perf_counter() - begun
+        opened_peak = _peak(device)
         watched = opening + training.seconds(options.steps, scope)
         measured = [record["step"] for record in scope.records]
         failed = {name: why for record in scope.records for name, why in record["failures"].items()}
@@ -98,13 +100,33 @@ def main() -> int:
     print(f"{device}: one training step {1e3 * one:.1f} ms; opening {opening:.2f} s ({opening / one:.0f} steps)")
     print(f"{options.steps} steps: {100 * (watched / (one * options.steps) - 1):.1f} % longer, the opening included")
     print(f"{len(measured)} measurements at {measured}")
-    print(f"times taken: {scope.budget.taken}")
-    print("a warm one: " + ", ".join(f"{n} {1e3 * s:.0f} ms" for n, s in scope.budget.costs.items()))
-    print("a cold one: " + ", ".join(f"{n} {1e3 * s:.0f} ms" for n, s in scope.budget.cold.items()))
+    _print_costs(scope, one)
     print(f"left out: {failed or 'nothing'}")
     if device.type == "cuda":
-        print(f"peak GPU memory: training {peak:.0f} MB, with watching {peak_watched:.0f} MB")
+        peaks = {"training": peak, "the opening": opened_peak, "the watched run": peak_watched}
+        print("peak GPU memory: " + ", ".join(f"{name} {size:.0f} MB" for name, size in peaks.items()))
     return 0
+
+
+def _print_costs(scope: gs.record.Scope, one: float) -> None:
+    """Each measure: how often, at which steps its first series stands, its first and its later times, and its total."""
+    budget = scope.budget
+    print(f"{'measure':18} times    first ms  later ms  all, % of training   in training steps, later")
+    for name in sorted(budget.taken, key=lambda name: -_total(budget, name)):
+        later = budget.costs.get(name, 0.0)
+        share = 100 * _total(budget, name) / budget.training_time
+        print(
+            f"{name:18} {budget.taken[name]:5d} {1e3 * budget.cold[name]:11.1f} {1e3 * later:9.1f} {share:12.2f}"
+            f"{later / one:26.2f}"
+        )
+    noted = sum(_total(budget, name) for name in budget.taken)
+    print(f"everything: {budget.spent:.2f} s, of which measures {noted:.2f} s (estimated from the median of the last)")
+    for name in ("loss/probe", "kernel/drift", "richness", "update_ratio/transformer.h.0.mlp.c_fc", "step/error"):
+        print(f"  {name} at {[r['step'] for r in scope.records if name in r['scalars']]}")
+
+
+def _total(budget: Budget, name: str) -> float:
+    return budget.cold[name] + (budget.taken[name] - 1) * budget.costs.get(name, 0.0)
 
 
 def _peak(device: torch.device) -> float:

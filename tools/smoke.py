@@ -72,8 +72,8 @@ def extras(folder: Path) -> None:
     matplotlib.use("Agg")
     from transformers import Trainer, TrainingArguments
 
-    from gramscope.record.huggingface import WatchCallback as ForTrainer
-    from gramscope.record.lightning import WatchCallback as ForLightning
+    from gramscope.record.huggingface import TrainerWatch as ForTrainer
+    from gramscope.record.lightning import LightningWatch as ForLightning
 
     x, y = torch.randn(16, 4), torch.randn(16, 3)
     gs.kernel(nn.Linear(4, 3), x).plot()

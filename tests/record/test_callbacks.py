@@ -15,7 +15,7 @@ Y = torch.randint(0, 2, (32,), generator=torch.Generator().manual_seed(1))
 
 def test_lightning(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-    from gramscope.record.lightning import WatchCallback
+    from gramscope.record.lightning import LightningWatch
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -43,7 +43,7 @@ def test_lightning(tmp_path):
         trainer.fit(module, loader)
         return module
 
-    watcher = WatchCallback(probe=(X[:8], Y[:8]), out=tmp_path / "run", every=2, on_error="raise", overhead=None)
+    watcher = LightningWatch(probe=(X[:8], Y[:8]), out=tmp_path / "run", every=2, on_error="raise", overhead=None)
     watched, plain = fit([watcher]), fit([])
     for one, two in zip(watched.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -58,7 +58,7 @@ def test_lightning(tmp_path):
 def test_hugging_face(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
-    from gramscope.record.huggingface import WatchCallback
+    from gramscope.record.huggingface import TrainerWatch
 
     def fit(callbacks):
         torch.manual_seed(0)
@@ -80,7 +80,7 @@ def test_hugging_face(tmp_path):
 
     def watcher(x, y):
         options = {"every": 2, "measures": ["loss", "shares"], "on_error": "raise", "overhead": None}
-        return WatchCallback(probe=(x, y), out=tmp_path / "run", **options)
+        return TrainerWatch(probe=(x, y), out=tmp_path / "run", **options)
 
     (watched, (callback,)), (plain, _) = fit([watcher]), fit([])
     for one, two in zip(watched.parameters(), plain.parameters(), strict=True):
@@ -123,10 +123,10 @@ def _lightning_fit(lightning, folder, watcher, **options):
 def test_lightning_again_and_several_optimisers(tmp_path):
     """A second fit goes on with the run; the rehearsed step is that of the optimiser which holds the part watched."""
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-    from gramscope.record.lightning import WatchCallback
+    from gramscope.record.lightning import LightningWatch
 
     options = {"every": 2, "measures": ["loss", "step"], "overhead": None, "on_error": "raise", "module": "net"}
-    watcher = WatchCallback(probe=(X[:8], Y[:8]), out=tmp_path / "run", **options)
+    watcher = LightningWatch(probe=(X[:8], Y[:8]), out=tmp_path / "run", **options)
     trainer = _lightning_fit(lightning, tmp_path, watcher)
     assert isinstance(watcher.scope.subject.optimizer, torch.optim.Adam)
     assert watcher.scope.count == trainer.global_step == 8  # four batches, two optimisers
@@ -140,23 +140,23 @@ def test_lightning_again_and_several_optimisers(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
 def test_lightning_steps_jumped_over_are_measured_after_them(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-    from gramscope.record.lightning import WatchCallback
+    from gramscope.record.lightning import LightningWatch
 
-    watcher = WatchCallback(probe=(X[:8], Y[:8]), every=3, measures="norm", overhead=None, module="net")
+    watcher = LightningWatch(probe=(X[:8], Y[:8]), every=3, measures="norm", overhead=None, module="net")
     _lightning_fit(lightning, tmp_path, watcher)
     assert [record["step"] for record in watcher.scope.records] == [0, 4, 6, 8]  # 8 is the last
 
 
 def test_lightning_from_a_checkpoint_and_in_half_precision(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-    from gramscope.record.lightning import WatchCallback
+    from gramscope.record.lightning import LightningWatch
 
     options = {"every": 2, "measures": ["loss", "norm"], "overhead": None, "on_error": "raise", "module": "net"}
-    watcher = WatchCallback(probe=(X[:8], Y[:8]), **options)
+    watcher = LightningWatch(probe=(X[:8], Y[:8]), **options)
     trainer = _lightning_fit(lightning, tmp_path, watcher, precision="bf16-true")
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     assert trainer.lightning_module.net.weight.dtype == torch.bfloat16
-    later = WatchCallback(probe=(X[:8], Y[:8]), out=tmp_path / "run", **options)
+    later = LightningWatch(probe=(X[:8], Y[:8]), out=tmp_path / "run", **options)
     loader = trainer.train_dataloader
     again = lightning.Trainer(
         max_epochs=2, callbacks=[later], logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -186,10 +186,10 @@ def _hugging_face(tmp_path, watcher, **options):
 
 def _language_watcher(tmp_path, measures=("norm",)):
     pytest.importorskip("transformers")
-    from gramscope.record.huggingface import WatchCallback
+    from gramscope.record.huggingface import TrainerWatch
 
     ids = torch.randint(0, 11, (3, 5), generator=torch.Generator().manual_seed(2))
-    return WatchCallback(
+    return TrainerWatch(
         probe=({"input_ids": ids[:, :-1]}, ids[:, 1:]), out=tmp_path / "run", every=2, measures=list(measures),
         on_error="raise", overhead=None,
     )  # fmt: skip
@@ -237,13 +237,11 @@ def test_hugging_face_evaluations_stand_at_their_steps(tmp_path):
     """An evaluation is logged after the loss of its step, and after the record of its step."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
-    from gramscope.record.huggingface import WatchCallback
+    from gramscope.record.huggingface import TrainerWatch
 
     ids = torch.randint(0, 11, (3, 5), generator=torch.Generator().manual_seed(2))
     probe = ({"input_ids": ids[:, :-1]}, ids[:, 1:])
-    watcher = WatchCallback(
-        probe=probe, out=tmp_path / "run", every=5, measures="norm", on_error="raise", overhead=None
-    )
+    watcher = TrainerWatch(probe=probe, out=tmp_path / "run", every=5, measures="norm", on_error="raise", overhead=None)
     options = {"eval_strategy": "steps", "eval_steps": 10, "logging_steps": 5, "max_steps": 25}
     trainer = _hugging_face(tmp_path, watcher, **options)
     trainer.train()
@@ -307,9 +305,9 @@ class _Logging:
 
 
 def _fit_logging(lightning, folder, accumulate=1, watched=True, **options):
-    from gramscope.record.lightning import WatchCallback
+    from gramscope.record.lightning import LightningWatch
 
-    watcher = WatchCallback(
+    watcher = LightningWatch(
         probe=(X[:8], Y[:8]), out=folder / "run", every=3, measures="norm", on_error="raise", overhead=None
     )
     module = _Logging(lightning)

@@ -19,6 +19,7 @@ from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, check_differentiable
+from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import (
     Outputs,
     Precision,
@@ -98,10 +99,20 @@ class Opened:
     room: int
     few: Callable[[], Tensor | None]
     hooked: bool
+    known: KnownSites | None = None
 
     @cached_property
     def weight_sites(self) -> WeightSites:
         graph = BackwardGraph(self.f, self.parameters, whole=self.hooked)
+        recalled = None if self.known is None else self.known.recall(graph)
+        if recalled is not None:
+            return WeightSites(graph, self.refuse_mixing, self.room, recalled=recalled)
+        found = self._sought(graph)
+        if self.known is not None:
+            found.keep_in(self.known)
+        return found
+
+    def _sought(self, graph: BackwardGraph) -> WeightSites:
         n = len(self.f)
         f = self.few() if n > FEW and graph.size * (n - FEW) / n > SPARED * len(graph.nodes) else None
         if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
@@ -142,11 +153,12 @@ class Opened:
 def opened(
     model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
     precision: Precision = None, room: int = UNLIMITED, large: bool = False,
-    watch: AbstractContextManager[Any] | None = None,
+    watch: AbstractContextManager[Any] | None = None, known: KnownSites | None = None,
 ) -> Iterator[Opened]:  # fmt: skip
     """A forward pass, made inside ``watch``, to go back from; everything is put back after.
 
-    ``large`` passes may use fused attention, which is meant to be gone through one direction at a time.
+    ``large`` passes may use fused attention, which is meant to be gone through one direction at a time. ``known`` are
+    the sites of earlier passes of the same examples: they are sought once.
     """
     if coupled not in ("refuse", "exact"):
         raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
@@ -197,7 +209,7 @@ def opened(
 
         every = named_parameters(model)
         left_out = tuple(name for name in every if name not in parameters)
-        yield Opened(f, parameters, left_out, refuse_mixing, room, few, hooks.seen)
+        yield Opened(f, parameters, left_out, refuse_mixing, room, few, hooks.seen, known)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from gramscope.capture.backward_graph import (
     incoming,
     is_leaf,
 )
+from gramscope.capture.known_sites import FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
 from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
@@ -71,12 +72,12 @@ class WeightSites:
     """The sites of the outputs ``graph.f``; ``room`` bytes of signals may be held at once while they are sought.
 
     ``refuse_mixing`` is called with the parameters at which examples may be mixed. ``few`` are the sites of some of the
-    examples: where the graph is the same, they tell those of all.
+    examples: where the graph is the same, they tell those of all. ``recalled`` are the sites of an earlier pass.
     """
 
     def __init__(
         self, graph: BackwardGraph, refuse_mixing: Callable[[Sequence[str]], None], room: int = UNLIMITED,
-        few: "WeightSites | None" = None,
+        few: "WeightSites | None" = None, recalled: FoundSites | None = None,
     ) -> None:  # fmt: skip
         self.graph, self.room = graph, room
         self.n = len(graph.f)
@@ -84,11 +85,21 @@ class WeightSites:
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
         self._frames: dict[Edge, Frame] = {}
-        self.cuts = (self._carried_over(few) if few is not None else None) or self._find()
-        doubtful = [name for node, cuts in self.cuts.items() for name in self._doubtful(node, cuts)]
-        if doubtful and self.n > 1:
-            refuse_mixing(doubtful)
+        if recalled is not None:
+            self._owners |= recalled.owners
+            self.cuts = {node: [Cut(*cut) for cut in cuts] for node, cuts in recalled.cuts.items()}
+        else:
+            self.cuts = (self._carried_over(few) if few is not None else None) or self._find()
+            doubtful = [name for node, cuts in self.cuts.items() for name in self._doubtful(node, cuts)]
+            if doubtful and self.n > 1:
+                refuse_mixing(doubtful)
         self.edges = [edge for node in self.cuts for edge in _edges(node) if self._owners.get(edge) is not None]
+
+    def keep_in(self, known: KnownSites) -> None:
+        """Tell where the sites are, for later passes, unless the values of data may move them."""
+        if not any(map(_may_route, self.graph.above(self.cuts))):
+            slots = {node: [(cut.slot, cut.weight) for cut in cuts] for node, cuts in self.cuts.items()}
+            known.remember(self.graph, slots, self._owners)
 
     # The search ------------------------------------------------------------------------------------
 
@@ -355,7 +366,9 @@ class WeightSites:
 
 def _may_route(node: Node) -> bool:
     """May the values of data decide where entries go? Then few examples tell nothing of the others."""
-    return isinstance(node, BackwardCFunction) or any(word in node.name() for word in ROUTES)
+    if isinstance(node, BackwardCFunction):  # one of ours may say that it moves nothing
+        return not getattr(getattr(node, "_forward_cls", None), "keeps_places", False)
+    return any(word in node.name() for word in ROUTES)
 
 
 def _edges(node: Node) -> list[Edge]:

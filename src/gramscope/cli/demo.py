@@ -160,6 +160,6 @@ def _verdict(scopes: dict[str, Scope]) -> Panel:
         f"lazy run by {drift['lazy']:.0%}. The report shows when, and which layer did it.\n"
         f"The demo measures everything {MEASURED} times in a training of less than a second, whatever it costs. In a "
         f"longer training gs.watch keeps to {default:.0%} of the time by default (overhead={default}), beside the "
-        f"first {GUARANTEED} measurements and {FREE:.0f} seconds, which every run has."
+        f"first {GUARANTEED} measurements and {FREE:g} seconds, which every run has."
     )
     return Panel(text, title="[bold]In words", border_style="green")

@@ -18,7 +18,8 @@ from gramscope.measures.last_linear_layer import last_layer_batches
 from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, streams_kept
 from gramscope.measures.linear_cka import cka
 from gramscope.measures.measure import Facts, Measure
-from gramscope.measures.rows import Rows, frobenius
+from gramscope.measures.norms import norms
+from gramscope.measures.rows import Rows
 
 Target = Literal["raw", "projection"]
 
@@ -155,10 +156,10 @@ def parameter_norm(model: nn.Module) -> float:
         >>> parameter_norm(layer)
         3.0
     """
-    norms = [frobenius(p.detach().double()) for p in model.parameters() if p.is_floating_point()]
-    if not norms:
+    sizes = norms({name: p for name, p in model.named_parameters() if p.is_floating_point()})
+    if not sizes:
         raise InputError("the model must have parameters to have a norm, but it has none.")
-    return math.hypot(*norms)  # scales by itself, so that squares stay within float64
+    return math.hypot(*sizes.values())  # scales by itself, so that squares stay within float64
 
 
 def _in_span_of_outputs(state: LayerState) -> tuple[float, int]:

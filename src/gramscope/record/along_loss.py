@@ -27,7 +27,8 @@ def sample_positions(y: Int64[Tensor, "n ..."]) -> Int64[Tensor, " rows"]:
 class AlongLoss:
     """``squares``: squared norm of the gradient of the loss by parameter. ``last``: the last weight that makes outputs.
 
-    ``example_squares``: squared norm of what each example adds to the gradient.
+    ``example_squares``: squared norm of what each example adds to the gradient; 0 where labels belong to positions,
+    since there it would cost more than the pass itself.
 
     ``features`` (rows, d): what each weight is given, averaged over positions and uses, in order of first use; where
     labels belong to positions, what the last weight is given at the sampled ones.
@@ -49,7 +50,8 @@ def pull_back(
         for name, sites in group.items():
             if sites:
                 squares[name] = gradient(sites).double().square().sum()
-                by_example.append(example_squares(sites))
+                if places is None:
+                    by_example.append(example_squares(sites))
             outer = [site for site in sites if isinstance(site, OuterSite)]
             last = found.last is None and any(_makes_outputs(site, judge) for site in outer)
             if last:

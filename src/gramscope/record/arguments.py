@@ -2,7 +2,8 @@
 
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,49 @@ from torch.optim import Optimizer
 
 from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError
+from gramscope.capture.network import Outputs
 from gramscope.hierarchy.losses import loss_function
 from gramscope.hierarchy.optimizer_step import inner_optimizer
 
 
-def check_options(on_error: Any, out: Any, loss: Any, lr: Any, forward: Any, on_alert: Any) -> None:
-    if on_error not in ("warn", "raise"):
-        raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}.')
-    check_out(out)
-    if loss is not None:
-        loss_function(loss)
-    if forward is not None and not callable(forward):
-        raise InputError(f"forward must be a function (scalars, step) -> None, got {forward!r}. Wrap it.")
-    if on_alert is not None and not callable(on_alert):
-        raise InputError(f"on_alert must be a function of an alert, got {on_alert!r}. Leave it out for warnings.")
-    if lr is not None:
-        check_lr(lr)
+@dataclass(frozen=True)
+class WatchOptions:
+    """The options of :func:`gramscope.watch`, which says what they mean, checked one by one."""
+
+    measures: Any = "*"
+    layers: Any = "*"
+    loss: Any = None
+    outputs: Outputs = None
+    lr: Any = None
+    overhead: Any = 0.05
+    on_error: Any = "warn"
+    on_alert: Any = None
+    forward: Any = None
+    resume: Any = False
+    start: Any = 0
+    name: str | None = None
+    config: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("warn", "raise"):
+            raise InputError(f'on_error must be "warn" or "raise", got {self.on_error!r}.')
+        if self.loss is not None:
+            loss_function(self.loss)
+        if self.forward is not None and not callable(self.forward):
+            raise InputError(f"forward must be a function (scalars, step) -> None, got {self.forward!r}. Wrap it.")
+        if self.on_alert is not None and not callable(self.on_alert):
+            raise InputError(
+                f"on_alert must be a function of an alert, got {self.on_alert!r}. Leave it out for warnings."
+            )
+        if self.lr is not None:
+            check_lr(self.lr)
+        resume_step(self.resume)
+        whole_step(self.start, "start")
+
+    @property
+    def raises(self) -> bool:
+        """Whether what fails stops training."""
+        return bool(self.on_error == "raise")
 
 
 def check_out(out: Any) -> None:

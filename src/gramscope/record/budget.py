@@ -11,10 +11,10 @@ from typing import Any
 from gramscope.base.errors import InputError
 
 GUARANTEED = 12  # measurements that every run has, whatever they cost
-WIDEST = 3  # and one more whenever the steps are so many times those of the last measurement
-FREE = 3.0  # seconds that measuring may take in any case, so that a short run has a full page,
+WIDEST = 1.5  # and one more whenever the steps are so many times those of the last measurement
+FREE = 1.5  # seconds that warm measurements may take in any case, so that a short run has a full page,
 SPREAD = 24  # over so many due steps
-MARGIN = 0.4  # the rest is for the guaranteed measurements and for what cannot be timed from here, such as cold caches
+MARGIN = 0.9  # of the share; the rest is for what cannot be timed from here, such as cold caches
 LAST = 3  # measurements that an estimate looks back on
 
 
@@ -23,8 +23,8 @@ class Budget:
     """``share`` of the time of training that measuring may take (None: any).
 
     ``costs`` estimates each measure by the median of its last times. The first time of each (``cold``) includes imports
-    and warm-up: it estimates nothing, and is not charged. ``used`` is what each group of measures was charged of its
-    part of the time (``parts``, which sum to one). ``due`` counts the due steps so far.
+    and warm-up: it estimates nothing. ``used`` is what each group of measures was charged of its part of the time
+    (``parts``, which sum to one). ``due`` counts the due steps so far.
     """
 
     share: Any
@@ -49,12 +49,21 @@ class Budget:
         """Seconds, counted from anywhere."""
         return time.perf_counter()
 
-    def room(self, group: str) -> float:
-        """Seconds that a group may use now."""
+    @property
+    def allowed(self) -> float:
+        """Seconds that all warm measurements so far may take.
+
+        The share of the training time, less what else was spent (opening, first times, writing): so a long run keeps
+        its share with everything counted. In a short run ``FREE`` seconds, and what else was spent is not charged.
+        """
         if self.share is None:
             return float("inf")
-        whole = max(FREE * min(self.due / SPREAD, 1.0), MARGIN * self.share * self.training_time)
-        return self.parts.get(group, 1.0) * whole - self.used.get(group, 0.0)
+        uncharged = self.spent - sum(self.used.values())
+        return max(FREE * min(self.due / SPREAD, 1.0), MARGIN * self.share * self.training_time - uncharged)
+
+    def left(self, group: str) -> float:
+        """Seconds that a group may use now."""
+        return float("inf") if self.share is None else self.parts[group] * self.allowed - self.used.get(group, 0.0)
 
     def note(self, name: str, seconds: float) -> None:
         """A measure took so long."""

@@ -28,5 +28,15 @@ def closing_line(records: Sequence[Mapping[str, Any]], measures: Sequence[str], 
     if left_out:
         line += f"; {left_out} due steps were left out to keep overhead={budget.share}"
     if budget.share is not None and share > 100 * budget.share:
-        line += f"; the first {GUARANTEED} measurements and {FREE:.0f} s are allowed above overhead={budget.share}"
+        line += f". {_why_more(budget)}"
     return f"{line}."
+
+
+def _why_more(budget: Budget) -> str:
+    """Why a run took more than its share."""
+    warm_up = sum(budget.cold.values())
+    return (
+        f"This is more than overhead={budget.share}, because the run was short ({budget.training_time:.1f} s of "
+        f"training): the first {GUARANTEED} measurements, the warm-up of the first ({warm_up:.1f} s) and {FREE:g} s of "
+        "measuring are always allowed"
+    )

@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
-from gramscope.capture.network import Outputs, count_examples, evaluate
+from gramscope.capture.network import Outputs, Precision, count_examples, evaluate
 from gramscope.capture.projection import Projection, project
 from gramscope.record.judge import Judge
 
 EXACT_OUTPUTS = 32  # up to so many outputs an example, each has a backward pass of its own
-MIXTURES, SEED = 4, 0  # beyond, so many random mixtures of all outputs
+MIXTURES = 4  # beyond, so many random mixtures of all outputs
+FEW_MIXTURES = 2  # and so many of a vocabulary at every position: each costs about two training steps of the probe
+SEED = 0
 CHUNK = 2**22  # outputs whose signs are floats at one time
 
 
@@ -25,14 +27,20 @@ def rehearses_losses(judge: Judge) -> bool:
 
 
 def make_signs(judge: Judge, device: torch.device) -> Int8[Tensor, "C k"]:
-    """The signs of ``gs.project(MIXTURES, SEED)``, kept in one byte each: they are the same at every measurement."""
-    mixtures, like = mixing(), torch.empty(0, dtype=torch.int8, device=device)
+    """The signs of ``mixing``, kept in one byte each: they are the same at every measurement."""
+    mixtures, like = mixing(judge), torch.empty(0, dtype=torch.int8, device=device)
     steps = range(0, judge.size, CHUNK)
     return torch.cat([mixtures.signs(start, min(start + CHUNK, judge.size), like) for start in steps])
 
 
-def mixing() -> Projection:
-    return project(MIXTURES, SEED)
+def precision_of(model: nn.Module) -> Precision:
+    """On a GPU float32 products are TF32's: their error, 1e-3, is far below that of the mixtures."""
+    return "tf32" if next(model.parameters()).is_cuda else None
+
+
+def mixing(judge: Judge) -> Projection:
+    """The random mixtures of the outputs, as ``gs.project`` makes them."""
+    return project(FEW_MIXTURES if judge.by_position else MIXTURES, SEED)
 
 
 class Condensed:
@@ -75,6 +83,8 @@ class Condensed:
 
 class _Few(torch.autograd.Function):
     """``(Σ_c e_c f_c, f S / √k)``. Only the signs, one byte each, and e are held for the backward pass."""
+
+    keeps_places = True  # to the search for weight sites: no entry moves by the values of data
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, residual: Tensor, signs: Tensor) -> Tensor:

@@ -1,52 +1,79 @@
 """Which measures are taken at a due step: the cheap ones together, each expensive one when it can be afforded."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gramscope.record.budget import LAST, Budget
-from gramscope.record.moment import Subject
 from gramscope.record.readings import READERS
+from gramscope.record.subject import Subject
 
 TOGETHER = "together"
 PASS = "pass"  # the budget's name for the forward and backward pass that the cheap measures share
-CHEAP = 0.1  # seconds: what takes less is taken at the guaranteed measurements too
-AT_FIRST = 1.0  # seconds: what should take less is tried once
+CHEAP = 0.03  # seconds: what takes less is never expensive, and is taken at the guaranteed measurements too
+RARELY = 9  # a measure that turned out to be expensive is taken again at so many times the steps, whatever it costs
+AT_FIRST = 0.1  # seconds: an expensive measure that should take less is taken twice in every run
+COLD = 4  # times as long as a guess for a warm one takes the first time of an expensive measure
+CHEAP_PART = 0.6  # of the time for the cheap measures; the expensive ones share the rest
+
+
+class DueStep(NamedTuple):
+    """A step that is due: is it measured whatever it costs, and is it the last of the run?"""
+
+    step: int
+    guaranteed: bool
+    last: bool = False
 
 
 class Groups:
     """The measures of a run, and which of them the budget allows.
 
-    Expensive is a measure that estimates its cost beforehand, and one that turned out to take more than all others
-    together. It is taken beside the cheap ones or not at all, so that all numbers of a measurement are of one step.
+    Expensive is a measure that estimates its cost beforehand, and one that turned out to take longer than half of the
+    shared pass. It is taken beside the cheap ones or not at all, so that all numbers of a measurement are of one step.
     """
 
     def __init__(self, names: Sequence[str], budget: Budget) -> None:
         self.names, self.budget = tuple(names), budget
+        self._last: dict[str, int] = {}  # the step at which each group was taken last
 
     def split(self, subject: Subject) -> dict[str, tuple[str, ...]]:
-        """The cheap ones first. They have half of the time, and the expensive ones equal parts of the other half."""
+        """The cheap ones first. The expensive ones that would fit into their part of the time share it equally."""
         ready = tuple(name for name in self.names if READERS[name].ready(subject))
+        longest = max(CHEAP, self.budget.costs.get(PASS, 0.0) / 2)
         plain = [name for name in ready if READERS[name].guess is None]
-        costs = self.budget.costs
-        half = (costs.get(PASS, 0.0) + sum(costs.get(name, 0.0) for name in plain)) / 2
-        together = tuple(name for name in plain if costs.get(name, 0.0) <= max(CHEAP, half)) or ready
+        together = tuple(name for name in plain if self.budget.costs.get(name, 0.0) <= longest) or ready
         alone = [name for name in ready if name not in together]
-        self.budget.parts = {name: 0.5 / len(alone) for name in alone} | {TOGETHER: 0.5 if alone else 1.0}
+        rest = (1 - CHEAP_PART) * self.budget.allowed
+        fitting = [name for name in alone if self._estimate(name, (name,), subject) <= rest]
+        part = (1 - CHEAP_PART) / max(1, len(fitting))
+        self.budget.parts = dict.fromkeys(alone, part) | {TOGETHER: CHEAP_PART if alone else 1.0}
         return ({TOGETHER: together} if together else {}) | {name: (name,) for name in alone}
 
-    def affordable(self, group: str, names: Sequence[str], subject: Subject, guaranteed: bool) -> bool:
-        """May this group be measured now? The cheap one always, where a measurement is guaranteed."""
-        seconds, room = self._estimate(group, names, subject), self.budget.room(group)
-        if guaranteed and group == TOGETHER:
-            return True
-        if guaranteed:
-            first = not any(self.budget.taken.get(name) for name in names)
-            room = max(room, AT_FIRST if first else CHEAP)
-        return seconds <= room
+    def affordable(self, group: str, names: Sequence[str], subject: Subject, due: DueStep) -> bool:
+        """May this group be measured now? The cheap one always, where a measurement is guaranteed.
 
-    def charge(self, group: str, seconds: float, guaranteed: bool) -> None:
-        """A group took so long; what is guaranteed anyway uses up nothing."""
-        if not guaranteed or (group != TOGETHER and seconds > CHEAP):
-            self.budget.used[group] = self.budget.used.get(group, 0.0) + seconds
+        One that only turned out to be expensive is guaranteed at the last step, so that its series has both its ends,
+        and once in nine times the steps.
+        """
+        if due.guaranteed and group == TOGETHER:
+            return True
+        turned_out = all(READERS[name].guess is None for name in names)
+        if group != TOGETHER and turned_out and (due.last or due.step >= RARELY * max(1, self._last.get(group, 0))):
+            return True
+        left, seconds = self.budget.left(group), self._estimate(group, names, subject)
+        times = min(self.budget.taken.get(name, 0) for name in names)
+        if seconds > AT_FIRST and not turned_out and times == 0:
+            seconds *= COLD
+        if due.guaranteed:
+            left = max(left, AT_FIRST if times < 2 else CHEAP)
+        return seconds <= left
+
+    def taken(self, names: Sequence[str], step: int) -> None:
+        """These measures were taken at this step."""
+        self._last |= dict.fromkeys(names, step)
+
+    def charge(self, group: str, seconds: float) -> None:
+        """A group took so long."""
+        self.budget.used[group] = self.budget.used.get(group, 0.0) + seconds
 
     def _estimate(self, group: str, names: Sequence[str], subject: Subject) -> float:
         """Seconds that these measures will take; 0 for cheap ones that were not timed yet."""

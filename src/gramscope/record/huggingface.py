@@ -13,8 +13,8 @@ from gramscope.record.resuming import holding, log_numbers, open_scope
 from gramscope.record.watch import Scope
 
 
-class WatchCallback(TrainerCallback):
-    """``Trainer(..., callbacks=[WatchCallback(probe=(x, y), out="runs/a")])``; arguments as for
+class TrainerWatch(TrainerCallback):
+    """``Trainer(..., callbacks=[TrainerWatch(probe=(x, y), out="runs/a")])``; arguments as for
     :func:`gramscope.watch`.
 
     Steps are optimiser steps, numbered as the trainer does (also from a checkpoint), gradient accumulation included. A

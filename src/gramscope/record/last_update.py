@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.capture.network import named_parameters
-from gramscope.measures.rows import frobenius
-from gramscope.record.moment import layer_of
+from gramscope.measures.norms import norms
+from gramscope.record.subject import layer_of
 
 
 class Sizes(NamedTuple):
@@ -42,26 +42,28 @@ class LastUpdate:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         moved = {name: p for name, p in named_parameters(self._model).items() if id(p) in held}
         self._before = {name: p.detach().clone() for name, p in moved.items()}
-        self._gradients = {name: 0.0 if p.grad is None else _norm(p.grad) for name, p in moved.items()}
+        given = norms({name: p.grad for name, p in moved.items() if p.grad is not None})
+        self._gradients = dict.fromkeys(moved, 0.0) | given
 
     def sizes(self, step: int) -> dict[str, Sizes]:
         """By layer, if ``step`` is the one that was noted; the copy is let go."""
         before, self._before = self._before, {}
         if step != self._step:
             return {}
-        parts: dict[str, list[Sizes]] = {}
         named = named_parameters(self._model)
-        for name, old in before.items():
-            if name in named and named[name].shape == old.shape:
-                change = named[name].detach().double() - old.double()
-                parts.setdefault(layer_of(name), []).append(Sizes(_norm(change), _norm(old), self._gradients[name]))
-        return {layer: Sizes(*(math.hypot(*norms) for norms in zip(*own, strict=True))) for layer, own in parts.items()}
+        before = {name: old for name, old in before.items() if name in named and named[name].shape == old.shape}
+        weights = norms(before)
+        changes = norms({name: _difference(named[name].detach(), old) for name, old in before.items()})
+        parts: dict[str, list[Sizes]] = {}
+        for name in before:
+            parts.setdefault(layer_of(name), []).append(Sizes(changes[name], weights[name], self._gradients[name]))
+        return {layer: Sizes(*(math.hypot(*sizes) for sizes in zip(*own, strict=True))) for layer, own in parts.items()}
 
     def remove(self) -> None:
         self._hook.remove()
         self._before.clear()
 
 
-def _norm(tensor: Tensor) -> float:
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return frobenius(dense.double())
+def _difference(new: Tensor, old: Tensor) -> Tensor:
+    """``old - new``, written over ``old``, which is ours; half precision is subtracted in float32."""
+    return old.sub_(new) if new.dtype.itemsize >= 4 else old.float() - new.float()

@@ -22,8 +22,8 @@ def _package() -> Any:
 Callback: Any = _package().Callback
 
 
-class WatchCallback(Callback):  # type: ignore[misc]
-    """``Trainer(callbacks=[WatchCallback(probe=(x, y), out="runs/a")])``; arguments as for :func:`gramscope.watch`.
+class LightningWatch(Callback):  # type: ignore[misc]
+    """``Trainer(callbacks=[LightningWatch(probe=(x, y), out="runs/a")])``; arguments as for :func:`gramscope.watch`.
 
     Steps are optimiser steps, numbered as the trainer does (also from a checkpoint): with ``accumulate_grad_batches=2``
     two batches make one. What ``self.log`` is given is kept at the step that was taken last. ``module`` names the part

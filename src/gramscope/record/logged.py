@@ -15,7 +15,7 @@ from gramscope.store.names import check_name
 Numbers = tuple[list[int], list[float]]  # steps and values
 
 
-class Logged:
+class LogBuffer:
     """What ``step`` and ``log`` were given. A loop gives it at every step, so that ``keep`` must be quick."""
 
     def __init__(self) -> None:

@@ -1,70 +1,30 @@
 """One moment of training: what the measures see, computed once and shared."""
 
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int8, Int64
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from jaxtyping import Float, Int64
+from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capture import Opened, opened, outputs_of
-from gramscope.capture.network import Outputs, named_parameters
-from gramscope.capture.side_effects import in_modes
+from gramscope.capture.network import count_examples
 from gramscope.kernels.ntk import traced_kernel
 from gramscope.kernels.projected import ProjectedTrace, mean_and_error
 from gramscope.record.along_loss import AlongLoss, pull_back, sample_positions
-from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing
-from gramscope.record.judge import Judge
+from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing, precision_of
+from gramscope.record.plain_pass import LastInput, PlainPass, all_of, plain_pass
 from gramscope.record.relu_units import ReluUnits
-
-if TYPE_CHECKING:
-    from gramscope.record.last_update import LastUpdate
+from gramscope.record.subject import Memory, Subject, evaluating, layer_of, layers_by_id
 
 SIGNALS = 2**28  # bytes of signals that are held at once, where outputs are very many
 OUTPUT_ROWS = 512  # positions at most, of which outputs are looked at
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """What is watched: the model, a fixed probe, and how to judge its outputs."""
-
-    model: nn.Module
-    x: Any
-    y: Tensor | None
-    judge: Judge
-    outputs: Outputs
-    layers: Callable[[str], bool]
-    optimizer: Optimizer | None = None
-    lr: float | None = None
-    last_update: "LastUpdate | None" = None
-
-
-@dataclass(eq=False)
-class Memory:
-    """What later moments are compared with: the kernel, the features and the weights of the first.
-
-    ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
-    ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
-    ``signs`` are those of the random mixtures, where outputs are very many.
-    """
-
-    kernel: Tensor | None = None
-    features: Tensor | None = None
-    resumed: bool = False
-    other: str = ""
-    fingerprint: NDArray[np.uint8] | None = None
-    weights: dict[str, Tensor] | None = None
-    signs: Int8[Tensor, "C k"] | None = None
 
 
 @dataclass(eq=False)
@@ -73,6 +33,8 @@ class Moment:
 
     A context manager: the pass stays open inside, for backward passes. With few outputs an example the kernel goes back
     along each of them; with very many, along a few random mixtures (see :class:`gramscope.record.condensed.Condensed`).
+    Where labels belong to positions, only the first measurement and the kernel need the weight sites: everything else
+    comes from a plain pass of the loss (``plain``), and the kernel from a forward pass of its own.
     """
 
     subject: Subject
@@ -95,23 +57,32 @@ class Moment:
     def close(self) -> None:
         """Let go of the forward pass and its outputs; the model's own modes are back."""
         self._inside.close()
-        for name in ("network", "condensed", "snapshot", "loss_and_residual", "_units"):
+        for name in ("network", "condensed", "snapshot", "loss_and_residual", "_units", "_last_input"):
             vars(self).pop(name, None)
 
     @cached_property
+    def plain(self) -> PlainPass | None:
+        """The plain pass of the loss; None where the weight sites must tell what it would."""
+        y, places, last = self.subject.y, self.sampled_positions, self.memory.last
+        if y is None or places is None or last is None:
+            return None
+        return plain_pass(self.subject, y, last, places, OUTPUT_ROWS, self._units)
+
+    @cached_property
     def condensed(self) -> Condensed | None:
-        """What stands for the outputs, where they are very many."""
+        """What stands for very many outputs; the mixtures alone, where a plain pass has the loss."""
         subject, memory = self.subject, self.memory
         if not has_many_outputs(subject.judge):
             return None
         if memory.signs is None:
             memory.signs = make_signs(subject.judge, next(subject.model.parameters()).device)
         places = None if self.sampled_positions is None else self.sampled_positions[:OUTPUT_ROWS]
-        return Condensed(subject.judge, subject.y, subject.outputs, memory.signs, places)
+        y = subject.y if self.plain is None else None
+        return Condensed(subject.judge, y, subject.outputs, memory.signs, places)
 
     @cached_property
     def network(self) -> Opened:
-        """The forward pass."""
+        """The forward pass whose weight sites are known."""
         subject, few = self.subject, self.condensed
         with ExitStack() as stack:
             stack.enter_context(evaluating(subject.model))
@@ -122,11 +93,20 @@ class Moment:
                     outputs=few or subject.outputs,
                     room=self._room,
                     large=few is not None,
-                    watch=self._units,
+                    precision=None if few is None else precision_of(subject.model),
+                    known=self.memory.sites,
+                    watch=self._watching,
                 )
             )
             self._inside = stack.pop_all()
         return made
+
+    @property
+    def _watching(self) -> AbstractContextManager[Any] | None:
+        """What looks at the operations of the forward pass; nothing, where a plain pass has done so."""
+        if self.plain is not None:
+            return None
+        return self._units if self.sampled_positions is None else all_of(self._units, self._last_input)
 
     @cached_property
     def snapshot(self) -> Snapshot:
@@ -137,17 +117,22 @@ class Moment:
     @property
     def units(self) -> ReluUnits:
         """Which ReLU units the forward pass turned on."""
-        _ = self.network
+        if self.plain is None:
+            _ = self.network
         return self._units
 
     @cached_property
     def _units(self) -> ReluUnits:
         return ReluUnits(layers_by_id(self.subject.model))
 
+    @cached_property
+    def _last_input(self) -> LastInput:
+        return LastInput(self.subject.judge, count_examples(self.subject.x))
+
     @property
     def f(self) -> Float[Tensor, "n C"]:
         """The outputs. Very many are not kept: each time that they are asked for costs a forward pass."""
-        if self.condensed is None:
+        if not has_many_outputs(self.subject.judge):
             return self.network.f.detach()
         with evaluating(self.subject.model):
             return outputs_of(self.subject.model, self.subject.x, outputs=self.subject.outputs)
@@ -158,8 +143,15 @@ class Moment:
             raise InputError("this measure needs targets: pass probe=(x, y).")
         return self.subject.y
 
+    @property
+    def loss(self) -> float:
+        """The loss on the probe."""
+        _ = self.labels_or_values
+        return self.loss_and_residual[0] if self.plain is None else self.plain.loss
+
     @cached_property
     def loss_and_residual(self) -> tuple[float, Float[Tensor, "n C"]]:
+        """The loss and its gradient at the outputs."""
         y, few = self.labels_or_values, self.condensed
         if few is None:
             return loss_and_residual(self.subject.judge, self.f, y)
@@ -172,6 +164,8 @@ class Moment:
     @property
     def accuracy(self) -> float | None:
         """Share of labels that are met; None where there are none."""
+        if self.plain is not None:
+            return self.plain.accuracy
         _, few = self.loss_and_residual, self.condensed
         if few is not None:
             return few.accuracy
@@ -180,19 +174,24 @@ class Moment:
     @cached_property
     def along_loss(self) -> AlongLoss:
         """One backward pass of the loss (of the sum of the outputs, where there is none)."""
-        network = self.network
+        if self.plain is not None:
+            return self.plain.along
+        network, places = self.network, self.sampled_positions
         if self.condensed is not None:
             direction = network.cotangents(some=slice(1))
         elif self.subject.y is None:
             direction = torch.ones_like(network.f)[None]
         else:
             direction = self.loss_and_residual[1][None]
-        places = self.sampled_positions
-        return pull_back(network, direction, self.subject.judge, places, self._room)
+        found = pull_back(network, direction, self.subject.judge, places, self._room)
+        if self.condensed is not None and places is not None and found.last is not None:
+            same = self._last_input.agrees(found.features.get(found.last), places)
+            self.memory.last = found.last if same else None
+        return found
 
     @property
     def _room(self) -> int:
-        return UNLIMITED if self.condensed is None else SIGNALS
+        return SIGNALS if has_many_outputs(self.subject.judge) else UNLIMITED
 
     @cached_property
     def sampled_positions(self) -> Int64[Tensor, " rows"] | None:
@@ -210,7 +209,7 @@ class Moment:
     @cached_property
     def estimate(self) -> ProjectedTrace:
         """The kernel of random mixtures of very many outputs, with its standard error."""
-        network, mixtures = self.network, mixing()
+        network, mixtures = self.network, mixing(self.subject.judge)
         k = mixtures.k
         each = (k * traced_kernel(network, network.cotangents(some=slice(j, j + 1)), SIGNALS) for j in range(1, 1 + k))
         return mean_and_error(each, mixtures)
@@ -228,7 +227,8 @@ class Moment:
     @cached_property
     def targets(self) -> Float[Tensor, "rows C"]:
         """Targets as rows: one-hot for classes; at the sampled positions, of the classes that are there."""
-        judge, y, device = self.subject.judge, self.labels_or_values, self.network.f.device
+        judge, y = self.subject.judge, self.labels_or_values
+        device = next(self.subject.model.parameters()).device if self.plain is not None else self.network.f.device
         if self.sampled_positions is None:
             return judge.rows(y).to(device)
         _, labels = y.reshape(-1)[self.sampled_positions.to(y.device)].unique(return_inverse=True)
@@ -237,22 +237,10 @@ class Moment:
     @property
     def output_rows(self) -> Float[Tensor, "rows C"]:
         """The outputs that belong to the first rows of ``targets`` and ``features``; of a few hundred positions."""
+        if self.plain is not None:
+            return self.plain.output_rows
         _, few, places = self.network, self.condensed, self.sampled_positions
         if few is not None:
             assert few.rows is not None
             return few.rows
         return self.f if places is None else self.subject.judge.by_class(self.f)[places[:OUTPUT_ROWS].to(self.f.device)]
-
-
-def layers_by_id(model: nn.Module) -> dict[int, str]:
-    """The layer of each parameter, by the parameter's id."""
-    return {id(parameter): layer_of(name) for name, parameter in named_parameters(model).items()}
-
-
-def layer_of(parameter: str) -> str:
-    return parameter.rpartition(".")[0] or parameter
-
-
-def evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluation mode inside, every module's own flag back afterwards."""
-    return in_modes([(module, False) for module in model.modules()])

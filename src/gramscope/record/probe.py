@@ -27,10 +27,10 @@ from gramscope.hierarchy.losses import Loss
 from gramscope.hierarchy.optimizer_step import autocast_uncached
 from gramscope.record.along_loss import sample_positions
 from gramscope.record.arguments import globs
-from gramscope.record.condensed import MIXTURES, SEED, has_many_outputs, rehearses_losses
+from gramscope.record.condensed import SEED, has_many_outputs, mixing, precision_of, rehearses_losses
 from gramscope.record.judge import IGNORED, Judge, judge_of, plain_labels, unseen
-from gramscope.record.moment import Subject, evaluating, layer_of
 from gramscope.record.readings import READERS
+from gramscope.record.subject import Subject, evaluating, layer_of
 
 
 def check_model(model: nn.Module) -> None:
@@ -146,8 +146,22 @@ def surroundings(model: nn.Module) -> Iterator[CopyOnWrite]:
         for kind in dict.fromkeys(("cpu", next(model.parameters()).device.type)):
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_parameter_hooks_set_aside(model))
         stack.enter_context(autocast_uncached())  # where the model has an autocast of its own
         yield written
+
+
+@contextmanager
+def _parameter_hooks_set_aside(model: nn.Module) -> Iterator[None]:
+    """Hooks that the user put on parameters do not run: they may change gradients, or count steps."""
+    held = [(parameter, parameter._backward_hooks) for parameter in model.parameters() if parameter._backward_hooks]
+    try:
+        for parameter, _ in held:
+            parameter._backward_hooks = None
+        yield
+    finally:
+        for parameter, hooks in held:
+            parameter._backward_hooks = hooks
 
 
 def facts(subject: Subject, taken: str) -> dict[str, Any]:
@@ -157,7 +171,10 @@ def facts(subject: Subject, taken: str) -> dict[str, Any]:
     if y is not None and not y.is_floating_point():
         found["classes"] = int(y.max()) + 1
     if has_many_outputs(judge):
-        found["kernel"] = f"estimated from {MIXTURES} random mixtures of {judge.size} outputs, seed {SEED}"
+        count = mixing(judge).k
+        found["kernel"] = f"estimated from {count} random mixtures of {judge.size} outputs, seed {SEED}"
+        if precision_of(subject.model) == "tf32":
+            found["precision"] = "products in TF32 (relative error 1e-3)"
     if y is not None and judge.by_position:
         rows = len(sample_positions(y))
         found["features"] = f"of the last layer, at {rows} of {int((y != IGNORED).sum())} labelled positions, seed 0"

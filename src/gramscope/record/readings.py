@@ -21,7 +21,8 @@ from gramscope.kernels.crossings import ntk_step
 from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.propagators.prediction import predict_states
 from gramscope.record.condensed import rehearses_losses
-from gramscope.record.moment import Moment, Subject, evaluating, layer_of
+from gramscope.record.moment import Moment
+from gramscope.record.subject import Subject, evaluating, layer_of
 from gramscope.spectra.layouts import Layout
 from gramscope.spectra.shuffled import shuffled_null_checked
 from gramscope.spectra.weights import weights_of
@@ -52,9 +53,9 @@ class Reader:
     """A reading with what a report says about it.
 
     ``needs_targets``: only for a probe with y. ``by_default``: also read where measures are chosen by a glob. ``guess``
-    foretells the seconds of a dear reading that was never taken, from the subject and the seconds of one capture; None
-    for a cheap one, which is tried without asking. ``ready``: can it be read off this subject yet? ``weights_only``:
-    the model is not called for it.
+    estimates the seconds of an expensive measure that was never taken, from the subject and the seconds of one shared
+    pass; None for a cheap one, which is tried without asking. ``ready``: can it be read off this subject yet?
+    ``weights_only``: the model is not called for it.
     """
 
     name: str
@@ -68,6 +69,20 @@ class Reader:
 
 
 READERS: dict[str, Reader] = {}
+
+
+def seconds(passes: int = 0, eigenvalues: int = 0) -> Callable[[Subject, float], float]:
+    """A guess for a reader: so many shared passes, and so often the eigenvalues of every weight.
+
+    Of an (a, b) matrix with a ≤ b these take 10 a³ operations, and ``W Wᵀ`` before them 2 a² b, ten billion a second.
+    """
+
+    def guess(subject: Subject, one_pass: float) -> float:
+        shapes = [p.shape for p in subject.model.parameters() if p.dim() >= 2] if eigenvalues else []
+        work = sum(10 * min(s[:2]) ** 3 * math.prod(s[2:]) + 2 * min(s[:2]) * s.numel() for s in shapes)
+        return passes * one_pass + eigenvalues * work / 1e10
+
+    return guess
 
 
 def reader(
@@ -90,8 +105,7 @@ def reader(
 
 @reader("loss", "Loss and accuracy on the probe, in evaluation mode.")
 def read_loss(moment: Moment) -> Reading:
-    value, _ = moment.loss_and_residual
-    scalars = {"loss/probe": value}
+    scalars = {"loss/probe": moment.loss}
     if moment.accuracy is not None:
         scalars["accuracy/probe"] = moment.accuracy
     return Reading(scalars)
@@ -99,7 +113,7 @@ def read_loss(moment: Moment) -> Reading:
 
 @reader("shares", "Share of each layer in the loss decrease of a small gradient step; they sum to one.")
 def read_shares(moment: Moment) -> Reading:
-    _ = moment.loss_and_residual  # without a loss there is nothing to share
+    _ = moment.loss  # without a loss there is nothing to share
     by_layer: dict[str, float] = {}
     for name, size in moment.along_loss.squares.items():
         by_layer[layer_of(name)] = by_layer.get(layer_of(name), 0.0) + size
@@ -212,21 +226,11 @@ def _keys(moment: Moment) -> dict[str, str]:
     return {name: layer_of(name) if of_layer[layer_of(name)] == 1 else name for name in weights}
 
 
-def _spectra_seconds(subject: Subject, capture: float) -> float:
-    """Eigenvalues of every matrix, twice (the shuffled one as well), at ten billion operations a second."""
-    shapes = [p.shape for p in subject.model.parameters() if p.dim() >= 2]
-    return sum(10 * 2 * min(s[:2]) ** 3 * math.prod(s[2:]) for s in shapes) / 1e10
-
-
-def _several_passes(subject: Subject, one: float) -> float:
-    return 3 * one
-
-
 @reader(
     "spectra",
     "Tail exponent of each weight, with that of the same weight shuffled.",
     needs_targets=False,
-    guess=_spectra_seconds,
+    guess=seconds(eigenvalues=2),
     weights_only=True,
 )
 def read_spectra(moment: Moment) -> Reading:
@@ -247,7 +251,7 @@ def read_spectra(moment: Moment) -> Reading:
 @reader(
     "step",
     "One optimiser step rehearsed on the probe: foretold and true change, second order, mask flips.",
-    guess=_several_passes,
+    guess=seconds(passes=8),
     ready=lambda subject: subject.optimizer is not None or subject.lr is not None,
 )
 def read_step(moment: Moment) -> Reading:
@@ -331,7 +335,7 @@ def _gram_changes(moment: Moment, step: ExplainedStep, forms: Mapping[str, Any])
     "dntk",
     "Change of the kernel in one step: foretold by the dNTK, true, and by crossed kinks.",
     by_default=False,
-    guess=_several_passes,
+    guess=seconds(passes=3),
 )
 def read_dntk(moment: Moment) -> Reading:
     subject = moment.subject
@@ -348,7 +352,7 @@ def read_dntk(moment: Moment) -> Reading:
     "states",
     "Change of every hidden state in one step: foretold by P K P*, against the truth.",
     by_default=False,
-    guess=_several_passes,
+    guess=seconds(passes=3),
 )
 def read_states(moment: Moment) -> Reading:
     subject = moment.subject

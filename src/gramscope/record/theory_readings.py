@@ -8,10 +8,11 @@ from torch import Tensor
 from gramscope import measures
 from gramscope.capture.network import named_parameters
 from gramscope.hierarchy.mask_concentration import coactivation_rank, concentration
-from gramscope.record.moment import Moment, Subject, evaluating, layer_of, layers_by_id
+from gramscope.record.moment import Moment
 from gramscope.record.probe_pass import probe_pass
-from gramscope.record.readings import Reading, reader
+from gramscope.record.readings import Reading, reader, seconds
 from gramscope.record.relu_units import ReluUnits
+from gramscope.record.subject import evaluating, layer_of, layers_by_id
 
 TOP = 5  # dimension of the eigenspaces that are compared
 _NO_CLASSES = "not defined: the probe must have one class for each example, and a linear layer that scores them."
@@ -37,18 +38,12 @@ def read_collapse(moment: Moment) -> Reading:
     return Reading({name: value for name, value in values.items() if value is not None})
 
 
-def _passes_and_eigenvalues(subject: Subject, capture: float) -> float:
-    """A pass of its own, and eigenvalues of every matrix at ten billion operations a second."""
-    shapes = [p.shape for p in subject.model.parameters() if p.dim() == 2]
-    return capture + sum(20 * min(s) * s.numel() for s in shapes) / 1e10
-
-
 @reader(
     "concentration",
     "Participation ratio of co-activation and of the pullback metric, by layer, and whether the weights follow it.",
     needs_targets=False,
     by_default=False,
-    guess=_passes_and_eigenvalues,
+    guess=seconds(passes=1, eigenvalues=2),
 )
 def read_concentration(moment: Moment) -> Reading:
     units = ReluUnits(layers_by_id(moment.subject.model), by_example=True)
@@ -94,16 +89,12 @@ def _concentration(moment: Moment, layer: str, mask: Tensor, weight: Tensor | No
     return values
 
 
-def _two_captures(subject: Subject, capture: float) -> float:
-    return 2 * capture
-
-
 @reader(
     "ansatz",
     "Neural feature ansatz: correlation of WᵀW with the root of the average gradient outer product, by weight.",
     needs_targets=False,
     by_default=False,
-    guess=_two_captures,
+    guess=seconds(passes=2),
 )
 def read_ansatz(moment: Moment) -> Reading:
     subject = moment.subject

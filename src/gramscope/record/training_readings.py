@@ -8,21 +8,22 @@ from torch import Tensor
 from gramscope.capture.network import named_parameters
 from gramscope.measures.loss_curvature import sharpness
 from gramscope.measures.noise_scale import noise_and_signal
-from gramscope.measures.rows import frobenius
+from gramscope.measures.norms import norms
 from gramscope.record.condensed import rehearses_losses
-from gramscope.record.moment import Moment, Subject, layer_of
+from gramscope.record.moment import Moment
 from gramscope.record.probe_pass import probe_pass
-from gramscope.record.readings import Reading, reader
+from gramscope.record.readings import Reading, reader, seconds
 from gramscope.record.relu_units import dead_share
+from gramscope.record.subject import layer_of
 
 LANCZOS_STEPS = 10  # products with the Hessian
 
 
-def by_layer(norms: Mapping[str, float]) -> dict[str, float]:
+def by_layer(sizes: Mapping[str, float]) -> dict[str, float]:
     """Norms of parameters as norms of their layers."""
     found: dict[str, float] = {}
-    for name, norm in norms.items():
-        found[layer_of(name)] = math.hypot(found.get(layer_of(name), 0.0), norm)
+    for name, size in sizes.items():
+        found[layer_of(name)] = math.hypot(found.get(layer_of(name), 0.0), size)
     return found
 
 
@@ -33,9 +34,9 @@ def by_layer(norms: Mapping[str, float]) -> dict[str, float]:
 )
 def read_gradient(moment: Moment) -> Reading:
     along = moment.along_loss
-    norms = {name: math.sqrt(square) for name, square in along.squares.items()}
-    total, squares = math.hypot(*norms.values()), along.example_squares
-    found = {f"gradient_norm/{layer}": v for layer, v in by_layer(norms).items() if moment.subject.layers(layer)}
+    sizes = {name: math.sqrt(square) for name, square in along.squares.items()}
+    total, squares = math.hypot(*sizes.values()), along.example_squares
+    found = {f"gradient_norm/{layer}": v for layer, v in by_layer(sizes).items() if moment.subject.layers(layer)}
     found["gradient_norm"] = total
     if isinstance(squares, Tensor) and len(squares) > 1:
         n = len(squares)
@@ -49,8 +50,8 @@ def read_gradient(moment: Moment) -> Reading:
 @reader("weights", "Norm of the weights of each layer.", needs_targets=False, weights_only=True)
 def read_weights(moment: Moment) -> Reading:
     named = named_parameters(moment.subject.model)
-    norms = by_layer({name: frobenius(p.detach().double()) for name, p in named.items() if p.is_floating_point()})
-    return Reading({f"weight_norm/{layer}": norm for layer, norm in norms.items() if moment.subject.layers(layer)})
+    sizes = by_layer(norms({name: p for name, p in named.items() if p.is_floating_point()}))
+    return Reading({f"weight_norm/{layer}": size for layer, size in sizes.items() if moment.subject.layers(layer)})
 
 
 @reader(
@@ -80,15 +81,10 @@ def read_dead_units(moment: Moment) -> Reading:
     return Reading({name: share for name, share in found.items() if moment.subject.layers(name.partition("/")[2])})
 
 
-def _hessian_seconds(subject: Subject, capture: float) -> float:
-    """Each product goes twice through the backward pass, and that of second order is longer."""
-    return 3 * LANCZOS_STEPS * capture
-
-
 @reader(
     "sharpness",
     "Greatest eigenvalue of the Hessian of the probe's loss; gradient descent is stable below 2 / learning rate.",
-    guess=_hessian_seconds,
+    guess=seconds(passes=3 * LANCZOS_STEPS),  # each product goes twice through the backward pass
     ready=lambda subject: not rehearses_losses(subject.judge),  # second derivatives of a vocabulary would not fit
 )
 def read_sharpness(moment: Moment) -> Reading:

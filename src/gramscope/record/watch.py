@@ -2,13 +2,11 @@
 
 import math
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,24 +16,22 @@ from gramscope.base.user_warnings import warn
 from gramscope.capture.network import Outputs, unwrap, unwrap_with_input
 from gramscope.record import probe as probe_module
 from gramscope.record.alerts import Alert, AlertLog
-from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
+from gramscope.record.arguments import WatchOptions, check_optimizer, check_out, resume_step, whole_step
 from gramscope.record.budget import GUARANTEED, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.examples import taken
-from gramscope.record.fingerprint import difference, fingerprint
-from gramscope.record.groups import PASS, TOGETHER, Groups
+from gramscope.record.groups import TOGETHER, DueStep, Groups
 from gramscope.record.judge import unseen
 from gramscope.record.last_update import LastUpdate
-from gramscope.record.logged import Logged
-from gramscope.record.moment import Memory, Moment, Subject
-from gramscope.record.opening import open_writer
-from gramscope.record.readings import READERS, Reading
+from gramscope.record.logged import LogBuffer
+from gramscope.record.measuring import Measurer, Taken, Warnings
+from gramscope.record.opening import goes_on_from, open_writer
+from gramscope.record.readings import READERS
 from gramscope.record.schedule import due_at
 from gramscope.record.sharded import Shards, opened_together
+from gramscope.record.subject import Subject
 from gramscope.store import RunWriter, StoreError
-from gramscope.store.names import FINGERPRINT
 
-R = TypeVar("R")
 _SHARDED_OPTIMIZER = (
     "the optimiser of a sharded model holds shards: its step is not rehearsed, and its updates are not measured. With "
     "lr=... in gs.watch a plain gradient step is rehearsed."
@@ -95,8 +91,9 @@ def watch(
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
         overhead: fraction of the training time that measuring may take. Where it is used up, due steps are left out;
-            but the first 12 due steps and the last step are always measured, and 3 seconds in all are always allowed.
-            Expensive measures (spectra, step) are taken less often than the others. None measures everything at every
+            but the first 12 due steps, the last step, and one at one and a half times the steps of the last measurement
+            are always measured, and 1.5 seconds in all are always allowed. Expensive measures (spectra, step, of a
+            language model the kernel) are taken less often than the others. None measures everything at every
             due step. What the loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
             does.
@@ -110,78 +107,66 @@ def watch(
         name, config: kept in the run's meta.json.
     """
     with opened_together(model) as (whole, shards):
-        return Scope(
-            whole, probe, out, due_at(every), measures=measures, layers=layers, loss=loss, outputs=outputs, lr=lr,
-            overhead=overhead, on_error=on_error, on_alert=on_alert, forward=forward, resume=resume, start=start,
-            name=name, config=config, shards=shards,
-        )  # fmt: skip
+        options = WatchOptions(
+            measures, layers, loss, outputs, lr, overhead, on_error, on_alert, forward, resume, start, name, config
+        )
+        return Scope(whole, probe, out, due_at(every), options, shards)
 
 
 class Scope:
     """A watch in progress; see :func:`watch`. ``count`` is the number of optimiser steps seen."""
 
     def __init__(
-        self, model: nn.Module, probe: Any, out: Any, due: Callable[[int], bool], *,
-        measures: Any, layers: Any, loss: Any, outputs: Outputs,
-        lr: Any, overhead: Any, on_error: str, on_alert: Any, forward: Any, resume: Any,
-        start: Any, name: str | None, config: Mapping[str, Any] | None, shards: Shards | None = None,
+        self, model: nn.Module, probe: Any, out: Any, due: Callable[[int], bool], options: WatchOptions,
+        shards: Shards | None = None,
     ) -> None:  # fmt: skip
-        check_options(on_error, out, loss, lr, forward, on_alert)
-        resume, start = resume_step(resume), whole_step(start, "start")
-        self.budget = Budget(overhead)
+        check_out(out)
+        self.budget = Budget(options.overhead)
         probe, taken_from = taken(probe, unwrap(model))
         self.model, probe = unwrap_with_input(model, probe)
-        self._shards = shards
-        self._due, self._on_error, self._forward = due, on_error, forward
+        self._shards, self._due, self._options = shards, due, options
         self._writes = rank() == 0
-        probe_module.check_model(self.model)
-        x, y = probe_module.split(probe, self.model)
-        layer = probe_module.matcher(layers, self.model)
-        self.readers, lacking = probe_module.chosen(measures, y)
-        weights_only = all(READERS[name].weights_only for name in self.readers)
-        judge = probe_module.judge(self.model, x, y, outputs, loss, weights_only) if self._writes else unseen(y, loss)
-        self.subject = Subject(self.model, x, y, judge, outputs, layer, lr=lr)
-        if lacking:
-            self._warn(f"{', '.join(lacking)} cannot be measured without targets: pass probe=(x, y).")
+        self.readers, self.subject = self._watched(probe, options)
         self.records: list[dict[str, Any]] = []
-        self.count = start
-        self._logged, self._said = Logged(), set[str]()
-        self._alerts = AlertLog(on_alert or (lambda alert: self._warn(str(alert))))
-        self._groups = Groups(self.readers, self.budget)
+        self.count = whole_step(options.start, "start")
+        self._logged, self._said = LogBuffer(), set[str]()
+        self._alerts = AlertLog(options.on_alert or (lambda alert: self._warn(str(alert))))
         self._left_out, self._left_out_last = 0, -1  # due steps without a measurement: how many, and the last
+        self._decided = (-1, False)  # a step, and whether it will be measured
         self._hooks: list[Any] = []
         self._closed = False
         self._writer: RunWriter | None = None
         if out is not None and self._writes:
-            meta = probe_module.meta(self.subject, self.readers, name or Path(out).name, config, taken_from)
+            name = options.name or Path(out).name
+            meta = probe_module.meta(self.subject, self.readers, name, options.config, taken_from)
             meta |= {} if shards is None else {"sharded": shards.facts()}
-            self._writer = open_writer(out, resume, meta)
-        self._memory = self._remembered(resume)
+            self._writer = open_writer(out, resume_step(options.resume), meta)
+        self.count, memory = goes_on_from(self._writer, self.subject, resume_step(options.resume), self.count)
+        self._groups = Groups(self.readers, self.budget)
+        tell = Warnings(self._warn, self.warn_once)
+        self._measurer = Measurer(self.budget, self._groups, memory, options.raises, tell)
         self.budget.spent += self.budget.clock() - self.budget.started
         self._begun = self.count
-        self._opening = not self._memory.resumed
+        self._opening = not memory.resumed
         self._guaranteed = GUARANTEED if self._opening else 0  # measurements still to come
         self._flush_at = 0.0  # by the budget's clock
         if self._opening:
             self._measure()
             self._opening = False
 
-    def _remembered(self, resume: int | bool) -> Memory:
-        """Where a resumed run goes on, and what it is compared with: what the first attempt stored."""
-        if self._writer is None:
-            return Memory()
-        now = fingerprint(self.model, self.subject.x, self.subject.outputs)
-        last = self._writer.last_step
-        if resume is not False and not (resume is True and last is None):
-            self.count = resume if resume is not True else last or 0
-        if resume is False or last is None or not self.count:
-            return Memory(fingerprint=now)  # nothing to go on from, or step 0, which is measured again
-        other = difference(self._writer.first_array(FINGERPRINT), now)
-        if other:
-            return Memory(resumed=True, other=other)
-        arrays = {name: self._writer.first_array(f"start/{name}") for name in ("kernel", "features")}
-        tensors = {name: None if array is None else torch.tensor(array, device="cpu") for name, array in arrays.items()}
-        return Memory(tensors["kernel"], tensors["features"], resumed=True)
+    def _watched(self, probe: Any, options: WatchOptions) -> tuple[tuple[str, ...], Subject]:
+        """The measures, and what they are taken of; whatever cannot be measured at all is refused."""
+        probe_module.check_model(self.model)
+        x, y = probe_module.split(probe, self.model)
+        layer = probe_module.matcher(options.layers, self.model)
+        readers, lacking = probe_module.chosen(options.measures, y)
+        weights_only = all(READERS[name].weights_only for name in readers)
+        judge = unseen(y, options.loss)
+        if self._writes:
+            judge = probe_module.judge(self.model, x, y, options.outputs, options.loss, weights_only)
+        if lacking:
+            self._warn(f"{', '.join(lacking)} cannot be measured without targets: pass probe=(x, y).")
+        return readers, Subject(self.model, x, y, judge, options.outputs, layer, lr=options.lr)
 
     # The loop's side -------------------------------------------------------------------------------------
 
@@ -209,9 +194,8 @@ class Scope:
         """Whether to measure now. Of a sharded model rank 0 decides, and all ranks bring its copy up to date."""
         if self._shards is None:
             return True
-        begun, groups = self.budget.clock(), self._groups.split(self.subject)
-        wanted = TOGETHER not in groups or self._affordable(TOGETHER, groups, self._is_guaranteed)
-        measure = self._shards.refresh(wanted, self.warn_once)
+        begun = self.budget.clock()
+        measure = self._shards.refresh(self._will_measure(self.count), self.warn_once)
         self.budget.spent += self.budget.clock() - begun
         return measure
 
@@ -223,7 +207,7 @@ class Scope:
         try:
             return self._due(step)
         except Exception as error:
-            if self._on_error == "raise":
+            if self._options.raises:
                 raise
             self.warn_once(
                 "every",
@@ -296,8 +280,9 @@ class Scope:
         return self
 
     def _next_measured(self) -> int | None:
-        """The number of the step that comes, if it is due."""
-        return self.count + 1 if self._writes and self.due_next() else None
+        """The number of the step that comes, if it will be measured."""
+        step = self.count + 1
+        return step if self._writes and self.due_next() and self._will_measure(step) else None
 
     def _forget_update(self) -> None:
         if self.subject.last_update is not None:
@@ -324,9 +309,8 @@ class Scope:
             last.callback(self._flush)
             measure = measure and self._shards is None  # gathering needs all ranks, and another may not close
             if measure and self._writes and self.count > (self.records[-1]["step"] if self.records else self._begun):
-                self._guaranteed = max(self._guaranteed, 1)
                 self._left_out -= self._left_out_last == self.count
-                self._measure()
+                self._measure(last=True)
 
     def _say_what_was_measured(self) -> None:
         if self.records and self.count > self._begun:
@@ -342,7 +326,7 @@ class Scope:
                 self._writer.log(numbers)
                 self._logged.mark_written()
         except StoreError as error:
-            if self._on_error == "raise":
+            if self._options.raises:
                 raise
             self.warn_once("logged", f"what was logged up to step {self.count} is not written yet: {error}")
         if self._writes:
@@ -378,109 +362,66 @@ class Scope:
 
     # Measuring ----------------------------------------------------------------------------------------------
 
-    def _measure(self) -> None:
+    def _measure(self, last: bool = False) -> None:
         if not self._writes:
             return
         self._wait()  # training's own work that is still queued is not measuring
         with self.budget.all_counted():
-            groups = self._groups.split(self.subject)
-            guaranteed = self._is_guaranteed
-            self.budget.due += 1
-            if TOGETHER in groups and not self._affordable(TOGETHER, groups, guaranteed):
+            if not last and not self._will_measure(self.count):
                 self._left_out, self._left_out_last = self._left_out + 1, self.count
-            elif groups or self._opening:
+                return
+            due = DueStep(self.count, last or self._is_guaranteed(self.count), last)
+            groups = self._groups.split(self.subject)
+            if groups or self._opening:
                 self._guaranteed = max(0, self._guaranteed - 1)
-                self._measure_groups(groups, guaranteed)
+                self._commit(self._measurer.take(self.subject, due, groups))
                 self._wait()
 
-    @property
-    def _is_guaranteed(self) -> bool:
+    def _will_measure(self, step: int) -> bool:
+        """Whether a due step will be measured; decided once, since the optimiser's hook asks before the step."""
+        if self._decided[0] != step:
+            self.budget.due += 1
+            groups = self._groups.split(self.subject)
+            names = groups.get(TOGETHER)
+            due = DueStep(step, self._is_guaranteed(step))
+            allowed = names is None or self._groups.affordable(TOGETHER, names, self.subject, due)
+            self._decided = step, allowed
+        return self._decided[1]
+
+    def _is_guaranteed(self, step: int) -> bool:
         """The first ones of a run, and later one now and then, so that no long stretch of a run is left blank."""
         last = self.records[-1]["step"] if self.records else self._begun
-        return self._guaranteed > 0 or self.count >= WIDEST * max(last, 1)
-
-    def _affordable(self, group: str, groups: Mapping[str, Sequence[str]], guaranteed: bool) -> bool:
-        return self._groups.affordable(group, groups[group], self.subject, guaranteed)
-
-    def _measure_groups(self, groups: Mapping[str, Sequence[str]], guaranteed: bool) -> None:
-        found, failures, skipped = Reading(), dict[str, str](), list[str]()
-        with probe_module.surroundings(self.model), Moment(self.subject, self.count, self._memory) as moment:
-            # What the shared pass serves comes before what makes passes of its own.
-            for group, names in sorted(groups.items(), key=lambda g: any(READERS[n].guess for n in g[1])):
-                if group != TOGETHER and not self._affordable(group, groups, guaranteed):
-                    skipped += names
-                    continue
-                before = self.budget.spent
-                if group == TOGETHER and any(not READERS[n].weights_only and READERS[n].guess is None for n in names):
-                    self._time(PASS, moment.open)
-                warm = all(self.budget.taken.get(name) for name in names)
-                for name in names:
-                    reading = self._time(name, partial(self._read, name, moment, failures))
-                    found.scalars |= reading.scalars
-                    found.arrays |= reading.arrays
-                if warm:
-                    self._groups.charge(group, self.budget.spent - before, guaranteed)
-        if skipped:
-            found.scalars["skipped"] = float(len(skipped))
-        self._commit(found.scalars, found.arrays, failures, skipped)
-
-    def _time(self, name: str, work: Callable[[], R]) -> R:
-        begun = self.budget.clock()
-        result = work()
-        self.budget.note(name, self.budget.clock() - begun)
-        return result
+        return self._guaranteed > 0 or step >= WIDEST * max(last, 1)
 
     def _wait(self) -> None:
         device = next(self.model.parameters()).device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # what was measured must not be paid for by the next step, uncounted
 
-    def _read(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            if READERS[name].guess is not None:
-                moment.close()  # it makes passes of its own
-            try:
-                reading = READERS[name].read(moment)
-            except Exception as error:
-                if self._on_error == "raise":
-                    raise
-                failures[name] = f"{type(error).__name__}: {error}"
-                reading = Reading()
-        undefined = [str(w.message) for w in said if "not defined" in str(w.message)]
-        if undefined:
-            failures.setdefault(name, "; ".join(dict.fromkeys(undefined)))
-        if name in failures and not undefined:
-            self._warn(f"the measure {name!r} failed at step {self.count}: {failures[name]}")
-        for missing, reason in reading.missing.items():
-            failures[missing] = reason
-            self.warn_once(missing, f"{missing} is left out: {reason}")
-        self._logged.reserve(reading.scalars)
-        return reading
-
-    def _commit(
-        self, scalars: dict[str, float], arrays: dict[str, Any], failures: dict[str, str], skipped: Sequence[str]
-    ) -> None:
+    def _commit(self, taken: Taken) -> None:
+        self._logged.reserve(taken.scalars)
         self._flush()
-        measured, scalars = scalars, {**self._logged.at(self.count), **scalars}
+        scalars = {**self._logged.at(self.count), **taken.scalars}
         if not self._opening:  # before any training it would be a share of nothing
             scalars["overhead"] = self.budget.overhead
-        self.records.append({"step": self.count, "scalars": scalars, "failures": failures, "skipped": list(skipped)})
+        record = {"step": self.count, "scalars": scalars, "failures": taken.failures, "skipped": taken.skipped}
+        self.records.append(record)
         if self._writer is not None:
             try:
-                self._writer.append(self.count, scalars, arrays, failures=failures)
+                self._writer.append(self.count, scalars, taken.arrays, failures=taken.failures)
             except Exception as error:  # the disk's, or a reader's own names and arrays that cannot be stored
-                if self._on_error == "raise":
+                if self._options.raises:
                     raise
                 self._warn(f"step {self.count} was not written: {error}")
-        if self._forward is not None:
+        forward = self._options.forward
+        if forward is not None:
             try:
-                self._forward({name: v for name, v in scalars.items() if math.isfinite(v)}, self.count)
+                forward({name: v for name, v in scalars.items() if math.isfinite(v)}, self.count)
             except Exception as error:
-                if self._on_error == "raise":
+                if self._options.raises:
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
-        self._alerts.measured(self.count, measured)
+        self._alerts.measured(self.count, taken.scalars)
 
     def _warn(self, message: str) -> None:
         warn(message, WatchWarning)

@@ -1,0 +1,43 @@
+"""Norms of many tensors in float64, read from the device in one go."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Euclidean norms. A GPU is asked once; squares that leave float64 are taken again, scaled.
+
+    >>> norms({"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1e200], dtype=torch.float64)})
+    {'a': 5.0, 'b': 1e+200}
+    """
+    dense = {name: t.detach().to_dense() if t.is_sparse else t.detach() for name, t in tensors.items()}
+    by_device: dict[torch.device, list[str]] = {}
+    for name, tensor in dense.items():
+        by_device.setdefault(tensor.device, []).append(name)
+    found: dict[str, float] = {}
+    for names in by_device.values():
+        sizes = [torch.linalg.vector_norm(dense[name], dtype=_double(dense[name])).real for name in names]
+        found |= dict(zip(names, torch.stack(sizes).tolist(), strict=True))
+    far = [name for name, size in found.items() if not 1e-140 < size < 1e140]
+    strange = [name for name in far if dense[name].dtype == torch.float64 and dense[name].numel()]
+    found |= {name: _scaled_norm(dense[name]) for name in strange}
+    return {name: found[name] for name in tensors}
+
+
+def squared_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: size**2 if size < 1e154 else math.inf for name, size in norms(tensors).items()}
+
+
+def _scaled_norm(tensor: Tensor) -> float:
+    """The norm of float64 numbers whose squares may be beyond float64."""
+    largest = float(tensor.abs().max())
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(tensor / largest))
+
+
+def _double(tensor: Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64

@@ -1,0 +1,71 @@
+"""What is watched, and what is remembered of the first measurement."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int8
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gramscope.capture.known_sites import KnownSites
+from gramscope.capture.network import Outputs, named_parameters
+from gramscope.capture.side_effects import in_modes
+from gramscope.record.judge import Judge
+
+if TYPE_CHECKING:
+    from gramscope.record.last_update import LastUpdate
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is watched: the model, a fixed probe, and how to judge its outputs."""
+
+    model: nn.Module
+    x: Any
+    y: Tensor | None
+    judge: Judge
+    outputs: Outputs
+    layers: Callable[[str], bool]
+    optimizer: Optimizer | None = None
+    lr: float | None = None
+    last_update: "LastUpdate | None" = None
+
+
+@dataclass(eq=False)
+class Memory:
+    """What later moments are compared with: the kernel, the features and the weights of the first.
+
+    ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
+    ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
+    ``signs`` are those of the random mixtures, where outputs are very many. ``last`` is the weight that makes the
+    outputs, if a plain pass tells what it is given (see :mod:`gramscope.record.plain_pass`).
+    ``sites``: where the weights meet the probe, which is sought once.
+    """
+
+    kernel: Tensor | None = None
+    features: Tensor | None = None
+    resumed: bool = False
+    other: str = ""
+    fingerprint: NDArray[np.uint8] | None = None
+    weights: dict[str, Tensor] | None = None
+    signs: Int8[Tensor, "C k"] | None = None
+    last: str | None = None
+    sites: KnownSites = field(default_factory=KnownSites)
+
+
+def layers_by_id(model: nn.Module) -> dict[int, str]:
+    """The layer of each parameter, by the parameter's id."""
+    return {id(parameter): layer_of(name) for name, parameter in named_parameters(model).items()}
+
+
+def layer_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter
+
+
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode inside, every module's own flag back afterwards."""
+    return in_modes([(module, False) for module in model.modules()])

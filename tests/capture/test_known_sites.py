@@ -1,0 +1,102 @@
+"""Sites that were sought once serve later passes of the same examples, and no others."""
+
+import pytest
+import torch
+from torch import nn
+
+from gramscope.capture.capture import opened
+from gramscope.capture.known_sites import KnownSites
+
+X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).double()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head, self.deep = nn.Linear(6, 7), nn.Linear(7, 7), nn.Linear(7, 3), True
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        if self.deep:
+            h = h + torch.tanh(self.second(h)) * self.first.weight.sum(1)
+        return self.head(h)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Model().double()
+
+
+def kernel(network: nn.Module, x: torch.Tensor, known: KnownSites | None) -> torch.Tensor:
+    with opened(network, x, known=known) as pass_:
+        sites = pass_.snapshot(pass_.cotangents()).by_parameter()
+        rows = [sum(site.whole_rows() for site in own) for own in sites.values() if own]
+        return torch.einsum("nkp,mlp->nkml", *[torch.cat(rows, 2)] * 2)
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    from gramscope.capture.weight_sites import WeightSites
+
+    made, real = [], WeightSites._find
+    monkeypatch.setattr(WeightSites, "_find", lambda self: made.append(1) or real(self))
+    return made
+
+
+def test_later_passes_need_no_search_and_see_the_same(searches):
+    network, known = model(), KnownSites()
+    kernel(network, X, known)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.mul_(-1.3)
+    searches.clear()
+    found = kernel(network, X, known)
+    assert searches == []
+    assert torch.equal(found, kernel(network, X, None))
+
+
+@pytest.mark.parametrize("change", ["fewer examples", "a frozen layer", "another graph"])
+def test_another_pass_is_searched_again(searches, change):
+    network, known, x = model(), KnownSites(), X
+    kernel(network, X, known)
+    searches.clear()
+    if change == "fewer examples":
+        x = X[:3]
+    elif change == "a frozen layer":
+        network.first.requires_grad_(False)
+    else:
+        network.deep = False
+    found = kernel(network, x, known)
+    assert searches == [1]
+    assert torch.equal(found, kernel(network, x, None))
+
+
+def test_a_signal_that_was_zero_is_not_remembered(searches):
+    """It tells nothing of where examples lie, and may be other than zero later."""
+    network, known = model(), KnownSites()
+    nn.init.constant_(network.first.bias, -100.0)  # no unit of the first layer is on
+    kernel(network, X, known)
+    searches.clear()
+    nn.init.zeros_(network.first.bias)
+    found = kernel(network, X, known)
+    assert searches == [1]
+    assert torch.equal(found, kernel(network, X, None))
+
+
+def test_what_the_values_of_data_may_move_is_not_remembered(searches):
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x):
+            chosen = x[:, 0] > self.a.bias[0]
+            out = torch.zeros(len(x), 3, dtype=x.dtype)
+            out = out.index_put((chosen.nonzero()[:, 0],), self.a(x[chosen]))
+            return out.index_put(((~chosen).nonzero()[:, 0],), self.b(x[~chosen]))
+
+    network, known = Routed().double(), KnownSites()
+    kernel(network, X, known)
+    searches.clear()
+    kernel(network, X, known)
+    assert searches == [1]
