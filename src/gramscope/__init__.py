@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gramscope import measures as measures
     from gramscope import propagators as propagators
     from gramscope import record as record
+    from gramscope import scale as scale
     from gramscope import spectra as spectra
     from gramscope import store as store
     from gramscope import tasks as tasks
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gramscope.record.alerts import Alert as Alert
     from gramscope.record.watch import watch as watch
     from gramscope.report import report as report
+    from gramscope.scale.sketch import sketch as sketch
     from gramscope.store import Run as Run
     from gramscope.store import open_run as open_run
 
@@ -57,6 +59,7 @@ _NAMES = {
     "Run": "gramscope.store:Run",
     "Measure": "gramscope.measures:Measure",
     "report": "gramscope.report:report",
+    "sketch": "gramscope.scale.sketch:sketch",
     "explain_step": "gramscope.hierarchy.explain:explain_step",
     "LinearOperator": "gramscope.linalg:LinearOperator",
     "GramscopeError": "gramscope.base.errors:GramscopeError",
@@ -73,6 +76,7 @@ _ROOMS = (
     "measures",
     "propagators",
     "record",
+    "scale",
     "spectra",
     "store",
     "tasks",
