@@ -1,7 +1,7 @@
 """A finished sketch: kernels, norms, neighbours and alignments of per-example gradients, with standard errors."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -197,16 +197,14 @@ class Sketch:
         random = [name for name in names if self.features[name].shape[0] > 1]
         fixed = self._sum([name for name in names if name not in random], theirs, 0, rows)
         for repeat in range(self.repeats):
-            kernel = self._sum(random, theirs, repeat, rows)
-            yield fixed if kernel is None else kernel if fixed is None else kernel + fixed
+            yield fixed + self._sum(random, theirs, repeat, rows)
 
-    def _sum(self, names: list[str], theirs: "Sketch", repeat: int, rows: slice) -> Tensor | None:
-        if not names:
-            return None
-        return sum(
-            (self.features[n][repeat, rows].flatten(1) @ theirs.features[n][repeat].flatten(1).T for n in names[1:]),
-            self.features[names[0]][repeat, rows].flatten(1) @ theirs.features[names[0]][repeat].flatten(1).T,
-        )
+    def _sum(self, names: Sequence[str], theirs: "Sketch", repeat: int, rows: slice) -> Float[Tensor, "n M"]:
+        some = next(iter(self.features.values()))
+        total = some.new_zeros(len(some[0, rows]), theirs.examples)
+        for name in names:
+            total += self.features[name][repeat, rows].flatten(1) @ theirs.features[name][repeat].flatten(1).T
+        return total
 
     def _checked(self, other: "Sketch") -> "Sketch":
         if not isinstance(other, Sketch):

@@ -144,7 +144,7 @@ def _site(site: Site, factors: Factors) -> Float[Tensor, "rho n k d"]:
     parts = []
     for start in range(0, site.examples, few):
         part = site.part(slice(start, start + few), slice(None))
-        if isinstance(part, OuterSite) and place is not None:
+        if isinstance(part, OuterSite) and isinstance(place, Placement):
             parts.append(_outer(part, place, factors))
         elif isinstance(part, LookupSite) and place is not None:
             parts.append(_lookup(part, factors))
