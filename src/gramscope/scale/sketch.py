@@ -14,6 +14,7 @@ from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.memory import free_memory
 from gramscope.base.progress import progress
+from gramscope.capture import OuterSite, Site
 from gramscope.capture.capture import Opened, opened
 from gramscope.capture.network import Outputs, count_examples, named_parameters, slice_examples, unwrap
 from gramscope.capture.precision import Precision
@@ -22,7 +23,7 @@ from gramscope.kernels.pieces import strips
 from gramscope.scale.sketch_factors import Projections, SketchPlan
 from gramscope.scale.sketch_projections import Method, check_method
 from gramscope.scale.sketch_result import Sketch
-from gramscope.scale.sketch_sites import sketched
+from gramscope.scale.sketch_sites import Factors, may_be_apart, sketched, sketched_apart
 
 Loss = Literal["cross_entropy"] | Callable[[Tensor, Tensor], Tensor]
 Layers = str | Sequence[str] | int
@@ -41,6 +42,7 @@ def sketch(
     layers: Layers = "*",
     method: Method = "learned",
     seed: int = 0,
+    apart: bool = True,
     like: Sketch | None = None,
     frozen: bool = False,
     precision: Precision = None,
@@ -70,8 +72,11 @@ def sketch(
             gradients, the others are random beside them; unbiased as well. "orthogonal", "gaussian", "srht", "sjlt"
             are random alone.
         seed: of the random matrices. They depend on it, on the parameter's name and on its shape alone.
+        apart: keep projected signals and inputs apart for weights that each example uses at one position (readouts of
+            classifiers), each with at most size² numbers: far less error, for two numbers where there was one.
         like: a sketch whose random (and learned) matrices to use again, so that both may be compared: of an earlier
-            checkpoint, or of other data. ``size``, ``repeats``, ``method`` and ``seed`` are then its own.
+            checkpoint, or of other data. ``size``, ``repeats``, ``method``, ``seed`` and ``apart`` are
+            then its own.
         frozen, precision: see ``gramscope.capture``.
 
     References: Park et al. 2023 (arXiv:2303.14186, TRAK) project formed gradients; Choe et al. 2024
@@ -91,7 +96,7 @@ def sketch(
     """
     chosen = _chosen(unwrap(model), layers, frozen)
     if like is None:
-        made = Projections(_plan(size, repeats, method, seed))
+        made = Projections(_plan(size, repeats, method, seed, apart))
     else:
         _check_like(like, chosen)
         made = like.projections.renewed()
@@ -117,6 +122,7 @@ class _Stream:
             name: tuple(real_view(p).shape) for name, p in named_parameters(unwrap(model)).items() if name in chosen
         }
         self.parts: dict[str, list[Tensor]] = {name: [] for name, shape in self.shapes.items() if math.prod(shape)}
+        self.inputs: dict[str, list[Tensor]] = {}
         self.slow: dict[str, None] = {}
         self.width = -1
 
@@ -132,38 +138,68 @@ class _Stream:
             found = self._sketched(network, y, room)
             self.slow |= dict.fromkeys(network.weight_sites.slow)
         first = not any(self.parts.values())
-        for name, part in found.items():
-            self.parts[name].append(part)
+        for held, new in zip((self.parts, self.inputs), found, strict=True):
+            for name, part in new.items():
+                held.setdefault(name, []).append(part)
         if first:
-            _check_fits(sum(part.nbytes for part in found.values()) * count)
+            _check_fits(sum(part.nbytes for new in found for part in new.values()) * count)
 
-    def _sketched(self, network: Opened, y: Tensor | None, room: int) -> dict[str, Tensor]:
+    def _sketched(self, network: Opened, y: Tensor | None, room: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Features and inputs of a batch."""
         n, width = network.f.shape
         self._check_width(width)
         k = width if self.loss is None else 1
         found: dict[str, Tensor] = {}
+        inputs: dict[str, Tensor] = {}
         for start, stop in strips(k, OUTPUTS_AT_ONCE):
             for group in network.sites(self._cotangents(network, y, slice(start, stop)), room):
                 for name, sites in group.items():
-                    if not sites or name not in self.parts:
+                    if name not in self.parts or not sites:
                         continue
-                    like = sites[0].held
-                    dtype = torch.promote_types(like.real.dtype, torch.float32)
-                    factors = self.made.factors(name, self.shapes[name], sites, dtype, like.device)
+                    factors = self._factors(name, sites)
+                    if name in self.made.apart:
+                        part, inputs[name] = self._apart(name, sites, factors)
+                    else:
+                        part = sketched(sites, factors).cpu()
                     if name not in found:
-                        found[name] = torch.zeros(factors.repeats, n, k, factors.entries, dtype=dtype, device="cpu")
-                    found[name][:, :, start:stop] = sketched(sites, factors).cpu()
-        return self._with_unused(found, n, k)
+                        found[name] = part.new_zeros(len(part), n, k, part.shape[3])
+                    found[name][:, :, start:stop] = part
+        self._add_unused(found, inputs, n, k)
+        return found, inputs
 
-    def _with_unused(self, found: dict[str, Tensor], n: int, k: int) -> dict[str, Tensor]:
+    def _factors(self, name: str, sites: Sequence[Site]) -> Factors:
+        like = sites[0].held if sites else named_parameters(unwrap(self.model))[name].detach()
+        dtype = torch.promote_types(like.real.dtype, torch.float32)
+        return self.made.factors(name, self.shapes[name], sites, dtype, like.device)
+
+    def _apart(self, name: str, sites: Sequence[Site], factors: Factors) -> tuple[Tensor, Tensor]:
+        if not may_be_apart(sites, factors.matrix):
+            raise InputError(
+                f"{name} must be used once, at one position, in all batches if it was so in the first, but here it is "
+                "used more often. Pass apart=False."
+            )
+        site = sites[0]
+        assert isinstance(site, OuterSite)
+        signals, inputs = sketched_apart(site, factors)
+        return signals.cpu(), inputs.cpu()
+
+    def _add_unused(self, found: dict[str, Tensor], inputs: dict[str, Tensor], n: int, k: int) -> None:
         """Parameters that no example of this batch has used have gradient zero."""
         for name in self.parts:
-            if name not in found:
-                parameter = named_parameters(unwrap(self.model))[name]
-                dtype = torch.promote_types(parameter.real.dtype, torch.float32)
-                factors = self.made.factors(name, self.shapes[name], (), dtype, parameter.device)
-                found[name] = torch.zeros(factors.repeats, n, k, factors.entries, dtype=dtype, device="cpu")
-        return found
+            if name in found:
+                continue
+            factors = self._factors(name, ())
+            d = factors.entries
+            if name in self.made.apart:  # zero signals; whatever the inputs
+                d, w = self._widths_apart(name, factors)
+                inputs[name] = torch.zeros(factors.repeats, n, 1, w, dtype=factors.rows.dtype, device="cpu")
+            found[name] = torch.zeros(factors.repeats, n, k, d, dtype=factors.rows.dtype, device="cpu")
+
+    def _widths_apart(self, name: str, factors: Factors) -> tuple[int, int]:
+        """Numbers of signals and of inputs, as earlier batches have them; else rows are taken for signals."""
+        if self.parts[name]:
+            return self.parts[name][0].shape[3], self.inputs[name][0].shape[3]
+        return factors.rows.shape[2], factors.columns.shape[2]
 
     def _cotangents(self, network: Opened, y: Tensor | None, some: slice) -> Tensor:
         if self.loss is None:
@@ -194,18 +230,19 @@ class _Stream:
         if not any(self.parts.values()):
             raise InputError("loader must give at least one batch, got none. A generator can be used only once.")
         features = {name: torch.cat(parts, 1) for name, parts in self.parts.items()}
-        return Sketch(features, self.made, tuple(self.slow))
+        inputs = {name: torch.cat(parts, 1) for name, parts in self.inputs.items()}
+        return Sketch(features, self.made, tuple(self.slow), inputs)
 
 
 # What the user gives ------------------------------------------------------------------------------
 
 
-def _plan(size: int, repeats: int, method: Method, seed: int) -> SketchPlan:
+def _plan(size: int, repeats: int, method: Method, seed: int, apart: bool) -> SketchPlan:
     for name, value, least in (("size", size, 1), ("repeats", repeats, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     check_method(method)
-    return SketchPlan(size, repeats, method, seed)
+    return SketchPlan(size, repeats, method, seed, bool(apart))
 
 
 def _chosen(model: nn.Module, layers: Layers, frozen: bool) -> list[str]:

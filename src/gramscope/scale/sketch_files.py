@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KIND = "gramscope sketch"
 VERSION = 1
-FEATURES, BASES = "features/", "bases/"
+FEATURES, INPUTS, BASES = "features/", "inputs/", "bases/"
 
 
 def save_sketch(sketch: Sketch, path: str | os.PathLike[str]) -> None:
@@ -33,10 +33,12 @@ def save_sketch(sketch: Sketch, path: str | os.PathLike[str]) -> None:
     about = {
         "plan": asdict(made.plan),
         "matrices": {name: [list(made.matrices[name].shape), made.matrices[name].split] for name in sketch.features},
+        "apart": sorted(made.apart),
         "fallback": list(sketch.fallback),
         "fingerprint": sketch.fingerprint(),
     }
     tensors: dict[str, Tensor] = {FEATURES + name: part.contiguous() for name, part in sketch.features.items()}
+    tensors |= {INPUTS + name: part.contiguous() for name, part in sketch.inputs.items()}
     tensors |= {BASES + name: basis.contiguous() for name, basis in made.bases.items()}
     text = {"kind": KIND, "version": str(VERSION), "sketch": json.dumps(about)}
     with disk_trouble(f"writing the sketch {path}"):
@@ -74,9 +76,12 @@ def load_sketch(path: str | os.PathLike[str]) -> Sketch:
     except SafetensorError as error:
         raise InputError(f"{path} must be a file that sketch.save wrote, but it is damaged ({error}).") from error
     matrices = {name: MatrixShape(tuple(shape), split) for name, (shape, split) in about["matrices"].items()}
-    bases = {name.removeprefix(BASES): t for name, t in tensors.items() if name.startswith(BASES)}
+    bases, inputs = (
+        {name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)} for kind in (BASES, INPUTS)
+    )
     features = {name: tensors[FEATURES + name] for name in about["matrices"]}
-    found = Sketch(features, Projections(SketchPlan(**about["plan"]), matrices, bases), tuple(about["fallback"]))
+    made = Projections(SketchPlan(**about["plan"]), matrices, bases, set(about["apart"]))
+    found = Sketch(features, made, tuple(about["fallback"]), inputs)
     if found.fingerprint() != about["fingerprint"]:
         raise InputError(f"{path} must be as sketch.save wrote it, but its parts do not belong together. Restore it.")
     return found

@@ -19,7 +19,9 @@ ENTRIES_AT_ONCE = 2**24  # of a kernel that is looked at block by block
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A mean over independent repeats, and the standard error of each entry; NaN of a single repeat.
+    """A mean over independent repeats, and the standard error of each entry.
+
+    Of a single repeat it is NaN; zero where nothing is random.
 
     The errors of the entries are not independent: all share the random matrices. From few repeats use
     :meth:`interval`.
@@ -39,13 +41,16 @@ class Estimate:
 class Sketch:
     """Sketches φ of the gradients of N examples in k directions, for each parameter; see :func:`gramscope.sketch`.
 
-    ``features`` maps a parameter to (ρ, N, k, d), ρ repeats, or one where the sketch is the gradient itself.
+    ``features`` maps a parameter to (ρ, N, k, d), ρ repeats, or one where the sketch is the gradient itself. For a
+    parameter in ``inputs`` (ρ, N, 1, w), which one position of each example uses, these are the projected signals and
+    the sketch is the outer product of both: ``⟨φ, φ'⟩ = ⟨s, s'⟩⟨v, v'⟩``.
     ``fallback`` names the parameters whose gradients were formed one example at a time.
     """
 
-    features: Mapping[str, Float[Tensor, "rho N k d"]] = field(repr=False)
+    features: Mapping[str, Float[Tensor, "_ N k _"]] = field(repr=False)
     projections: Projections = field(repr=False)
     fallback: tuple[str, ...] = ()
+    inputs: Mapping[str, Float[Tensor, "_ N 1 _"]] = field(default_factory=dict, repr=False)
 
     @property
     def examples(self) -> int:
@@ -58,29 +63,33 @@ class Sketch:
     @property
     def repeats(self) -> int:
         """Independent repeats; 1 if nothing is random."""
-        return max(part.shape[0] for part in self.features.values())
+        return 1 if len(self.exact) == len(self.features) else self.projections.plan.repeats
 
     @property
     def exact(self) -> tuple[str, ...]:
         """Parameters that are small enough to be held whole: their kernels have no error."""
-        repeats = self.projections.plan.repeats
-        return tuple(name for name, part in self.features.items() if part.shape[0] == 1 and repeats > 1)
+        return tuple(name for name in self.features if self.projections.is_whole(name))
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.features.values())
+        return sum(part.nbytes for part in (*self.features.values(), *self.inputs.values()))
+
+    def numbers(self, name: str) -> int:
+        """Numbers that are held of a parameter, for one example and repeat."""
+        inputs = self.inputs[name].shape[3] if name in self.inputs else 0
+        return self.directions * self.features[name].shape[3] + inputs
 
     def __str__(self) -> str:
         plan = self.projections.plan
-        numbers = sum(part.shape[3] for part in self.features.values())
+        numbers = sum(map(self.numbers, self.features))
         lines = [
             f"Sketch of {self.examples:,} examples, {self.directions} directions: {numbers:,} numbers for each, "
             f"{plan.repeats} repeats, {plan.method}, seed {plan.seed}"
         ]
         lines += [
-            f"  {name} ({'x'.join(map(str, self.projections.matrices[name].shape))}): {part.shape[3]}"
+            f"  {name} ({'x'.join(map(str, self.projections.matrices[name].shape))}): {self.numbers(name):,}"
             + (" (whole)" if name in self.exact else "")
-            for name, part in self.features.items()
+            for name in self.features
         ]
         return "\n".join(lines)
 
@@ -89,7 +98,8 @@ class Sketch:
         return self.projections.fingerprint(list(self.features))
 
     def to(self, device: torch.device | str) -> "Sketch":
-        return replace(self, features={name: part.to(device) for name, part in self.features.items()})
+        features = {name: part.to(device) for name, part in self.features.items()}
+        return replace(self, features=features, inputs={name: part.to(device) for name, part in self.inputs.items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, whole or not at all; :func:`gramscope.scale.load_sketch` reads it."""
@@ -105,14 +115,14 @@ class Sketch:
         ``other`` is a sketch of other examples, or of another checkpoint, with the same random matrices. ``layers``
         names one parameter; all of them if None.
         """
-        return _estimate(list(self._kernels(other, layers, slice(None))))
+        return self._estimate(list(self._kernels(other, layers, slice(None))))
 
     def norms(self) -> Estimate:
         """``√(Σ_c |∂f_c(x_μ)|²)``, the norm of each example's gradient, (N,).
 
         The squares are unbiased; the standard error of the root is that of the square over twice the root.
         """
-        squares = _estimate(self._squared_norms())
+        squares = self._estimate(self._squared_norms())
         value = squares.value.clamp(min=0).sqrt()
         error = torch.where(value > 0, squares.standard_error / (2 * value), squares.standard_error.sqrt())
         return Estimate(value, error, squares.repeats)
@@ -155,7 +165,7 @@ class Sketch:
         whole = _aligned(products, along, size)
         R = len(along)
         if R == 1:
-            return Estimate(whole, torch.full_like(whole, torch.nan), 1)
+            return Estimate(whole, torch.full_like(whole, self._error_of_one), 1)
         if R == 2:  # without one of two there is no pair
             error = (along / products.diagonal().sqrt() / size).std() / R**0.5
             return Estimate(whole, error, R)
@@ -176,12 +186,27 @@ class Sketch:
             along += torch.einsum("nc,rnm,mc->r", y[start:stop], kernels, y)
         return products, along
 
+    def _estimate(self, samples: list[Tensor]) -> Estimate:
+        stacked = torch.stack(samples)
+        R = len(stacked)
+        if R > 1:
+            return Estimate(stacked.mean(0), stacked.std(0) / R**0.5, R)
+        return Estimate(stacked[0], torch.full_like(stacked[0], self._error_of_one), 1)
+
+    @property
+    def _error_of_one(self) -> float:
+        """The standard error where there is one repeat: none if nothing is random, else not known."""
+        return 0.0 if len(self.exact) == len(self.features) else torch.nan
+
     def _blocks(self, among: "Sketch") -> Iterator[tuple[int, int]]:
         rows = max(1, ENTRIES_AT_ONCE // (self.repeats * among.examples))
         return ((start, min(self.examples, start + rows)) for start in range(0, self.examples, rows))
 
     def _squared_norms(self) -> list[Float[Tensor, " N"]]:
-        parts = [part.square().sum((2, 3)) for part in self.features.values()]  # (ρ, N)
+        parts = []
+        for name, part in self.features.items():
+            squares = part.square().sum((2, 3))  # (ρ, N)
+            parts.append(squares * self.inputs[name].square().sum((2, 3)) if name in self.inputs else squares)
         return [
             sum((part[r % len(part)] for part in parts), torch.zeros_like(parts[0][0])) for r in range(self.repeats)
         ]
@@ -194,7 +219,7 @@ class Sketch:
                 f"layers must name a parameter of the sketch, got {layers!r}. It has {', '.join(self.features)}."
             )
         names = list(self.features) if layers is None else [layers]
-        random = [name for name in names if self.features[name].shape[0] > 1]
+        random = [name for name in names if name not in self.exact]
         fixed = self._sum([name for name in names if name not in random], theirs, 0, rows)
         for repeat in range(self.repeats):
             yield fixed + self._sum(random, theirs, repeat, rows)
@@ -203,7 +228,10 @@ class Sketch:
         some = next(iter(self.features.values()))
         total = some.new_zeros(len(some[0, rows]), theirs.examples)
         for name in names:
-            total += self.features[name][repeat, rows].flatten(1) @ theirs.features[name][repeat].flatten(1).T
+            gram = _gram(self.features[name], theirs.features[name], repeat, rows)
+            if name in self.inputs:
+                gram *= _gram(self.inputs[name], theirs.inputs[name], repeat, rows)
+            total += gram
         return total
 
     def _checked(self, other: "Sketch") -> "Sketch":
@@ -222,15 +250,15 @@ class Sketch:
         return other
 
 
+def _gram(
+    mine: Float[Tensor, "_ N k _"], theirs: Float[Tensor, "_ M k _"], repeat: int, rows: slice
+) -> Float[Tensor, "n M"]:
+    place = repeat % len(mine)  # what is not random is held once
+    return mine[place, rows].flatten(1) @ theirs[place].flatten(1).T
+
+
 def _mean(samples: list[Tensor]) -> Tensor:
     return samples[0] if len(samples) == 1 else torch.stack(samples).mean(0)
-
-
-def _estimate(samples: list[Tensor]) -> Estimate:
-    stacked = torch.stack(samples)
-    R = len(stacked)
-    error = stacked.std(0) / R**0.5 if R > 1 else torch.full_like(stacked[0], torch.nan)
-    return Estimate(stacked.mean(0), error, R)
 
 
 def _aligned(products: Float[Tensor, "r r"], along: Float[Tensor, " r"], size: float) -> Tensor:

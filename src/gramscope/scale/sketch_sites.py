@@ -9,12 +9,14 @@ the sketch of their sum is the sum of their sketches.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, Site
+from gramscope.capture.weight_sites import WIDE
 from gramscope.scale.sketch_cost import SketchShape, formed_is_cheaper
 
 BYTES_AT_ONCE = {"cpu": 2**24, "cuda": 2**30}  # of projected inputs and signals, or of gradients
@@ -47,26 +49,64 @@ class MatrixShape:
         longer = min(max(self.rows, self.columns), size**2 // shorter)
         return (shorter, longer) if self.rows <= self.columns else (longer, shorter)
 
+    def sketched_apart(self, size: int) -> tuple[int, int]:
+        """The same where the two sides are held apart: each may have ``size``² numbers.
+
+        >>> MatrixShape((10, 784), 1).sketched_apart(16)
+        (10, 256)
+        """
+        return min(self.rows, size**2), min(self.columns, size**2)
+
 
 @dataclass(frozen=True, eq=False)
 class Factors:
     """The matrices of a parameter: ``rows`` (R, ρ, b) and ``columns`` (C, ρ, a) for each of ρ repeats.
 
-    ρ = 1 where neither side is random, since all repeats would be the same.
+    A side in ``whole`` is not projected: its matrix is the identity, held as a shape only, with ρ = 1.
     """
 
     matrix: MatrixShape
-    rows: Float[Tensor, "R rho b"]
-    columns: Float[Tensor, "C rho a"]
+    rows: Float[Tensor, "R _ b"]
+    columns: Float[Tensor, "C _ a"]
+    whole: frozenset[str] = frozenset()
 
     @property
     def repeats(self) -> int:
-        return self.rows.shape[1]
+        """Independent repeats; 1 where neither side is random, since all would be the same."""
+        return max(self.rows.shape[1], self.columns.shape[1])
 
     @property
     def entries(self) -> int:
         """Numbers in one sketch."""
         return self.rows.shape[2] * self.columns.shape[2]
+
+    def onto(
+        self, side: Literal["rows", "columns"], values: Float[Tensor, "*batch g d"], places: Int[Tensor, "g d"]
+    ) -> Float[Tensor, "*batch g rho m"]:
+        """Values that lie at ``places`` of a side, projected: each group meets its own rows of the matrix."""
+        factor = self.rows if side == "rows" else self.columns
+        values = values.to(factor.dtype)
+        if side in self.whole:
+            spread = values.new_zeros(*values.shape[:-1], len(factor))
+            return spread.scatter_(-1, places.expand_as(values), values).unsqueeze(-2)
+        own = factor[places].flatten(2)  # (g, d, ρ·m)
+        if len(own) == 1:
+            product = (values[..., 0, :] @ own[0])[..., None, :]
+        else:
+            product = torch.einsum("...gd,gdm->...gm", values, own)
+        return product.unflatten(-1, factor.shape[1:])
+
+    def explicit(self, side: Literal["rows", "columns"], repeat: int) -> Float[Tensor, "d m"]:
+        """The matrix of a side in one repeat."""
+        factor = self.rows if side == "rows" else self.columns
+        if side in self.whole:
+            return torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        return factor[:, repeat]
+
+    def every(self, side: Literal["rows", "columns"]) -> Int[Tensor, "1 d"]:
+        """All places of a side, as one group."""
+        factor = self.rows if side == "rows" else self.columns
+        return torch.arange(len(factor), device=factor.device)[None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,37 +226,62 @@ def _examples_at_once(site: Site, factors: Factors, formed: bool) -> int:
 
 def _outer(site: OuterSite, place: Placement, factors: Factors) -> Float[Tensor, "rho n k d"]:
     """``Σ_{T,g} (P_Rᵀ s) ⊗ (P_Cᵀ v)``."""
-    turned = factors.columns, factors.rows
-    of_signals, of_inputs = turned if place.turned else (factors.rows, factors.columns)
-    signals = _grouped_product(site.signals.to(of_signals.dtype), of_signals, place.signals)  # (n, k, T, g, ρ, m)
-    inputs = _grouped_product(site.inputs.to(of_inputs.dtype), of_inputs, place.inputs)  # (n, T, g, ρ, m)
-    signals, inputs = signals.flatten(2, 3), inputs.flatten(1, 2)
+    signals, inputs = projected(site, place, factors)
     pattern = "nkprc,nprs->rnksc" if place.turned else "nkprs,nprc->rnksc"
-    return torch.einsum(pattern, signals, inputs).flatten(3)
+    return torch.einsum(pattern, *_same_repeats(signals, inputs)).flatten(3)
 
 
-def _grouped_product(
-    values: Float[Tensor, "*batch g d"], factor: Float[Tensor, "D rho m"], places: Int[Tensor, "g d"]
-) -> Float[Tensor, "*batch g rho m"]:
-    """Each group's values meet their own rows of the projection."""
-    own = factor[places].flatten(2)  # (g, d, ρ·m)
-    product = (
-        (values[..., 0, :] @ own[0])[..., None, :] if len(own) == 1 else torch.einsum("...gd,gdm->...gm", values, own)
-    )
-    return product.unflatten(-1, factor.shape[1:])
+def projected(
+    site: OuterSite, place: Placement, factors: Factors
+) -> tuple[Float[Tensor, "n k p _ m"], Float[Tensor, "n p _ w"]]:
+    """Signals and inputs at p = T·g positions, each projected."""
+    signals = factors.onto("columns" if place.turned else "rows", site.signals, place.signals)
+    inputs = factors.onto("rows" if place.turned else "columns", site.inputs, place.inputs)
+    return signals.flatten(2, 3), inputs.flatten(1, 2)
+
+
+def _same_repeats(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """A side that is not projected is the same in all repeats, ρ on the last axis but one."""
+    repeats = max(left.shape[-2], right.shape[-2])
+    return tuple(side.expand(*side.shape[:-2], repeats, -1) for side in (left, right))  # type: ignore[return-value]
 
 
 def _lookup(site: LookupSite, factors: Factors) -> Float[Tensor, "rho n k d"]:
     """``Σ_T P_R[id] ⊗ (P_Cᵀ s)``: the input of a table is a one-hot vector, whose projection is a row of P_R."""
-    signals = (site.signals.to(factors.columns.dtype) @ factors.columns.flatten(1)).unflatten(
-        -1, factors.columns.shape[1:]
-    )
-    return torch.einsum("ntrb,nktra->rnkba", factors.rows[site.ids], signals).flatten(3)
+    signals = factors.onto("columns", site.signals[..., None, :], factors.every("columns")).squeeze(3)
+    one = torch.ones_like(site.ids, dtype=factors.rows.dtype)[..., None]
+    if "rows" in factors.whole:
+        rows = one.new_zeros(*site.ids.shape, len(factors.rows)).scatter_(-1, site.ids[..., None], one)[..., None, :]
+    else:
+        rows = factors.rows[site.ids]
+    return torch.einsum("nktra,ntrb->rnkba", *_same_repeats(signals, rows)).flatten(3)
 
 
 def _formed(site: Site, factors: Factors) -> Float[Tensor, "rho n k d"]:
     """The gradient first: ``P_Rᵀ G P_C``."""
     gradient = site.whole_rows().to(factors.rows.dtype)
     matrices = gradient.unflatten(2, (factors.matrix.rows, factors.matrix.columns))  # (n, k, R, C)
-    half = (matrices @ factors.columns.flatten(1)).unflatten(-1, factors.columns.shape[1:])  # (n, k, R, ρ, a)
+    half = factors.onto("columns", matrices[..., None, :], factors.every("columns")).squeeze(3)  # (n, k, R, ρ, a)
+    if "rows" in factors.whole:
+        return half.permute(3, 0, 1, 2, 4).flatten(3)
+    half = half.expand(*half.shape[:3], factors.repeats, -1)
     return torch.einsum("nkRra,Rrb->rnkba", half, factors.rows).flatten(3)
+
+
+def sketched_apart(site: OuterSite, factors: Factors) -> tuple[Float[Tensor, "_ n k m"], Float[Tensor, "_ n 1 w"]]:
+    """Projected signals and inputs of a site with one position, whose sketch is their outer product."""
+    place = placed(site, factors.matrix)
+    assert place is not None, "may_be_apart has seen to it"
+    signals, inputs = projected(site, place, factors)  # (n, k, 1, ρ, m), (n, 1, ρ, w)
+    return signals[:, :, 0].permute(2, 0, 1, 3), inputs.permute(2, 0, 1, 3)
+
+
+def may_be_apart(sites: Sequence[Site], matrix: MatrixShape) -> bool:
+    """Whether a parameter has one use at one position, so that ``⟨φ, φ'⟩ = ⟨s, s'⟩⟨v, v'⟩`` with both sides projected.
+
+    Wide layers are left out: capture may see them as lookups in one batch and not in the next.
+    """
+    site = sites[0] if len(sites) == 1 else None
+    if not isinstance(site, OuterSite) or site.positions != 1 or site.groups != 1 or site.fan_out >= min(WIDE.values()):
+        return False
+    return site.frame is None and site.entries > 0 and placed(site, matrix) is not None
