@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -153,7 +152,6 @@ def test_a_killed_sweep_goes_on(tmp_path):
     """kill -9 in the middle of a run: what was done stays done, the rest is run by the next call."""
     script = f"""
 import sys
-from pathlib import Path
 from gramscope.scale.sweep import run_sweep
 from gramscope.scale.sweep_engines import LocalEngine
 from gramscope.scale.sweep_plan import points
@@ -199,6 +197,8 @@ def test_an_interrupt_stops_the_runs_and_says_so(tmp_path):
 @pytest.mark.parametrize("name", ["submitit", "ray"])
 def test_other_engines_run_the_same_commands(tmp_path, name):
     pytest.importorskip(name, reason=f"{name} is an extra")
+    if name == "ray" and "GRAMSCOPE_TEST_RAY" not in os.environ:
+        pytest.skip("Ray takes half a minute to start: set GRAMSCOPE_TEST_RAY=1 to try it")
     command = fake(tmp_path)
     (tmp_path / "fails" / "lr-2").write_text("9")
     (tmp_path / "out").mkdir()
@@ -242,21 +242,21 @@ def config(tmp_path):
     return path
 
 
-def test_the_command_makes_a_run_for_each_point_and_a_report_of_them(config, tmp_path):
+def test_the_command_makes_runs_and_does_none_twice(config, tmp_path):
     out = tmp_path / "sweep"
-    first = invoke(config, "--grid", "lr=0.1,0.2", "train.seed=3", "--jobs", 2, "--out", out, "--json")
+    first = invoke(config, "--grid", "lr=0.2", "train.seed=3", "--out", out, "--json")
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
-    assert [run["state"] for run in found["runs"]] == ["done", "done"]
+    assert [run["state"] for run in found["runs"]] == ["done"]
     runs = find_runs(out)
-    assert [Path(run).name for run in runs] == ["lr-0.1_seed-3", "lr-0.2_seed-3"]
-    meta = json.loads((runs[1] / "meta.json").read_text())
+    assert [run.name for run in runs] == ["lr-0.2_seed-3"]
+    meta = json.loads((runs[0] / "meta.json").read_text())
     assert meta["config"]["optimiser"]["lr"] == 0.2
     assert meta["config"]["train"]["seed"] == 3
-    again = invoke(config, "--grid", "lr=0.1,0.2", "train.seed=3", "--out", out)
+    again = invoke(config, "--grid", "lr=0.2", "train.seed=3", "--out", out)
     assert again.exit_code == 0
-    assert "2 of 2 runs done" in again.stdout
-    assert len(list((out / LOGS).iterdir())) == 2, "nothing was run again"
+    assert "1 of 1 runs done" in again.stdout
+    assert len(list((out / LOGS).iterdir())) == 1, "nothing was run again"
     other = invoke(config, "--grid", "width=4,8", "--out", out)
     assert other.exit_code == 2
     assert "holds a sweep over optimiser.lr, train.seed" in other.output

@@ -151,7 +151,7 @@ def _told(todo: Sequence[Point], console: Console) -> Iterator[Callable[[RunStat
 
 def _sum_up(found: SweepResult, out: Path, console: Console) -> None:
     done, others = found.of("done"), [run for run in found.runs if run.state != "done"]
-    console.print(f"Sweep: [bold]{out}[/bold] ({len(done)} of {len(found.runs)} runs done)")
+    console.print(f"Sweep: [bold]{out}[/bold] ({len(done)} of {len(found.runs)} runs done)", soft_wrap=True)
     for run in others[:SHOWN_FAILURES]:
         console.print(f"  {run.name}, {run.attempts} attempts: {run.error}", markup=False, soft_wrap=True)
     if len(others) > SHOWN_FAILURES:

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gramscope.base.errors import InputError
 
-EngineName = Literal["local", "slurm", "submitit", "ray"]
 ENGINES = ("local", "slurm", "submitit", "ray")
 
 
+@runtime_checkable
 class Started(Protocol):
     """A command on its way."""
 
@@ -29,6 +29,7 @@ class Started(Protocol):
         """End it."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Something that runs commands."""
 
