@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gramscope.record.alerts import Alert as Alert
     from gramscope.record.watch import watch as watch
     from gramscope.report import report as report
-    from gramscope.scale.sketch import sketch as sketch
+    from gramscope.scale.sketch_stream import sketch as sketch
     from gramscope.store import Run as Run
     from gramscope.store import open_run as open_run
 
@@ -59,7 +59,7 @@ _NAMES = {
     "Run": "gramscope.store:Run",
     "Measure": "gramscope.measures:Measure",
     "report": "gramscope.report:report",
-    "sketch": "gramscope.scale.sketch:sketch",
+    "sketch": "gramscope.scale.sketch_stream:sketch",
     "explain_step": "gramscope.hierarchy.explain:explain_step",
     "LinearOperator": "gramscope.linalg:LinearOperator",
     "GramscopeError": "gramscope.base.errors:GramscopeError",

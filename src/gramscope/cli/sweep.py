@@ -44,9 +44,9 @@ def sweep_config(
         with disk_trouble(f"writing to the sweep {out}"):
             # The runs read this copy: a file that is edited meanwhile must not change half of them.
             Disk().write_whole(out / CONFIG_FILE, path.read_bytes())
-        console = Console(quiet=quiet)
+        console, here = Console(quiet=quiet), out.absolute()  # other machines may start elsewhere
         with _told(todo, console) as tell:
-            found = run_sweep(out, todo, _command(out, changes), opened, jobs=jobs, retries=retries, tell=tell)
+            found = run_sweep(here, todo, _command(here, changes), opened, jobs=jobs, retries=retries, tell=tell)
     finally:
         opened.close()
     _sum_up(found, out, console)

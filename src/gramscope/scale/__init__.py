@@ -5,17 +5,16 @@ from typing import TYPE_CHECKING
 from gramscope.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gramscope.scale.sketch import sketch as sketch
     from gramscope.scale.sketch_files import load_sketch as load_sketch
     from gramscope.scale.sketch_result import Estimate as Estimate
     from gramscope.scale.sketch_result import Sketch as Sketch
+    from gramscope.scale.sketch_stream import sketch as sketch
 
-# ``sketch`` is a file of this package and a function in it: the function is what the package gives.
 _NAMES = {
     "Estimate": "sketch_result",
     "Sketch": "sketch_result",
     "load_sketch": "sketch_files",
-    "sketch": "sketch",
+    "sketch": "sketch_stream",
 }
 
 __all__ = ["Estimate", "Sketch", "load_sketch", "sketch"]

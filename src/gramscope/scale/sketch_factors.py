@@ -89,7 +89,8 @@ class Projections:
         basis = self.bases.get(f"{name}/{side}")
         if basis is not None:
             return beside_basis(basis.double(), m, seed=seed)
-        return random_projection(d, m, self.plan.method, seed=seed)
+        method: Method = "srht" if self.plan.method == "learned" else self.plan.method  # nothing learned of this side
+        return random_projection(d, m, method, seed=seed)
 
     # Learned directions ----------------------------------------------------------------------------
 

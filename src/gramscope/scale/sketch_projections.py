@@ -77,7 +77,7 @@ def _sparse_signs(d: int, m: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def beside_basis(basis: Float[Tensor, "d q"], m: int, *, seed: int) -> Float[Tensor, "d m"]:
-    """``[U, (1 - U Uᵀ) Q]``: exact within the span of an orthonormal ``basis`` U, random and unbiased beside it.
+    """``[U, (1 - U Uᵀ) Q]``: exact within the span of an orthonormal ``basis`` U, random (SRHT) and unbiased beside it.
 
     ``E[P Pᵀ] = U Uᵀ + (1 - U Uᵀ) = 1`` whatever U is, so long as it was not chosen with a look at Q. What U spans, the
     large part of most gradients, has no error at all; the error is that of the rest.
@@ -91,9 +91,6 @@ def beside_basis(basis: Float[Tensor, "d q"], m: int, *, seed: int) -> Float[Ten
     if m == d:
         return torch.eye(d, dtype=torch.float64)
     rng = np.random.default_rng(child_seed(seed, "beside", d, m))
-    drawn = torch.from_numpy(rng.standard_normal((d, m - q)))
-    rest = drawn - basis @ (basis.T @ drawn)
-    # Orthonormal columns of the complement, d - q dimensions, at the scale that makes E[P Pᵀ] one there.
-    columns = torch.from_numpy(_orthonormal(rest.numpy()))
-    columns -= basis @ (basis.T @ columns)
-    return torch.cat([basis, columns * math.sqrt((d - q) / (m - q))], 1)
+    # Columns of a Hadamard matrix are orthogonal but for signs and padding: as good as QR, and far cheaper for large m.
+    drawn = torch.from_numpy(_hadamard_columns(d, m - q, rng))
+    return torch.cat([basis, drawn - basis @ (basis.T @ drawn)], 1)
