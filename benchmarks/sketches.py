@@ -275,7 +275,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs=2, default=[300, 500], help="training steps of the cnn, of the gpt")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--drawn-from", type=Path, nargs="+", help="only draw, from what --json wrote earlier")
     options = parser.parse_args()
+    if options.drawn_from:
+        read = [json.loads(path.read_text()) for path in options.drawn_from]
+        draw({name: rows for part in read for name, rows in part.items()}, options.picture)
+        return
     torch.set_num_threads(1)
     torch.manual_seed(0)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -285,8 +290,8 @@ def main() -> None:
             print(f"\n{net.note}; N = {EXAMPLES}, {REPEATS} repeats, CPU seconds on one thread, errors over seeds")
             print_row(None)
             found[name.upper()] = study(net, options.sizes, options.seeds)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
     if options.picture:
         draw(found, options.picture)
 
