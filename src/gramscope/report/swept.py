@@ -80,7 +80,9 @@ def best_runs(table: RunsTable) -> list[str]:
         least = column.key.startswith("final loss")
         if column.group != "result" or not (least or column.key.startswith("final accuracy")):
             continue
-        ended = [(float(cell), name) for cell, name in zip(column.cells, names, strict=True) if _is_number(cell)]
+        ended = [
+            (float(cell), name) for cell, name in zip(column.cells, names, strict=True) if isinstance(cell, int | float)
+        ]
         ended.sort(key=lambda pair: pair[0] if least else -pair[0])
         if ended:
             listed = ", ".join(f"{name} ({number(value)})" for value, name in ended[:BEST])

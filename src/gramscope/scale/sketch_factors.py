@@ -82,7 +82,8 @@ class Projections:
                 continue
             drawn = [self._projection(name, side, d, m, repeat) for repeat in range(self.plan.repeats)]
             sides.append(torch.stack(drawn, 1).to(dtype=dtype, device=device))
-        return Factors(matrix, *sides, frozenset(whole))
+        rows, columns = sides
+        return Factors(matrix, rows, columns, frozenset(whole))
 
     def _projection(self, name: str, side: str, d: int, m: int, repeat: int) -> Float[Tensor, "d m"]:
         seed = child_seed(self.plan.seed, "sketch", name, side, repeat)

@@ -66,7 +66,8 @@ def _environment(jobs: int) -> dict[str, str]:
     """Threads for each of ``jobs`` processes on one machine, unless the user has said so."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs))}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    return {"OMP_NUM_THREADS": str(max(1, cores // jobs))}
 
 
 class LocalEngine:
