@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gramscope import measures as measures
     from gramscope import propagators as propagators
     from gramscope import record as record
+    from gramscope import scale as scale
     from gramscope import spectra as spectra
     from gramscope import store as store
     from gramscope import tasks as tasks
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from gramscope.record.alerts import Alert as Alert
     from gramscope.record.watch import watch as watch
     from gramscope.report import report as report
+    from gramscope.scale.sketch_stream import sketch as sketch
     from gramscope.store import Run as Run
     from gramscope.store import open_run as open_run
 
@@ -59,6 +61,7 @@ _NAMES = {
     "Run": "gramscope.store:Run",
     "Measure": "gramscope.measures:Measure",
     "report": "gramscope.report:report",
+    "sketch": "gramscope.scale.sketch_stream:sketch",
     "explain_step": "gramscope.hierarchy.explain:explain_step",
     "LinearOperator": "gramscope.linalg:LinearOperator",
     "GramscopeError": "gramscope.base.errors:GramscopeError",
@@ -75,6 +78,7 @@ _ROOMS = (
     "measures",
     "propagators",
     "record",
+    "scale",
     "spectra",
     "store",
     "tasks",

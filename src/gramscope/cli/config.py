@@ -77,6 +77,15 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> Section:
     return {"run": str(out), "steps": scope.count, "scalars": last, "notes": notes}
 
 
+def check_config(config: Config, task: Task | None = None) -> Task:
+    """Raise where a value is wrong or nothing can be built of it; returns the data, which other configs may share."""
+    _check_values(config)
+    task = _data(config["data"]) if task is None else task
+    _loss(config["train"])
+    _optimiser(config["optimiser"], _model(config["model"], task, int(config["train"]["seed"])))
+    return task
+
+
 def _cut_down(config: Config, task: Task) -> list[str]:
     """What is asked for and the data has less of, in words."""
     batch, probe, notes = config["train"]["batch"], config["watch"]["probe"], []

@@ -84,6 +84,49 @@ def run(
 
 
 @app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(help="A TOML file, as for gramscope run.")],
+    more: Annotated[list[str] | None, typer.Argument(help="More of the grid.", metavar="[KEY=VALUES]...")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="Values of a key, e.g. lr=1e-3,1e-2", metavar="KEY=VALUES")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the sweep; the same again goes on.")] = Path(
+        "sweep"
+    ),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    engine: Annotated[
+        str, typer.Option(help="local, slurm, submitit (Slurm's steps on this machine) or ray.")
+    ] = "local",
+    retries: Annotated[int, typer.Option(min=0, help="How often a run that failed is tried again.")] = 1,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one key in all runs.", metavar="KEY=VALUE")
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="For slurm, e.g. slurm_partition=gpu or timeout_min=60", metavar="KEY=VALUE"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train and watch one run for every combination of a grid; runs that are done are not done again.
+
+    Exit code 1 if a run failed. All runs on one page: gramscope report SWEEP.
+
+    Example:  gramscope sweep experiment.toml --grid lr=1e-3,1e-2 width=64,256 --jobs 4 --out sweep
+    """
+    with _explained(as_json):
+        from gramscope.cli.sweep import sweep_config
+
+        found = sweep_config(
+            config, [*(grid or []), *(more or [])], changes or [], out=out, jobs=jobs, engine=engine, retries=retries,
+            options=options or [], quiet=as_json,
+        )  # fmt: skip
+        if as_json:
+            typer.echo(strict_json(found))
+        if any(run["state"] != "done" for run in found["runs"]):
+            raise typer.Exit(1)
+
+
+@app.command()
 def analyze(
     checkpoint: Annotated[
         Path, typer.Argument(help="A file of torch.save, safetensors, TorchScript or numpy; or a folder.")

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.report import swept
 from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
 from gramscope.report.panels import Absent, all_panels, all_runs
@@ -105,9 +106,11 @@ def gather(runs: Sequence[Run]) -> Content:
     """Read the runs and build panels and words."""
     views = views_of(runs)
     panels, absent = all_panels(views) if len(views) <= FEW_RUNS else (_of_many(views), [])
+    table = runs_table(views) if len(views) > 1 else None
+    drawn = swept.panel(table) if table else None
     # The words come last: drawing has found out which arrays cannot be read.
     words = [in_words(view) for view in views]
-    return Content(views, panels, absent, words, compared(views), runs_table(views) if len(views) > 1 else None)
+    return Content(views, [*([drawn] if drawn else []), *panels], absent, words, compared(views), table)
 
 
 def _of_many(views: Sequence[RunView]) -> list[Panel]:

@@ -1,0 +1,190 @@
+"""Where the runs of a sweep are computed: processes of this machine, Slurm through submitit, or Ray.
+
+An engine starts one command and can be asked whether it has ended. What the command does, and what becomes of its
+result, is the same on all of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from gramscope.base.errors import InputError
+
+ENGINES = ("local", "slurm", "submitit", "ray")
+
+
+@runtime_checkable
+class Started(Protocol):
+    """A command on its way."""
+
+    def exit_code(self) -> int | None:
+        """None while it runs; then what it returned."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Something that runs commands."""
+
+    def start(self, command: Sequence[str], log: Path) -> Started:
+        """Begin ``command``; all that it prints goes to ``log``."""
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+
+
+def open_engine(name: str, folder: Path, jobs: int, options: Mapping[str, Any]) -> Engine:
+    """``folder`` is for the engine's own files; ``options`` are those of submitit (timeout_min, slurm_partition, …)."""
+    if name not in ENGINES:
+        raise InputError(f"--engine must be one of {', '.join(ENGINES)}, got {name!r}.")
+    if options and name in ("local", "ray"):
+        raise InputError(f"--option is for the engines slurm and submitit, got {next(iter(options))!r} for {name}.")
+    if name == "local":
+        return LocalEngine(jobs)
+    if name == "ray":
+        return RayEngine(jobs)
+    return SubmititEngine(name, folder, options)
+
+
+def run_command(command: Sequence[str], log: str, environment: Mapping[str, str]) -> int:
+    """Run a command to its end, with its output in a file; what Slurm and Ray are given to do."""
+    with open(log, "ab") as file:
+        given = {**os.environ, **environment}
+        return subprocess.run(
+            command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=given
+        ).returncode
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """Threads for each of ``jobs`` processes on one machine, unless the user has said so."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    return {"OMP_NUM_THREADS": str(max(1, cores // jobs))}
+
+
+class LocalEngine:
+    """Plain processes of this machine; the cores are shared out among them."""
+
+    def __init__(self, jobs: int) -> None:
+        self.environment = _environment(jobs)
+
+    def start(self, command: Sequence[str], log: Path) -> Started:
+        with log.open("ab") as file:
+            environment = {**os.environ, **self.environment}
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
+            )
+        return _Process(process)
+
+    def close(self) -> None:
+        return None
+
+
+class _Process:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class SubmititEngine:
+    """Jobs of Slurm, or with ``name="submitit"`` processes of this machine that submitit starts as it would there."""
+
+    def __init__(self, name: str, folder: Path, options: Mapping[str, Any]) -> None:
+        submitit = _needed("submitit", name)
+        if name == "slurm" and shutil.which("sbatch") is None:
+            raise InputError(
+                "--engine slurm must be called where Slurm is, but there is no sbatch here. Call it on a login node, "
+                "or use --engine local."
+            )
+        self.executor = submitit.AutoExecutor(folder=folder, cluster="slurm" if name == "slurm" else "local")
+        try:
+            self.executor.update_parameters(**{"timeout_min": 24 * 60, **options})
+        except (TypeError, ValueError, NameError) as error:
+            raise InputError(f"--option has a name or value that submitit does not take: {error}") from error
+
+    def start(self, command: Sequence[str], log: Path) -> Started:
+        return _SubmititJob(self.executor.submit(run_command, list(command), str(log), {}))
+
+    def close(self) -> None:
+        return None
+
+
+class _SubmititJob:
+    def __init__(self, job: Any) -> None:
+        self.job = job
+
+    def exit_code(self) -> int | None:
+        if not self.job.done():
+            return None
+        # A job that Slurm ended (time, memory, a lost node) has no result, but an exception.
+        return int(self.job.result()) if self.job.exception() is None else 1
+
+    def stop(self) -> None:
+        self.job.cancel()
+
+
+class RayEngine:
+    """Tasks of Ray: of the cluster that RAY_ADDRESS names, or of this machine."""
+
+    def __init__(self, jobs: int) -> None:
+        self.ray = _needed("ray", "ray")
+        self.mine = not self.ray.is_initialized()
+        if self.mine:
+            address = os.environ.get("RAY_ADDRESS")
+            cores = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+            self.ray.init(address=address, log_to_driver=False, logging_level="error", **cores)
+        self.remote = self.ray.remote(num_cpus=1, max_retries=0)(run_command)
+
+    def start(self, command: Sequence[str], log: Path) -> Started:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        return _RayTask(self.ray, self.remote.remote(list(command), str(log.absolute()), {"PYTHONPATH": paths}))
+
+    def close(self) -> None:
+        if self.mine:
+            self.ray.shutdown()
+
+
+class _RayTask:
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self.ray, self.reference = ray, reference
+
+    def exit_code(self) -> int | None:
+        done, _ = self.ray.wait([self.reference], timeout=0)
+        if not done:
+            return None
+        try:
+            return int(self.ray.get(self.reference))
+        except self.ray.exceptions.RayError:  # the worker or its machine died
+            return 1
+
+    def stop(self) -> None:
+        self.ray.cancel(self.reference, force=True)
+
+
+def _needed(package: str, engine: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f"--engine {engine} needs the package {package}, which is not installed. Install it with pip install "
+            f"gramscope[{package}], or use --engine local."
+        ) from error

@@ -1,0 +1,86 @@
+"""The page of a sweep: a measure against the swept settings, heat maps, best runs."""
+
+import numpy as np
+import pytest
+
+from gramscope.report import report, swept
+from gramscope.report.page import gather
+from gramscope.report.run_sources import open_all, views_of
+from gramscope.report.runs_table import runs_table
+from gramscope.store import RunWriter
+
+
+def loss(lr, width, seed):
+    return lr * 10 + width + seed / 100
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two learning rates, three widths, two seeds; one run has diverged."""
+    out = tmp_path_factory.mktemp("sweep")
+    for lr in (0.001, 0.1):
+        for width in (8, 16, 32):
+            for seed in (0, 1):
+                name = f"lr-{lr}_width-{width}_seed-{seed}"
+                config = {
+                    "optimiser": {"name": "sgd", "lr": lr},
+                    "model": {"width": width},
+                    "train": {"seed": seed},
+                    "watch": {"out": f"{out}/{name}"},
+                }
+                with RunWriter.create(out / name, {"config": config}) as writer:
+                    writer.append(0, {"loss": 99.0, "accuracy/test": 0.1})
+                    end = float("nan") if (lr, width, seed) == (0.1, 32, 1) else loss(lr, width, seed)
+                    writer.append(10, {"loss": end, "accuracy/test": 1 / (1 + width)})
+    return out
+
+
+def table(folder):
+    return runs_table(views_of(open_all(folder)))
+
+
+def test_settings_are_what_differs_without_folders_and_seeds(folder):
+    found = swept.swept(table(folder))
+    assert [(setting.key, list(setting.values)) for setting in found] == [
+        ("optimiser.lr", [0.001, 0.1]),
+        ("model.width", [8, 16, 32]),
+    ]
+    assert found[0].log
+    assert not found[1].log
+
+
+def test_lines_are_means_and_heat_maps_are_means_over_seeds(folder):
+    panel = swept.panel(table(folder))
+    assert panel.control.options[:2] == ["final loss", "final accuracy, test"]
+    by_lr, by_width, heat = panel.plots
+    points, mean = by_width.frames[0]
+    assert len(points.x) == 11, "the run that diverged has no point"
+    assert mean.x.tolist() == [8, 16, 32]
+    want = np.mean([loss(lr, 8, seed) for lr in (0.001, 0.1) for seed in (0, 1)])
+    assert mean.y[0] == pytest.approx(want, rel=1e-3)  # the table rounds to four digits
+    assert by_lr.x.log
+    z = heat.frames[0][0].z
+    assert z.shape == (2, 3)
+    assert z[0, 1] == pytest.approx(loss(0.001, 16, 0.5), rel=1e-3)
+    assert z[1, 2] == pytest.approx(loss(0.1, 32, 0), rel=1e-3), "of the seed that is finite"
+    assert panel.notes == ["1 runs have no finite value of final loss and are not drawn there."]
+
+
+def test_best_runs_are_named(folder):
+    lowest, highest = swept.best_runs(table(folder))
+    assert lowest.startswith("Lowest final loss: lr-0.001_width-8_seed-0 (8.01), lr-0.001_width-8_seed-1 (8.02), ")
+    assert highest.startswith("Highest final accuracy, test: lr-0.001_width-8_seed-0 (0.111), ")
+
+
+def test_the_page_has_the_panel_and_its_figures_as_files(folder, tmp_path):
+    page = report(folder, tmp_path / "r.html", svg_dir=tmp_path / "svg").read_text(encoding="utf-8")
+    assert "Swept settings" in page
+    assert "Lowest final loss" in page
+    assert [path for path in (tmp_path / "svg").iterdir() if path.name.startswith("swept")]
+
+
+def test_no_panel_for_few_runs_or_runs_of_one_setting(folder):
+    two = gather(open_all(sorted(folder.iterdir())[:2]))
+    assert "swept" not in [panel.key for panel in two.panels]
+    same = [path for path in sorted(folder.iterdir()) if "lr-0.1_width-8" in path.name] * 2
+    assert [setting.key for setting in swept.swept(table(same))] == ["train.seed"], "a seed alone is a setting"
