@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gramscope import measures as measures
     from gramscope import propagators as propagators
     from gramscope import record as record
+    from gramscope import scale as scale
     from gramscope import spectra as spectra
     from gramscope import store as store
     from gramscope import tasks as tasks
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gramscope.hierarchy.explain import explain_step as explain_step
     from gramscope.kernels.kernel import Kernel as Kernel
     from gramscope.kernels.kernel import kernel as kernel
-    from gramscope.kernels.ntk import ntk as ntk
     from gramscope.kernels.operator import ntk_operator as ntk_operator
     from gramscope.linalg import LinearOperator as LinearOperator
     from gramscope.measures import Measure as Measure
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from gramscope.record.alerts import Alert as Alert
     from gramscope.record.watch import watch as watch
     from gramscope.report import report as report
+    from gramscope.scale.kernel_to_disk import ntk as ntk
+    from gramscope.scale.tiled_kernel import open_kernel as open_kernel
     from gramscope.store import Run as Run
     from gramscope.store import open_run as open_run
 
@@ -43,7 +45,7 @@ __version__ = "0.1.0"
 # Public names and where they live; resolved on first use, so that `import gramscope` does not import torch.
 _NAMES = {
     "Snapshot": "gramscope.capture.sites:Snapshot",
-    "ntk": "gramscope.kernels.ntk:ntk",
+    "ntk": "gramscope.scale.kernel_to_disk:ntk",
     "ntk_operator": "gramscope.kernels.operator:ntk_operator",
     "kernel": "gramscope.kernels.kernel:kernel",
     "Kernel": "gramscope.kernels.kernel:Kernel",
@@ -53,6 +55,7 @@ _NAMES = {
     "to_tensorboard": "gramscope.record.adapters:to_tensorboard",
     "to_wandb": "gramscope.record.adapters:to_wandb",
     "to_mlflow": "gramscope.record.adapters:to_mlflow",
+    "open_kernel": "gramscope.scale.tiled_kernel:open_kernel",
     "open_run": "gramscope.store:open_run",
     "Run": "gramscope.store:Run",
     "Measure": "gramscope.measures:Measure",
@@ -73,6 +76,7 @@ _ROOMS = (
     "measures",
     "propagators",
     "record",
+    "scale",
     "spectra",
     "store",
     "tasks",

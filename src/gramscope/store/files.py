@@ -67,9 +67,12 @@ class Disk:
         finally:
             os.close(descriptor)
 
-    def write_whole(self, path: Path, data: bytes) -> None:
-        """``path`` holds all of ``data`` or what it held before: temporary file, flush, rename, directory flush."""
-        temporary = temporary_name(path)
+    def write_whole(self, path: Path, data: bytes | memoryview, writer: str = "") -> None:
+        """``path`` holds all of ``data`` or what it held before: temporary file, flush, rename, directory flush.
+
+        Where several processes may write one file, ``writer`` names this one, so that none takes another's temporary.
+        """
+        temporary = temporary_name(path, writer)
         try:
             self._fill(temporary, data)
             self.rename(temporary, path)
@@ -78,7 +81,7 @@ class Disk:
             raise
         self.flush_directory(path.parent)
 
-    def _fill(self, path: Path, data: bytes) -> None:
+    def _fill(self, path: Path, data: bytes | memoryview) -> None:
         descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             rest = memoryview(data)
@@ -143,9 +146,9 @@ class Lines:
             )
 
 
-def temporary_name(path: Path) -> Path:
+def temporary_name(path: Path, writer: str = "") -> Path:
     """Where a file is written before it takes its own name."""
-    return path.with_name(f".{path.name}.tmp")
+    return path.with_name(f".{path.name}.{writer}.tmp" if writer else f".{path.name}.tmp")
 
 
 def open_inside(root: Path, relative: str) -> int:

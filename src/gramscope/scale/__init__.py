@@ -1,0 +1,46 @@
+"""What outgrows one process: kernels on disk, filled by many processes, and read tile by tile."""
+
+from typing import TYPE_CHECKING
+
+from gramscope.base.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from gramscope.scale.fingerprints import Fingerprints as Fingerprints
+    from gramscope.scale.fingerprints import fingerprint_data as fingerprint_data
+    from gramscope.scale.fingerprints import fingerprint_model as fingerprint_model
+    from gramscope.scale.fingerprints import fingerprint_outputs as fingerprint_outputs
+    from gramscope.scale.kernel_to_disk import plan_kernel as plan_kernel
+    from gramscope.scale.nystrom import NystromPreconditioner as NystromPreconditioner
+    from gramscope.scale.tile_plan import TilePlan as TilePlan
+    from gramscope.scale.tiled_kernel import TiledKernel as TiledKernel
+    from gramscope.scale.tiled_kernel import TiledRegression as TiledRegression
+    from gramscope.scale.tiled_kernel import open_kernel as open_kernel
+
+_NAMES = {
+    "Fingerprints": "fingerprints",
+    "NystromPreconditioner": "nystrom",
+    "TilePlan": "tile_plan",
+    "TiledKernel": "tiled_kernel",
+    "TiledRegression": "tiled_kernel",
+    "fingerprint_data": "fingerprints",
+    "fingerprint_model": "fingerprints",
+    "fingerprint_outputs": "fingerprints",
+    "open_kernel": "tiled_kernel",
+    "plan_kernel": "kernel_to_disk",
+}
+
+__all__ = [
+    "Fingerprints",
+    "NystromPreconditioner",
+    "TilePlan",
+    "TiledKernel",
+    "TiledRegression",
+    "fingerprint_data",
+    "fingerprint_model",
+    "fingerprint_outputs",
+    "open_kernel",
+    "plan_kernel",
+]
+
+if not TYPE_CHECKING:  # so that a type checker knows every name and no other
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
