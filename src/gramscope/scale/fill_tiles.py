@@ -33,8 +33,9 @@ from gramscope.store.errors import disk_trouble
 from gramscope.store.files import Disk
 
 CLAIMS = "claims"
-# Tiles that may wait to be written while the next is computed.
-WAITING = 1
+# Tiles that may wait to be written while the next is computed, and threads that write: a GPU is faster than a disk, and
+# its tiles wait in the memory of the machine, of which it needs little else.
+WAITING = {"cpu": 1, "cuda": 4}
 # Seconds between two looks, while the last tiles are with other processes.
 POLL = 0.5
 
@@ -81,8 +82,11 @@ class _Worker:
     claims: Claims
     disk: Disk
     writing: list[Future[None]] = field(default_factory=list)
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "gramscope tiles"))
     computed: int = 0
+
+    def __post_init__(self) -> None:
+        self.waiting = WAITING.get(self.job.device.type, WAITING["cuda"])
+        self.pool = ThreadPoolExecutor(self.waiting, "gramscope tiles")
 
     def run(self) -> None:
         missing = self._missing()
@@ -126,7 +130,7 @@ class _Worker:
             values = self.job.compute(self.plan, tile)
         mirror = _turned(values).cpu() if self.plan.mirrored(tile) else None
         values = values.cpu()
-        self._wait_for_writing(WAITING)
+        self._wait_for_writing(self.waiting)
         self.writing.append(self.pool.submit(self._write, tile, values, mirror, time.perf_counter() - begun))
         self.computed += 1
         return True

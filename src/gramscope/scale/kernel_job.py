@@ -39,6 +39,10 @@ class KernelJob:
     precision: Precision | Literal["split"] = None
     frozen: bool = False
 
+    def __post_init__(self) -> None:
+        if self.reduce not in ("none", "trace"):
+            raise InputError(f'reduce must be "none" or "trace", got {self.reduce!r}.')
+
     @property
     def symmetric(self) -> bool:
         return self.x2 is None
@@ -143,6 +147,9 @@ class KernelJob:
             "of that; its tiles may differ from those of other processes by rounding."
         )
         return free // 2
+
+    def first_examples(self, count: int) -> Any:
+        return self._examples(self.x, count_examples(self.x), slice(0, count))
 
     def _examples(self, x: Any, n: int, part: slice) -> Any:
         return map_tensors(lambda tensor: tensor.to(self.device), slice_examples(x, n, part))
