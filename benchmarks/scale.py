@@ -71,7 +71,7 @@ def mnist(tiny: bool) -> Tensor:
     if tiny:
         return torch.randn(96, 784, generator=torch.Generator().manual_seed(0))
     try:
-        return gs.tasks.mnist("mnist", test="true").x
+        return gs.tasks.mnist("mnist").x
     except (gs.GramscopeError, OSError) as error:
         print(f"random images of MNIST's shape ({str(error)[:90]} ...)")
         return torch.rand(60_000, 784, generator=torch.Generator().manual_seed(0))
