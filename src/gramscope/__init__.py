@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gramscope.capture.projection import project as project
     from gramscope.capture.sites import Snapshot as Snapshot
     from gramscope.hierarchy.explain import explain_step as explain_step
+    from gramscope.kernels.between_snapshots import snapshot_kernel as snapshot_kernel
     from gramscope.kernels.kernel import Kernel as Kernel
     from gramscope.kernels.kernel import kernel as kernel
     from gramscope.kernels.operator import ntk_operator as ntk_operator
@@ -47,6 +48,7 @@ _NAMES = {
     "Snapshot": "gramscope.capture.sites:Snapshot",
     "ntk": "gramscope.scale.kernel_to_disk:ntk",
     "ntk_operator": "gramscope.kernels.operator:ntk_operator",
+    "snapshot_kernel": "gramscope.kernels.between_snapshots:snapshot_kernel",
     "kernel": "gramscope.kernels.kernel:kernel",
     "Kernel": "gramscope.kernels.kernel:Kernel",
     "project": "gramscope.capture.projection:project",
