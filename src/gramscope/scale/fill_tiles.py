@@ -145,7 +145,7 @@ class _Worker:
                 data = encode(entries.numpy(), self.plan, place)
                 self.disk.write_whole(chunk_path(self.folder, self.plan, place), data, self.claims.holder.token)
                 digests.append(sha256(data))
-            record = TileRecord(str(digests[0]), digests[1], seconds, platform.node())
+            record = TileRecord(str(digests[0]), digests[1], seconds, f"{platform.node()} {os.getpid()}")
             write_record(self.folder, tile, record, self.disk, self.claims.holder.token)
             self.claims.release(record_name(tile))
 

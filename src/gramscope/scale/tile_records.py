@@ -16,12 +16,12 @@ HASHING_THREADS = 4  # hashlib lets other threads run meanwhile
 
 @dataclass(frozen=True)
 class TileRecord:
-    """A finished tile: SHA-256 of its file and of its mirror image's, the seconds it took, and where."""
+    """A finished tile: SHA-256 of its file and of its mirror image's, the seconds it took, host and process."""
 
     sha256: str
     mirror_sha256: str | None
     seconds: float
-    host: str
+    process: str
 
 
 def record_name(tile: Tile) -> str:
