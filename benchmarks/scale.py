@@ -36,7 +36,7 @@ import gramscope as gs
 import models
 import timing
 from gramscope.scale.kernel_job import KernelJob
-from gramscope.scale.tile_cost import tile_cost
+from gramscope.scale.tile_costs import tile_cost
 
 Outputs = Callable[[nn.Module, Any], Tensor] | None
 THREADS = 2  # of each rank

@@ -51,7 +51,8 @@ def test_a_callable_and_bad_input(tmp_path):
     assert done.exit_code == 0, done.output
     assert gs.open_kernel(tmp_path / "K").shape == (3, 2, 3, 2), "measured in evaluation mode"
     for arguments, told in [
-        ([target, "--out", tmp_path / "L", "--reduce", "sum"], "reduce must be"),
+        ([target, "--out", tmp_path / "L", "--reduce", "sum"], "--reduce must be"),
+        ([target, "--out", tmp_path / "L", "--precision", "int8"], "--precision must be"),
         ([target, "--out", tmp_path / "L", "--examples", 9], "--examples must be at most 3"),
         ([target, "--out", tmp_path / "L", "--device", "moon"], "--device must be a device"),
         ([target, "--out", tmp_path / "L", "--set", "model.width=3"], "--set changes keys of a TOML file"),

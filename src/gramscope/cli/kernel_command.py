@@ -15,6 +15,8 @@ from gramscope.capture.network import count_examples, slice_examples
 from gramscope.cli.checkpoint import read_checkpoint
 from gramscope.cli.config import build
 from gramscope.cli.verify import load
+from gramscope.scale.kernel_job import world_size
+from gramscope.scale.tile_costs import product_rate
 
 
 def write_kernel(
@@ -22,6 +24,7 @@ def write_kernel(
     memory: str | None, tile: int | None, device: str | None, precision: Any, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Fill ``out``; returns what is there now. ``source`` is a TOML file, or ``file.py:callable``."""
+    _check_choices(reduce, precision)
     model, x = _model_and_examples(source, changes)
     if weights is not None:
         _load_weights(model, weights)
@@ -32,8 +35,10 @@ def write_kernel(
     model = model.to(_device(device, tensors_in(x)[0].device)).eval()
     console = Console(quiet=quiet or int(os.environ.get("RANK", "0")) > 0, stderr=True)
     plan = gs.scale.plan_kernel(model, x, reduce=reduce, memory=memory, precision=precision, tile=tile)
-    if not (out / "manifest.json").exists():
-        console.print(str(plan), markup=False, highlight=False, soft_wrap=True)
+    if not (out / "manifest.json").exists() and not console.quiet:
+        job = gs.scale.KernelJob(model, x, reduce=reduce, precision=precision)
+        text = f"{plan}\n{_told_cost(gs.scale.tile_cost(job, plan), job.device)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     kernel = gs.ntk(model, x, reduce=reduce, memory=memory, precision=precision, out=out, tile=tile)
     console.print(f"Kernel: {out}", markup=False)
     return {
@@ -42,6 +47,21 @@ def write_kernel(
         "tiles": len(kernel.plan.tiles),
         "bytes": kernel.plan.bytes,
     }
+
+
+def _told_cost(cost: gs.scale.TileCost, device: torch.device) -> str:
+    rate, processes = product_rate(device), world_size()
+    return (
+        f"{cost}\nAt {rate:.3g} operations a second, as {device} does them now, that is at least "
+        f"{cost.seconds(rate, processes):,.3g} s with {processes} process{'es' if processes > 1 else ''}."
+    )
+
+
+def _check_choices(reduce: Any, precision: Any) -> None:
+    if reduce not in ("none", "trace"):
+        raise InputError(f'--reduce must be "none" or "trace", got {reduce!r}.')
+    if precision not in (None, "float64", "float32", "tf32", "split"):
+        raise InputError(f"--precision must be float64, float32, tf32 or split, got {precision!r}.")
 
 
 def _model_and_examples(source: str, changes: list[str]) -> tuple[nn.Module, Any]:

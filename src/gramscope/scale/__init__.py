@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from gramscope.scale.fingerprints import fingerprint_data as fingerprint_data
     from gramscope.scale.fingerprints import fingerprint_model as fingerprint_model
     from gramscope.scale.fingerprints import fingerprint_outputs as fingerprint_outputs
+    from gramscope.scale.kernel_job import KernelJob as KernelJob
     from gramscope.scale.kernel_to_disk import plan_kernel as plan_kernel
     from gramscope.scale.nystrom import NystromPreconditioner as NystromPreconditioner
+    from gramscope.scale.tile_costs import TileCost as TileCost
+    from gramscope.scale.tile_costs import tile_cost as tile_cost
     from gramscope.scale.tile_plan import TilePlan as TilePlan
     from gramscope.scale.tiled_kernel import TiledKernel as TiledKernel
     from gramscope.scale.tiled_kernel import TiledRegression as TiledRegression
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "Fingerprints": "fingerprints",
+    "KernelJob": "kernel_job",
     "NystromPreconditioner": "nystrom",
+    "TileCost": "tile_costs",
     "TilePlan": "tile_plan",
     "TiledKernel": "tiled_kernel",
     "TiledRegression": "tiled_kernel",
@@ -27,11 +32,14 @@ _NAMES = {
     "fingerprint_outputs": "fingerprints",
     "open_kernel": "tiled_kernel",
     "plan_kernel": "kernel_to_disk",
+    "tile_cost": "tile_costs",
 }
 
 __all__ = [
     "Fingerprints",
+    "KernelJob",
     "NystromPreconditioner",
+    "TileCost",
     "TilePlan",
     "TiledKernel",
     "TiledRegression",
@@ -40,6 +48,7 @@ __all__ = [
     "fingerprint_outputs",
     "open_kernel",
     "plan_kernel",
+    "tile_cost",
 ]
 
 if not TYPE_CHECKING:  # so that a type checker knows every name and no other

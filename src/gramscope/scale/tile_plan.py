@@ -11,10 +11,11 @@ Tile = tuple[int, int]
 LARGEST_TILE = 2**28
 # The part of a process's memory that one tile may take: it is held, turned over for its mirror image, and written.
 TILE_SHARE = 8
-# Tiles on a side, at least, for kernels of so many examples: progress is seen, and a killed job loses little.
-FEWEST_TILES, MANY_EXAMPLES = 4, 2048
+# Tiles on a side, at least, for kernels of so many examples: progress is seen, and a killed job loses little. With
+# fewer examples the passes through the network, which each tile makes again, would cost more than the pairs.
+FEWEST_TILES, MANY_EXAMPLES = 4, 8192
 # Tiles for each process, at least, so that none waits long for the last one; but not tiles smaller than this.
-TILES_PER_PROCESS, SMALLEST_TILE = 4, 64
+TILES_PER_PROCESS, SMALLEST_TILE = 2, 64
 
 
 @dataclass(frozen=True)

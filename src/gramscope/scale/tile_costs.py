@@ -1,6 +1,9 @@
 """What a kernel on disk will cost, before it is begun: operations by the shapes of its weight sites."""
 
+import time
 from dataclasses import dataclass
+
+import torch
 
 from gramscope.capture import OuterSite, capture
 from gramscope.scale.kernel_job import KernelJob
@@ -60,6 +63,18 @@ def tile_cost(job: KernelJob, plan: TilePlan) -> TileCost:
         example, pair = _multiply_adds(site, plan.outputs, plan.reduce == "trace")
         by_example, by_pair = by_example + example, by_pair + pair
     return TileCost(2 * by_example, 2 * by_pair, plan)
+
+
+def product_rate(device: torch.device) -> float:
+    """Operations a second of large float32 products on a device, the best of three."""
+    size = 8192 if device.type == "cuda" else 1024
+    a = torch.ones(size, size, device=device)
+    best = 0.0
+    for _ in range(3):
+        begun = time.perf_counter()
+        float((a @ a)[0, 0])  # waits for the GPU
+        best = max(best, 2.0 * size**3 / (time.perf_counter() - begun))
+    return best
 
 
 def _multiply_adds(site: OuterSite, k: int, trace: bool) -> tuple[float, float]:
