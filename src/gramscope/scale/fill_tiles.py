@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gramscope.base.memory import Memory
@@ -35,7 +36,7 @@ from gramscope.store.files import Disk
 CLAIMS = "claims"
 # Tiles that may wait to be written while the next is computed, and threads that write: a GPU is faster than a disk, and
 # its tiles wait in the memory of the machine, of which it needs little else.
-WAITING = {"cpu": 1, "cuda": 4}
+WAITING = {"cpu": 1, "cuda": 6}
 # Seconds between two looks, while the last tiles are with other processes.
 POLL = 0.5
 
@@ -128,8 +129,8 @@ class _Worker:
         begun = time.perf_counter()
         with _slow_named_once(again=self.computed > 0):
             values = self.job.compute(self.plan, tile)
-        mirror = _turned(values).cpu() if self.plan.mirrored(tile) else None
-        values = values.cpu()
+        mirror = _on_the_cpu(_turned(values)) if self.plan.mirrored(tile) else None
+        values = _on_the_cpu(values)
         self._wait_for_writing(self.waiting)
         self.writing.append(self.pool.submit(self._write, tile, values, mirror, time.perf_counter() - begun))
         self.computed += 1
@@ -158,6 +159,13 @@ class _Worker:
 def _turned(values: Tensor) -> Tensor:
     """The mirror image of a tile: rows and columns exchanged."""
     return (values.mT if values.dim() == 2 else values.permute(2, 3, 0, 1)).contiguous()
+
+
+def _on_the_cpu(values: Tensor) -> Tensor:
+    """A copy there, through pinned memory: a GPU fills it far faster, and torch keeps it for the next tile."""
+    if not values.is_cuda:
+        return values.cpu()
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
 
 
 def _forget_damaged(folder: Path, plan: TilePlan) -> None:
