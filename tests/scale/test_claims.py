@@ -23,6 +23,19 @@ def test_one_holder_at_a_time(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_killed_processes_left_is_removed(tmp_path):
+    (tmp_path / "kernel").mkdir()
+    old, new = tmp_path / "kernel" / ".0.1.abc.tmp", tmp_path / "kernel" / ".0.2.abc.tmp"
+    for path in (old, new, tmp_path / "kernel" / "0.1", tmp_path / ".clock.dead"):
+        path.touch()
+    for path in (old, tmp_path / "kernel" / "0.1", tmp_path / ".clock.dead"):
+        os.utime(path, (1e9, 1e9))
+    claims = Claims(tmp_path)
+    claims.remove_abandoned(tmp_path / "kernel")
+    claims.close()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".0.2.abc.tmp", "0.1", "kernel"]
+
+
 def test_a_claim_of_a_dead_process_is_taken_over_at_once(tmp_path):
     code = "import sys; from pathlib import Path; from gramscope.scale.claims import Claims; import os\n"
     code += "Claims(Path(sys.argv[1])).take('0.0'); os.kill(os.getpid(), 9)"

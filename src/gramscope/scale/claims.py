@@ -105,16 +105,26 @@ class Claims:
         holder = _read(path)
         if holder is not None and holder.is_dead():
             return True
+        return self._lease_is_over(path)
+
+    def remove_abandoned(self, folder: Path) -> None:
+        """Temporary files that processes left behind when they were killed, and their clocks."""
+        for path in [*folder.glob(".*.tmp"), *self.folder.glob(".clock.*"), *self.folder.glob(".*.abandoned")]:
+            if path != self._clock and self._lease_is_over(path):
+                path.unlink(missing_ok=True)
+
+    def _lease_is_over(self, path: Path) -> bool:
+        """No sign of life for so long, by the clock of the file system, which dates both files."""
         try:
-            os.utime(self._clock)  # now, by the clock that also dates the claim
+            os.utime(self._clock)
             return self._clock.stat().st_mtime - path.stat().st_mtime > self.lease
         except FileNotFoundError:
-            return True  # it was released meanwhile
+            return True  # it was removed meanwhile
 
     def _signs_of_life(self) -> None:
         while not self._closing.wait(self.lease / 4):
             with self._lock:
-                held = list(self._held)
+                held = [self._clock, *self._held]
             for path in held:
                 try:
                     os.utime(path)

@@ -29,7 +29,7 @@ from gramscope.scale.tile_records import (
     record_path,
     write_record,
 )
-from gramscope.scale.zarr_chunks import chunk_path, encode, sha256, write_metadata
+from gramscope.scale.zarr_chunks import ARRAY, chunk_path, encode, sha256, write_metadata
 from gramscope.store.errors import disk_trouble
 from gramscope.store.files import Disk
 
@@ -65,6 +65,8 @@ def fill_tiles(
     _forget_damaged(folder, plan)
     _warn_of_space(folder, plan)
     claims = Claims(folder / CLAIMS, lease)
+    with disk_trouble(f"tidying {folder}"):
+        claims.remove_abandoned(folder / ARRAY)
     worker = _Worker(job, folder, plan, claims, disk)
     try:
         worker.run()
