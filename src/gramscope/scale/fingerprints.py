@@ -17,7 +17,7 @@ def fingerprint_model(model: nn.Module) -> str:
     """SHA-256 of the names, shapes, dtypes and values of all parameters and buffers, in 64 hexadecimal digits.
 
     The device does not count, nor do the wrappers of ``torch.compile`` and data-parallel training. What the model does
-    with its parameters is not in it: :func:`gramscope.scale.sample_outputs` sees that.
+    with its parameters is not in it; the sample of outputs in :class:`Fingerprints` sees that.
 
     >>> a, b = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     >>> b.load_state_dict(a.state_dict())
@@ -42,7 +42,7 @@ def fingerprint_data(x: Any) -> str:
 def fingerprint_outputs(outputs: Outputs) -> str:
     """What was chosen of the outputs, in words: columns by number, a name, or that it was a function, and which.
 
-    Two functions of one name are told apart by what they give (:func:`gramscope.scale.sample_outputs`).
+    Two functions of one name are told apart by what they give (the sample in :class:`Fingerprints`).
 
     >>> fingerprint_outputs([0, 2]), fingerprint_outputs(None)
     ('[0, 2]', 'all')
