@@ -23,6 +23,7 @@ CALLS = {
     "import gramscope": ("import gramscope", set()),
     "ntk": (START + "gs.ntk(net, x)", ALWAYS),
     "capture": (START + "gs.capture(net, x)", ALWAYS),
+    "ntk to disk": (START + "import tempfile; gs.ntk(net, x, out=tempfile.mkdtemp()).to_tensor()", ALWAYS),
     "ntk_operator": (START + "gs.ntk_operator(net, x).dense()", ALWAYS),
     "explain_step": (START + "gs.explain_step(net, x, torch.zeros(4, 20), lr=0.1)", ALWAYS),
     "watch": (START + WATCH, ALWAYS | {"safetensors"}),

@@ -11,7 +11,7 @@ import pytest
 import gramscope as gs
 
 pytest.importorskip("mypy", reason="mypy is not installed")
-LAZY = ["gramscope", "gramscope.measures", "gramscope.store", "gramscope.theory"]
+LAZY = ["gramscope", "gramscope.measures", "gramscope.scale", "gramscope.store", "gramscope.theory"]
 USER = """\
 import torch
 import gramscope as gs
@@ -19,6 +19,7 @@ import gramscope as gs
 model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
 reveal_type(gs.ntk(model, x))
 reveal_type(gs.ntk(model, x, by_site=True))
+reveal_type(gs.ntk(model, x, out="K"))
 reveal_type(gs.kernel(model, x))
 reveal_type(gs.capture(model, x))
 reveal_type(gs.watch(model, (x, x)))
@@ -26,7 +27,10 @@ reveal_type(gs.explain_step(model, x, x, lr=0.1))
 reveal_type(gs.report("runs/a"))
 reveal_type(gs.open_run("runs/a"))
 """
-TYPES = ["Tensor", "dict[str, torch._tensor.Tensor]", "Kernel", "Snapshot", "Scope", "ExplainedStep", "Path", "Run"]
+TYPES = [
+    "Tensor", "dict[str, torch._tensor.Tensor]", "TiledKernel", "Kernel", "Snapshot", "Scope", "ExplainedStep", "Path",
+    "Run",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from gramscope.capture.projection import project as project
     from gramscope.capture.sites import Snapshot as Snapshot
     from gramscope.hierarchy.explain import explain_step as explain_step
+    from gramscope.kernels.between_snapshots import snapshot_kernel as snapshot_kernel
     from gramscope.kernels.kernel import Kernel as Kernel
     from gramscope.kernels.kernel import kernel as kernel
     from gramscope.kernels.linearized_model import linearize as linearize
-    from gramscope.kernels.ntk import ntk as ntk
     from gramscope.kernels.operator import ntk_operator as ntk_operator
     from gramscope.linalg import LinearOperator as LinearOperator
     from gramscope.measures import Measure as Measure
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from gramscope.record.alerts import Alert as Alert
     from gramscope.record.watch import watch as watch
     from gramscope.report import report as report
+    from gramscope.scale.kernel_to_disk import ntk as ntk
     from gramscope.scale.sketch_stream import sketch as sketch
+    from gramscope.scale.tiled_kernel import open_kernel as open_kernel
     from gramscope.store import Run as Run
     from gramscope.store import open_run as open_run
 
@@ -46,9 +48,10 @@ __version__ = "0.1.0"
 # Public names and where they live; resolved on first use, so that `import gramscope` does not import torch.
 _NAMES = {
     "Snapshot": "gramscope.capture.sites:Snapshot",
-    "ntk": "gramscope.kernels.ntk:ntk",
+    "ntk": "gramscope.scale.kernel_to_disk:ntk",
     "ntk_operator": "gramscope.kernels.operator:ntk_operator",
     "linearize": "gramscope.kernels.linearized_model:linearize",
+    "snapshot_kernel": "gramscope.kernels.between_snapshots:snapshot_kernel",
     "kernel": "gramscope.kernels.kernel:kernel",
     "Kernel": "gramscope.kernels.kernel:Kernel",
     "project": "gramscope.capture.projection:project",
@@ -57,6 +60,7 @@ _NAMES = {
     "to_tensorboard": "gramscope.record.adapters:to_tensorboard",
     "to_wandb": "gramscope.record.adapters:to_wandb",
     "to_mlflow": "gramscope.record.adapters:to_mlflow",
+    "open_kernel": "gramscope.scale.tiled_kernel:open_kernel",
     "open_run": "gramscope.store:open_run",
     "Run": "gramscope.store:Run",
     "Measure": "gramscope.measures:Measure",

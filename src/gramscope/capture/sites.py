@@ -6,6 +6,7 @@ fan-out of one group, ``p`` entries of a parameter.
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -246,6 +247,19 @@ class Snapshot:
         for site in self.sites:
             uses[site.name].append(site)
         return {name: tuple(sites) for name, sites in uses.items()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the snapshot to a file (safetensors), whole or not at all."""
+        from gramscope.capture.saved_snapshot import save_snapshot
+
+        save_snapshot(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> "Snapshot":
+        """The snapshot that :meth:`save` wrote."""
+        from gramscope.capture.saved_snapshot import load_snapshot
+
+        return load_snapshot(path, device)
 
     def __str__(self) -> str:
         lines = [f"Snapshot of {self.examples} examples, {self.directions} directions"]

@@ -50,6 +50,14 @@ WHOLE = {  # the least that makes sense
 REAL = {"optimiser.lr": 0.0, "train.target_scale": -math.inf, "watch.overhead": 0.0}
 
 
+def build(path: Path, changes: list[str]) -> tuple[nn.Module, Task]:
+    """The model that a config describes, before training, and its data."""
+    config = read_config(path, changes)
+    _check_values(config)
+    task = _data(config["data"])
+    return _model(config["model"], task, int(config["train"]["seed"])), task
+
+
 def run_config(path: Path, changes: list[str], quiet: bool = False) -> Section:
     """Train and watch; returns the run's folder and its last numbers."""
     config = read_config(path, changes)

@@ -175,6 +175,46 @@ def verify(
 
 
 @app.command()
+def kernel(
+    config: Annotated[
+        str,
+        typer.Argument(help="A TOML file as for run (its data and model), or file.py:callable that gives (model, x)."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the kernel; one that was begun is completed.")],
+    reduce: Annotated[str, typer.Option(help='"trace" sums over the outputs, "none" keeps them.')] = "trace",
+    examples: Annotated[int | None, typer.Option(min=1, help="The first so many examples; all if left out.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help='For each process, e.g. "20GB"; half of what is free if left out.')
+    ] = None,
+    tile: Annotated[int | None, typer.Option(min=1, help="Examples of a tile on either side.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A checkpoint to load into the model first.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU for each process if there are any.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="float64, float32, tf32 or split.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one key of the TOML file.", metavar="KEY=VALUE")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the tangent kernel of a model on a data set to a folder, tile by tile.
+
+    The same command in several processes shares the work; after a kill it goes on where it was.
+
+    Example:  torchrun --nproc-per-node 8 -m gramscope kernel mnist.toml --out K/
+    """
+    with _explained(as_json):
+        from gramscope.cli.kernel_command import write_kernel
+
+        found = write_kernel(
+            config, out, changes=changes or [], weights=weights, reduce=reduce, examples=examples, memory=memory,
+            tile=tile, device=device, precision=precision, quiet=as_json,
+        )  # fmt: skip
+        if as_json:
+            typer.echo(strict_json(found))
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")

@@ -1,5 +1,6 @@
 """Tangent kernels: layer by layer, whole, blocked or matrix-free, and how they move under a step (the dNTK)."""
 
+from gramscope.kernels.between_snapshots import snapshot_kernel
 from gramscope.kernels.crossings import KinkCrossings, NTKStep, SiteCrossings, kink_crossings, ntk_step
 from gramscope.kernels.dntk import (
     NTKVelocityOperator,
@@ -41,4 +42,5 @@ __all__ = [
     "ntk_step",
     "output_curvature",
     "projected_trace",
+    "snapshot_kernel",
 ]

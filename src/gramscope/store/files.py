@@ -69,9 +69,12 @@ class Disk:
         finally:
             os.close(descriptor)
 
-    def write_whole(self, path: Path, data: bytes) -> None:
-        """``path`` holds all of ``data`` or what it held before: temporary file, flush, rename, directory flush."""
-        self.replace_whole(path, temporary_name(path), lambda temporary: self._fill(temporary, data))
+    def write_whole(self, path: Path, data: bytes | memoryview, writer: str = "") -> None:
+        """``path`` holds all of ``data`` or what it held before: temporary file, flush, rename, directory flush.
+
+        Where several processes may write one file, ``writer`` names this one, so that none takes another's temporary.
+        """
+        self.replace_whole(path, temporary_name(path, writer), lambda temporary: self._fill(temporary, data))
 
     def replace_whole(self, path: Path, temporary: Path, fill: Callable[[Path], object]) -> None:
         """The same for whatever ``fill`` writes to the temporary file."""
@@ -83,7 +86,7 @@ class Disk:
             raise
         self.flush_directory(path.parent)
 
-    def _fill(self, path: Path, data: bytes) -> None:
+    def _fill(self, path: Path, data: bytes | memoryview) -> None:
         descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             rest = memoryview(data)
@@ -151,14 +154,14 @@ class Lines:
 def write_file(path: Path, content: bytes | Callable[[Path], object]) -> None:
     """``path`` holds all of ``content`` or what it held before. Several processes may write it at once."""
     disk = Disk()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = temporary_name(path, f"{os.getpid()}-{secrets.token_hex(4)}")
     fill = content if callable(content) else lambda free: disk._fill(free, content)
     disk.replace_whole(path, temporary, fill)
 
 
-def temporary_name(path: Path) -> Path:
+def temporary_name(path: Path, writer: str = "") -> Path:
     """Where a file is written before it takes its own name."""
-    return path.with_name(f".{path.name}.tmp")
+    return path.with_name(f".{path.name}.{writer}.tmp" if writer else f".{path.name}.tmp")
 
 
 def open_inside(root: Path, relative: str) -> int:

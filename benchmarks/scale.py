@@ -1,0 +1,300 @@
+"""Kernels on disk: seconds, peak memory, time over the floor, and how well processes share the work.
+
+    python benchmarks/scale.py --device cuda                 all rows of the GPU, then the ranks on the CPU
+    python benchmarks/scale.py --device cuda --row mnist_mlp resnet18_20
+    python benchmarks/scale.py --row ranks --ranks 1 2 4 8   processes on the CPU, two threads each
+    python benchmarks/scale.py --tiny                        tiny versions of all rows on the CPU: does the script run?
+
+`seconds` is one whole call of gs.ntk(..., out=folder), the fingerprints and all tiles on disk included; `in memory` the
+same kernel as one tensor, where it fits. `peak` is what the call adds on the device. The floor is the fewest operations
+of `gramscope.scale.tile_cost` at the rate of large float32 products, measured here in between; rows with tf32 may lie
+below it. MNIST's images are those of GRAMSCOPE_DATA, or random ones of the same shape where there are none.
+
+`ranks` starts processes that wait for each other, fill one folder and end: efficiency is the time of one process over
+r times the time of r processes, with the same tiles and the same number of threads for each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gramscope as gs
+import models
+import timing
+from gramscope.scale.kernel_job import KernelJob
+from gramscope.scale.tile_costs import tile_cost
+
+Outputs = Callable[[nn.Module, Any], Tensor] | None
+THREADS = 2  # of each rank
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network on the CPU, its examples and the outputs to take."""
+
+    model: nn.Module
+    x: Tensor
+    outputs: Outputs = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    title: str
+    build: Callable[[bool], Problem]
+    memory: str | None = None
+    precision: str | None = None
+    in_memory: bool = True  # also as one tensor, to compare
+    default: bool = True
+
+
+# --- the problems
+
+
+def mnist(tiny: bool) -> Tensor:
+    """The 60,000 training images, (n, 784)."""
+    if tiny:
+        return torch.randn(96, 784, generator=torch.Generator().manual_seed(0))
+    try:
+        return gs.tasks.mnist("mnist").x
+    except (gs.GramscopeError, OSError) as error:
+        print(f"random images of MNIST's shape ({str(error)[:90]} ...)")
+        return torch.rand(60_000, 784, generator=torch.Generator().manual_seed(0))
+
+
+def mnist_mlp(tiny: bool) -> Problem:
+    torch.manual_seed(0)
+    return Problem(models.mlp((784, 64, 10) if tiny else (784, 1024, 1024, 1024, 10)), mnist(tiny))
+
+
+def mnist_cnn(tiny: bool) -> Problem:
+    return Problem(gs.tasks.cnn(classes=10, width=4 if tiny else 16, size=28, seed=0), mnist(tiny))
+
+
+def resnet18(tiny: bool) -> Problem:
+    return Problem(*models.build("resnet8" if tiny else "resnet18", 12 if tiny else 8192, torch.device("cpu")))
+
+
+def gpt2(tiny: bool) -> Problem:
+    """Each text's own loss: the mean over its tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    small = {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(use_cache=False, **(small if tiny else {}))
+    x = torch.randint(config.vocab_size, (16, 8) if tiny else (1024, 128))
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        logits = model(x).logits[:, :-1]
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten(), reduction="none")
+        return each.unflatten(0, (len(x), -1)).mean(1, keepdim=True)
+
+    return Problem(GPT2LMHeadModel(config).eval(), x, loss)
+
+
+ROWS = {
+    "mnist_mlp": Row("MNIST 60,000, MLP 3 x 1024, trace", mnist_mlp),
+    "mnist_cnn": Row("MNIST 60,000, small CNN, trace", mnist_cnn, in_memory=False),
+    "resnet18_20": Row("ResNet-18, N = 8,192, trace, 20 GiB, tf32", resnet18, "20 GiB", "tf32", in_memory=False),
+    "resnet18_100": Row("ResNet-18, N = 8,192, trace, 100 GiB, tf32", resnet18, "100 GiB", "tf32", in_memory=False),
+    "gpt2_loss": Row("GPT-2 small, 1,024 x 128, loss kernel", gpt2),
+    "resnet18_float32": Row(
+        "ResNet-18, N = 8,192, trace, 20 GiB, float32", resnet18, "20 GiB", in_memory=False, default=False
+    ),
+}
+
+
+# --- measurements
+
+
+def measure(row: Row, problem: Problem, device: torch.device, folder: Path, rate: timing.MatmulRate) -> None:
+    model = problem.model.to(device).eval()
+    options: dict[str, Any] = {
+        "reduce": "trace", "outputs": problem.outputs, "memory": row.memory, "precision": row.precision,
+    }  # fmt: skip
+    job = KernelJob(model, problem.x, None, "trace", problem.outputs, row.precision)
+    plan = job.plan(row.memory)
+    cost = tile_cost(job, plan)
+    rate.sample()
+    found: dict[str, Any] = {}
+
+    def to_disk() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        begun = time.perf_counter()
+        found["kernel"] = gs.ntk(model, problem.x, out=folder, **options)
+        found["seconds"] = time.perf_counter() - begun
+
+    peak = timing.peak_bytes(to_disk, device)
+    rate.sample()
+    floor = cost.seconds(rate.best)
+    print(
+        f"{row.title:48s} {found['seconds']:8.1f} s   peak {peak / 2**30:6.2f} GiB   "
+        f"{found['seconds'] / floor:5.2f} x floor   {len(plan.tiles)} tiles of {plan.tile[0]}, "
+        f"{plan.bytes / 1e9:.2f} GB, {plan.bytes / 1e6 / found['seconds']:.0f} MB/s"
+    )
+    print(f"{'':48s} {cost}", flush=True)
+    if row.in_memory:
+        _in_memory(row, problem, device, found["kernel"], options)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_memory(row: Row, problem: Problem, device: torch.device, kernel: Any, options: dict[str, Any]) -> None:
+    """The same as one tensor, and how far the tiles are from it."""
+    x, found = problem.x.to(device), {}
+
+    def whole() -> None:
+        begun = time.perf_counter()
+        found["kernel"] = gs.ntk(problem.model, x, **options)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found["seconds"] = time.perf_counter() - begun
+
+    try:
+        peak = timing.peak_bytes(whole, device)
+    except (gs.GramscopeError, RuntimeError) as error:
+        print(f"{'  in memory':48s} {str(error)[:110]}", flush=True)
+        return
+    corner = torch.from_numpy(kernel.tile(0, kernel.plan.grid[1] - 1)).to(device)
+    part = found["kernel"][: corner.shape[0], -corner.shape[1] :]
+    error = float((part - corner).norm() / corner.norm())
+    print(
+        f"{'  in memory':48s} {found['seconds']:8.1f} s   peak {peak / 2**30:6.2f} GiB   a tile differs by {error:.1e}",
+        flush=True,
+    )
+
+
+def sketched(problem: Problem, device: torch.device) -> None:
+    """The loss kernel of GPT-2 from sketches, where this version has them."""
+    if not hasattr(gs, "sketch"):
+        print(f"{'  sketched':48s} this version of gramscope has no gs.sketch", flush=True)
+        return
+    model, x = problem.model.to(device), problem.x.to(device)
+    begun = time.perf_counter()
+    found = gs.sketch(model, x.split(32), size=16, repeats=2, outputs=problem.outputs)
+    estimate = found.kernel()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    print(
+        f"{'  sketched, size 16, 2 repeats':48s} {time.perf_counter() - begun:8.1f} s   {type(estimate).__name__}",
+        flush=True,
+    )
+
+
+# --- ranks
+
+
+def rank_problem(tiny: bool) -> Problem:
+    torch.manual_seed(0)
+    n = 256 if tiny else 6144
+    return Problem(models.mlp((784, 512, 512, 10)), torch.randn(n, 784, generator=torch.Generator().manual_seed(1)))
+
+
+def rank_worker(folder: Path, tiny: bool) -> None:
+    """One process: says that it is ready, waits for the others, fills its share of the folder."""
+    torch.set_num_threads(THREADS)
+    problem, tile = rank_problem(tiny), 64 if tiny else 512
+    gs.ntk(problem.model, problem.x[:4], reduce="trace")  # imports and first calls
+    mark = folder / f"ready.{os.environ['RANK']}"
+    mark.touch()
+    while not (folder / "go").exists():
+        time.sleep(0.005)
+    gs.ntk(problem.model, problem.x, reduce="trace", out=folder / "K", tile=tile, memory="2GB")
+
+
+def ranks(counts: list[int], tiny: bool, folder: Path) -> None:
+    first = None
+    for count in counts:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        command = [sys.executable, __file__, "--worker", str(folder), *(["--tiny"] if tiny else [])]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "WORLD_SIZE": str(count)}
+        workers = [subprocess.Popen(command, env={**environment, "RANK": str(r)}) for r in range(count)]
+        while len(list(folder.glob("ready.*"))) < count:
+            if any(worker.poll() for worker in workers):
+                raise SystemExit("a worker failed")
+            time.sleep(0.01)
+        begun = time.perf_counter()
+        (folder / "go").touch()
+        codes = [worker.wait() for worker in workers]
+        seconds = time.perf_counter() - begun
+        if any(codes):
+            raise SystemExit(f"workers ended with {codes}")
+        first = seconds * count if first is None else first
+        shared = _tiles_by_rank(folder / "K")
+        print(
+            f"{f'{count} processes of {THREADS} threads, MLP, N = {256 if tiny else 6144:,}':48s} {seconds:8.1f} s   "
+            f"efficiency {first / (count * seconds):.2f}   {shared}",
+            flush=True,
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tiles_by_rank(folder: Path) -> str:
+    records = [json.loads(path.read_text()) for path in (folder / "tiles").glob("*.json")]
+    return f"{len(records)} tiles, {sum(record['seconds'] for record in records):.1f} s of computing in all"
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    if options.worker:
+        rank_worker(Path(options.worker), options.tiny)
+        return 0
+    device = torch.device(options.device)
+    names = options.row or [name for name, row in ROWS.items() if row.default] + ["ranks"]
+    base = Path(tempfile.mkdtemp(dir=options.folder))
+    gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    print(
+        f"gramscope {gs.__version__}, torch {torch.__version__}, {device}{gpu}, {os.cpu_count()} CPU cores", flush=True
+    )
+    try:
+        rate = timing.MatmulRate(device)
+        for name in names:
+            if name == "ranks":
+                ranks(options.ranks, options.tiny, base / "ranks")
+                continue
+            problem = ROWS[name].build(options.tiny)
+            measure(ROWS[name], problem, device, base / name, rate)
+            if name == "gpt2_loss":
+                sketched(problem, device)
+            release(problem, device)
+        rate.sample()
+        print(rate)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    return 0
+
+
+def release(problem: Problem, device: torch.device) -> None:
+    problem.model.to("cpu")
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--row", nargs="*", choices=[*ROWS, "ranks"])
+    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--folder", help="where the kernels are written for a while; a temporary folder if left out")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

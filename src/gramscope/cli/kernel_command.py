@@ -1,0 +1,93 @@
+"""``gramscope kernel``: the tangent kernel of a model and a data set to disk; the same command in every process."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError
+from gramscope.base.nested import tensors_in
+from gramscope.capture.network import count_examples, slice_examples
+from gramscope.cli.checkpoint import read_checkpoint
+from gramscope.cli.config import build
+from gramscope.cli.verify_command import load
+from gramscope.scale.kernel_job import world_size
+from gramscope.scale.tile_costs import product_rate
+
+
+def write_kernel(
+    source: str, out: Path, *, changes: list[str], weights: Path | None, reduce: Any, examples: int | None,
+    memory: str | None, tile: int | None, device: str | None, precision: Any, quiet: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Fill ``out``; returns what is there now. ``source`` is a TOML file, or ``file.py:callable``."""
+    _check_choices(reduce, precision)
+    model, x = _model_and_examples(source, changes)
+    if weights is not None:
+        _load_weights(model, weights)
+    n = count_examples(x)
+    if examples is not None and examples > n:
+        raise InputError(f"--examples must be at most {n}, the number of examples there are, got {examples}.")
+    x = slice_examples(x, n, slice(0, examples or n))
+    model = model.to(_device(device, tensors_in(x)[0].device)).eval()
+    console = Console(quiet=quiet or int(os.environ.get("RANK", "0")) > 0, stderr=True)
+    plan = gs.scale.plan_kernel(model, x, reduce=reduce, memory=memory, precision=precision, tile=tile)
+    if not (out / "manifest.json").exists() and not console.quiet:
+        job = gs.scale.KernelJob(model, x, reduce=reduce, precision=precision)
+        text = f"{plan}\n{_told_cost(gs.scale.tile_cost(job, plan), job.device)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    kernel = gs.ntk(model, x, reduce=reduce, memory=memory, precision=precision, out=out, tile=tile)
+    console.print(f"Kernel: {out}", markup=False)
+    return {
+        "kernel": str(out),
+        "shape": list(kernel.shape),
+        "tiles": len(kernel.plan.tiles),
+        "bytes": kernel.plan.bytes,
+    }
+
+
+def _told_cost(cost: gs.scale.TileCost, device: torch.device) -> str:
+    rate, processes = product_rate(device), world_size()
+    return (
+        f"{cost}\nAt {rate:.3g} operations a second, as {device} does them now, that is at least "
+        f"{cost.seconds(rate, processes):,.3g} s with {processes} process{'es' if processes > 1 else ''}."
+    )
+
+
+def _check_choices(reduce: Any, precision: Any) -> None:
+    if reduce not in ("none", "trace"):
+        raise InputError(f'--reduce must be "none" or "trace", got {reduce!r}.')
+    if precision not in (None, "float64", "float32", "tf32", "split"):
+        raise InputError(f"--precision must be float64, float32, tf32 or split, got {precision!r}.")
+
+
+def _model_and_examples(source: str, changes: list[str]) -> tuple[nn.Module, Any]:
+    if ":" in source and not Path(source).exists():
+        if changes:
+            raise InputError("--set changes keys of a TOML file, but a Python callable was given. Leave --set out.")
+        return load(source)
+    model, task = build(Path(source), changes)
+    return model, task.x
+
+
+def _device(wanted: str | None, data: torch.device) -> torch.device:
+    """As asked for; else a GPU for each process of a machine, if there is one; else where the data is."""
+    if wanted is not None:
+        try:
+            return torch.empty(0, device=wanted).device
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"--device must be a device of this machine, got {wanted!r}: {error}.") from error
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return data
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    found = read_checkpoint(path).tensors
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        raise InputError(f"{path} must hold weights that fit the model: {error}") from error

@@ -1,0 +1,87 @@
+"""What a kernel on disk will cost, before it is begun: operations by the shapes of its weight sites."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from gramscope.capture import OuterSite, capture
+from gramscope.scale.kernel_job import KernelJob
+from gramscope.scale.tile_plan import TilePlan
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """Operations of matrix products, two for each multiply-add: the fewest that the kernel takes.
+
+    ``by_example`` goes with each example that passes through the network, ``by_pair`` with each pair of examples whose
+    kernel is computed. Not in them: elementwise work, gains and biases, lookups, attention's own products.
+    """
+
+    by_example: float
+    by_pair: float
+    plan: TilePlan
+
+    @property
+    def passes(self) -> float:
+        """Operations of all forward and backward passes, and of forming gradients."""
+        return self.by_example * self.plan.passes
+
+    @property
+    def contractions(self) -> float:
+        """Operations of the products between examples."""
+        return self.by_pair * self.plan.pairs
+
+    @property
+    def total(self) -> float:
+        return self.passes + self.contractions
+
+    def seconds(self, rate: float, processes: int = 1, disk: float | None = None) -> float:
+        """Time at ``rate`` operations a second for each process; ``disk`` is what all of them write in a second."""
+        computed = self.total / (rate * processes)
+        return computed if disk is None else max(computed, self.plan.bytes / disk)
+
+    def __str__(self) -> str:
+        return (
+            f"At least {self.total:.3g} operations of matrix products: {self.passes / self.total:.0%} for passes "
+            f"through the network, {self.contractions / self.total:.0%} for pairs of examples."
+        )
+
+
+def tile_cost(job: KernelJob, plan: TilePlan) -> TileCost:
+    """Operations of the kernel, from one example's weight sites.
+
+    A site with T positions, fan-in i, fan-out o in g groups takes ``T g i o`` multiply-adds in a forward pass and as
+    many for each of the k outputs in the backward passes. A pair of examples takes the cheaper of ``k g i o`` (``k²``
+    if outputs are not traced), after ``k T g i o`` for each example, and ``T² g (i + k o)``.
+    """
+    x = job.first_examples(1)
+    own = None if job.precision == "split" else job.precision
+    found = capture(job.model, x, outputs=job.outputs, frozen=job.frozen, precision=own, directions=lambda f: f.sum())
+    by_example = by_pair = 0.0
+    for site in (site for site in found.sites if isinstance(site, OuterSite)):
+        example, pair = _multiply_adds(site, plan.outputs, plan.reduce == "trace")
+        by_example, by_pair = by_example + example, by_pair + pair
+    return TileCost(2 * by_example, 2 * by_pair, plan)
+
+
+def product_rate(device: torch.device) -> float:
+    """Operations a second of large float32 products on a device, the best of three."""
+    size = 8192 if device.type == "cuda" else 1024
+    a = torch.ones(size, size, device=device)
+    best = 0.0
+    for _ in range(3):
+        begun = time.perf_counter()
+        float((a @ a)[0, 0])  # waits for the GPU
+        best = max(best, 2.0 * size**3 / (time.perf_counter() - begun))
+    return best
+
+
+def _multiply_adds(site: OuterSite, k: int, trace: bool) -> tuple[float, float]:
+    """Of each example and of each pair."""
+    entries = k if trace else k * k
+    T, weights = site.positions, site.groups * site.fan_in * site.fan_out
+    passes = float((1 + k) * T * weights)
+    rows = float(entries * weights)
+    positions = float(T * T * site.groups * (site.fan_in + entries * site.fan_out))
+    return (passes + (k * T * weights if T > 1 else 0), rows) if rows < positions else (passes, positions)

@@ -1,0 +1,93 @@
+"""Many processes on one folder: ranks of torchrun, jobs that are killed, that join, that come back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import gramscope as gs
+from scale import filling_process
+
+SCRIPT = Path(filling_process.__file__)
+ROOT = Path(gs.__file__).parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+PATIENCE = 240  # seconds; a busy machine is slow
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The bytes of all tiles from one process with the same plan."""
+    folder = tmp_path_factory.mktemp("alone")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    filling_process.fill(folder / "K")
+    torch.set_num_threads(threads)
+    return tiles(folder / "K")
+
+
+def tiles(folder):
+    return {path.name: path.read_bytes() for path in (folder / "kernel").iterdir() if not path.name.startswith(".")}
+
+
+def workers(folder):
+    """Tiles by the process that computed them."""
+    found = {}
+    for path in (folder / "tiles").glob("*.json"):
+        found.setdefault(json.loads(path.read_text())["process"].split()[-1], []).append(path.stem)
+    return found
+
+
+def until(condition):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < PATIENCE
+        time.sleep(0.01)
+
+
+def start(folder, name):
+    return subprocess.Popen([sys.executable, str(SCRIPT), str(folder), name], env=ENVIRONMENT)
+
+
+def test_two_gloo_ranks_give_the_bits_of_one_process(tmp_path, alone):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(SCRIPT), str(tmp_path), "rank"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert tiles(tmp_path / "K") == alone
+    shared = workers(tmp_path / "K")
+    assert len(shared) == 2, "both ranks did a part"
+    assert not list((tmp_path / "K" / "claims").iterdir())
+
+
+def test_a_killed_job_a_second_one_and_one_that_joins(tmp_path, alone):
+    jobs = {name: start(tmp_path, name) for name in ("killed", "second", "joins")}
+    try:
+        until(lambda: all((tmp_path / f"{name}.ready").exists() for name in jobs))
+        records = tmp_path / "K" / "tiles"
+        (tmp_path / "killed.go").touch()
+        until(lambda: records.is_dir() and len(list(records.glob("*.json"))) >= 4)
+        jobs["killed"].send_signal(signal.SIGKILL)
+        jobs["killed"].wait()
+        before = {path.name: path.stat().st_mtime_ns for path in records.glob("*.json")}
+        assert 4 <= len(before) < 15, "killed half-way"
+        half = gs.open_kernel(tmp_path / "K")
+        assert len(half.missing) == 15 - len(before)
+        assert not half.verify(), "what is there is whole"
+        (tmp_path / "second.go").touch()
+        until(lambda: len(list(records.glob("*.json"))) > len(before))
+        (tmp_path / "joins.go").touch()
+        assert [jobs[name].wait(timeout=PATIENCE) for name in ("second", "joins")] == [0, 0]
+    finally:
+        for job in jobs.values():
+            job.kill()
+    assert tiles(tmp_path / "K") == alone
+    assert all((records / name).stat().st_mtime_ns == when for name, when in before.items()), "nothing is done twice"
+    shared = workers(tmp_path / "K")
+    assert set(shared) == {str(job.pid) for job in jobs.values()}, "all three did a part"
+    assert not [path for path in (tmp_path / "K" / "claims").iterdir() if not path.name.startswith(".clock")]
