@@ -10,7 +10,7 @@ from gramscope.hierarchy.accumulated_flow import (
     coactivation_subspace,
     flow_share,
 )
-from gramscope.hierarchy.reduced_closure import Closure, LayerClosure, closure
+from gramscope.hierarchy.class_coactivation import SharedActivation, shared_activation
 from gramscope.hierarchy.concentration import (
     Alignment,
     Concentration,
@@ -31,8 +31,8 @@ from gramscope.hierarchy.fields import Fields
 from gramscope.hierarchy.gated import GatedNetwork, frozen_masks, masks_only
 from gramscope.hierarchy.network import NetworkPullback, Transport
 from gramscope.hierarchy.pullback import Pullback
+from gramscope.hierarchy.reduced_closure import Closure, LayerClosure, closure
 from gramscope.hierarchy.reduced_state import ReducedComparison, ReducedState, compare_reduced
-from gramscope.hierarchy.class_coactivation import SharedActivation, shared_activation
 from gramscope.hierarchy.step import FieldChange, StepComparison, StepPrediction
 from gramscope.hierarchy.trajectory import Trajectory, predict_trajectory
 

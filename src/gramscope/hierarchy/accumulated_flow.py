@@ -11,7 +11,6 @@ is a number. Two subspaces are on offer, both of the layer whose weight W (N, d)
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -20,8 +19,6 @@ from torch import Tensor
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.hierarchy.concentration import Labels, Masks, Pairs, class_metric, mean_projector
-
-Side = Literal["input", "output"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +30,7 @@ class CoactivationSubspace:
 
     basis: Float64[Tensor, "N k"]
     values: Float64[Tensor, " N"]
-    side: Side
+    side: str
 
     @property
     def k(self) -> int:
@@ -61,7 +58,7 @@ def coactivation_subspace(
     labels: Labels = None,
     pairs: Pairs = "all",
     *,
-    side: Side = "input",
+    side: str = "input",
     k: int | None = None,
 ) -> CoactivationSubspace:
     """The subspace on which co-activation concentrates, of one layer at one time.

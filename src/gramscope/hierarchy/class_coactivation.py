@@ -7,7 +7,6 @@ between two means over pairs of examples, beside what shuffled labels give.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float64, Int
@@ -17,8 +16,6 @@ from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.base.rng import child_seed, generator
 from gramscope.hierarchy.concentration import Masks
-
-Overlap = Literal["cosine", "units"]
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,9 @@ class SharedActivation:
 
 def shared_activation(
     masks: Masks,
-    labels: Int[Tensor, " n"],
+    labels: Tensor,
     *,
-    overlap: Overlap = "cosine",
+    overlap: str = "cosine",
     permutations: int = 200,
     seed: int = 0,
 ) -> SharedActivation:

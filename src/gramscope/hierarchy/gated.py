@@ -8,7 +8,6 @@ gates.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,6 @@ from torch.overrides import TorchFunctionMode
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.warned import warn
 from gramscope.capture.network import copied
-
-Trained = Literal["values", "gates"]
 
 RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 LEAKY = {F.leaky_relu}
@@ -45,6 +42,9 @@ class _StepFunction(torch.autograd.Function):
         (h,) = ctx.saved_tensors  # type: ignore[attr-defined]
         s = torch.sigmoid(ctx.sharpness * h)  # type: ignore[attr-defined]
         return gradients[0] * ctx.sharpness * s * (1 - s), None  # type: ignore[attr-defined]
+
+
+_step: Callable[[Tensor, float], Tensor] = _StepFunction.apply
 
 
 class _ReluCalls(TorchFunctionMode):
@@ -86,24 +86,23 @@ class GatedNetwork(nn.Module):
 
     Args:
         values: the network whose weights carry the signal.
-        gates: the network whose masks are used; it is run first, on the same inputs.
+        gates: the network whose masks are used; it is run first, on the same inputs. Of the two, the one that is not
+            trained is copied and held.
         train: "values" (masks are constants, the gates network runs in evaluation mode) or "gates" (gradients reach the
             gates by the derivative of ``sigmoid(sharpness · h)`` in place of the step's, which is zero).
         sharpness: β of that sigmoid.
     """
 
-    def __init__(self, values: nn.Module, gates: nn.Module, *, train: Trained, sharpness: float = 4.0) -> None:
+    def __init__(self, values: nn.Module, gates: nn.Module, *, train: str, sharpness: float = 4.0) -> None:
         super().__init__()
         if train not in ("values", "gates"):
             raise InputError(f'train must be "values" or "gates", got {train!r}.')
         if not isinstance(sharpness, int | float) or isinstance(sharpness, bool) or not 0 < sharpness < float("inf"):
             raise InputError(f"sharpness must be a positive number, got {sharpness!r}.")
-        self.values, self.gates = values, gates
+        held = copied(gates if train == "values" else values).requires_grad_(False).eval()
+        self.values, self.gates = (values, held) if train == "values" else (held, gates)
         self.trained, self.sharpness = train, float(sharpness)
         self.other_gates: tuple[str, ...] = ()
-        held = self.gates if train == "values" else self.values
-        held.requires_grad_(False)
-        held.eval()
 
     def train(self, mode: bool = True) -> "GatedNetwork":
         """As in torch, but the network that is held stays in evaluation mode: it is a fixed function of the input."""
@@ -135,11 +134,11 @@ class GatedNetwork(nn.Module):
         return out
 
     def masks(self, *args: object, **kwargs: object) -> list[Tensor]:
-        """The masks of the gates network on these inputs, one for each call of a ReLU; bool, or 0 and 1 with a graph."""
+        """The masks of the gates network, one for each call of a ReLU; bool, or 0 and 1 with a graph."""
         found: list[Tensor] = []
 
         def note(h: Tensor, slope: float) -> Tensor:
-            found.append(h > 0 if self.trained == "values" else _StepFunction.apply(h, self.sharpness))
+            found.append(h > 0 if self.trained == "values" else _step(h, self.sharpness))
             return F.leaky_relu(h, slope) if slope else F.relu(h)
 
         with _ReluCalls(note), torch.set_grad_enabled(self.trained == "gates" and torch.is_grad_enabled()):
@@ -156,8 +155,8 @@ class GatedNetwork(nn.Module):
         if fresh:
             self.other_gates = tuple(sorted({*self.other_gates, *fresh}))
             warn(
-                f"the model has other kinks than ReLU ({', '.join(fresh)}), which are not frozen: they go on deciding by "
-                "the network that is trained. Replace them (average pooling) for a control of masks alone."
+                f"the model has other kinks than ReLU ({', '.join(fresh)}), which are not frozen: they go on deciding "
+                "by the values network. Replace them (average pooling) for a control of masks alone."
             )
 
 
@@ -178,7 +177,7 @@ def frozen_masks(model: nn.Module, reference: nn.Module | None = None) -> GatedN
         >>> torch.equal(control(x), net(x)), all(p.requires_grad for p in control.values.parameters())
         (True, True)
     """
-    return GatedNetwork(model, copied(model if reference is None else reference), train="values")
+    return GatedNetwork(model, model if reference is None else reference, train="values")
 
 
 def masks_only(model: nn.Module, reference: nn.Module | None = None, *, sharpness: float = 4.0) -> GatedNetwork:
@@ -199,4 +198,4 @@ def masks_only(model: nn.Module, reference: nn.Module | None = None, *, sharpnes
         >>> net[0].weight.grad is not None, net[2].weight.grad is None
         (True, True)
     """
-    return GatedNetwork(copied(model if reference is None else reference), model, train="gates", sharpness=sharpness)
+    return GatedNetwork(model if reference is None else reference, model, train="gates", sharpness=sharpness)
