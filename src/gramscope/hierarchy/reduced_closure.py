@@ -76,12 +76,13 @@ def closure(fields: Fields, residual: Tensor, lr: float) -> Closure:
     Reference: arXiv:2606.09744, eqs. 152, 185 to 192, propositions 3 and 4.
 
     Example:
+        >>> import gramscope as gs
         >>> rng = torch.Generator().manual_seed(0)
         >>> w = [torch.randn(4, 3, generator=rng), torch.randn(5, 4, generator=rng)]
         >>> x = torch.randn(6, 3, generator=rng)
-        >>> one, two = Fields(w[:1], x), Fields(w, x)
-        >>> closure(one, one.outputs, 0.1).closes, closure(two, two.outputs, 0.1).closes
-        (True, False)
+        >>> one, two = gs.hierarchy.Fields(w[:1], x), gs.hierarchy.Fields(w, x)
+        >>> [gs.hierarchy.closure(fields, fields.outputs, 0.1).closes for fields in (one, two)]
+        [True, False]
     """
     comparison = fields.compare_step(residual, lr)
     errors = comparison.errors()

@@ -41,14 +41,27 @@ if TYPE_CHECKING:
     from gramscope.measures.gram_split import gram_only_step as gram_only_step
     from gramscope.measures.gram_split import split_step as split_step
     from gramscope.measures.gram_tracker import GramTracker as GramTracker
+    from gramscope.measures.interpolation import Interpolation as Interpolation
+    from gramscope.measures.interpolation import interpolate as interpolate
+    from gramscope.measures.interpolation import interpolation_linearity as interpolation_linearity
+    from gramscope.measures.interpolation import path_linearity as path_linearity
     from gramscope.measures.kernel_cka import KernelCKA as KernelCKA
     from gramscope.measures.kernel_cka import kernel_cka as kernel_cka
     from gramscope.measures.last_layer import last_layer as last_layer
     from gramscope.measures.last_layer import last_layer_batches as last_layer_batches
+    from gramscope.measures.linearity_collapse import LinearityCollapse as LinearityCollapse
+    from gramscope.measures.linearity_collapse import layer_linearity_collapse as layer_linearity_collapse
+    from gramscope.measures.linearity_collapse import linearity_collapse as linearity_collapse
+    from gramscope.measures.linearity_penalty import LinearityPenalty as LinearityPenalty
+    from gramscope.measures.linearity_penalty import LinearityRegularizer as LinearityRegularizer
+    from gramscope.measures.linearity_penalty import linearity_penalty as linearity_penalty
     from gramscope.measures.measure import Facts as Facts
     from gramscope.measures.measure import Measure as Measure
     from gramscope.measures.measure import UndefinedMeasureWarning as UndefinedMeasureWarning
     from gramscope.measures.measure import gather_state as gather_state
+    from gramscope.measures.moving_target import LinearizedRun as LinearizedRun
+    from gramscope.measures.moving_target import MovingTarget as MovingTarget
+    from gramscope.measures.moving_target import moving_target as moving_target
     from gramscope.measures.noise_scale import gradient_noise_scale as gradient_noise_scale
     from gramscope.measures.richness import Richness as Richness
     from gramscope.measures.richness import initial_similarity as initial_similarity
@@ -68,6 +81,8 @@ if TYPE_CHECKING:
     from gramscope.measures.virtual_covariance import gram_step as gram_step
     from gramscope.measures.virtual_covariance import virtual_covariance as virtual_covariance
     from gramscope.measures.virtual_covariance import virtual_update as virtual_update
+    from gramscope.measures.weight_linearity import WeightLinearity as WeightLinearity
+    from gramscope.measures.weight_linearity import weight_target_linearity as weight_target_linearity
     from gramscope.measures.weight_matrices import weight_forms as weight_forms
 
 # Public names and the file each lives in; resolved on first use.
@@ -96,6 +111,9 @@ _NAMES = {
     "Collapse": "collapse",
     "NeuralCollapse": "collapse",
     "neural_collapse": "collapse",
+    "LinearityCollapse": "linearity_collapse",
+    "layer_linearity_collapse": "linearity_collapse",
+    "linearity_collapse": "linearity_collapse",
     # similarity
     "CKA": "cka",
     "SimilarityMatrix": "cka",
@@ -120,6 +138,18 @@ _NAMES = {
     "target_linearity": "target_linearity",
     "held_out_target_linearity": "target_linearity",
     "layer_target_linearity": "target_linearity",
+    "Interpolation": "interpolation",
+    "interpolate": "interpolation",
+    "interpolation_linearity": "interpolation",
+    "path_linearity": "interpolation",
+    "LinearityPenalty": "linearity_penalty",
+    "LinearityRegularizer": "linearity_penalty",
+    "linearity_penalty": "linearity_penalty",
+    "LinearizedRun": "moving_target",
+    "MovingTarget": "moving_target",
+    "moving_target": "moving_target",
+    "WeightLinearity": "weight_linearity",
+    "weight_target_linearity": "weight_linearity",
     "StepSplit": "gram_split",
     "split_step": "gram_split",
     "gram_only_step": "gram_split",
