@@ -28,6 +28,7 @@ from gramscope.record.judge import Judge
 from gramscope.record.relu_units import ReluUnits
 
 if TYPE_CHECKING:
+    from gramscope.record.feature_readings import LayerFlow
     from gramscope.record.last_update import LastUpdate
 
 SIGNALS = 2**28  # bytes of signals that are held at once, where outputs are very many
@@ -55,7 +56,7 @@ class Memory:
 
     ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
-    ``signs`` are those of the random mixtures, where outputs are very many.
+    ``signs`` are those of the random mixtures, where outputs are very many. ``flows``: changes of the weights so far.
     """
 
     kernel: Tensor | None = None
@@ -65,6 +66,7 @@ class Memory:
     fingerprint: NDArray[np.uint8] | None = None
     weights: dict[str, Tensor] | None = None
     signs: Int8[Tensor, "C k"] | None = None
+    flows: "dict[str, LayerFlow] | None" = None
 
 
 @dataclass(eq=False)
