@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from gramscope.hierarchy import AccumulatedFlow, coactivation_subspace, frozen_masks, masks_only, shared_activation
 from gramscope.tasks import digits, mlp
 
+Flows = dict[str, tuple[AccumulatedFlow, AccumulatedFlow]]
 WIDTHS, EPOCHS, SEEDS = (64, 64, 64, 10), 20, (0, 1, 2)
 
 
@@ -21,21 +22,24 @@ def masks(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
         return {"0": model[0](x) > 0, "2": model[:3](x) > 0}
 
 
-def fit(network: nn.Module, seed: int, flows: dict[str, AccumulatedFlow] | None = None) -> float:
-    """Train, and return the test accuracy; the flow of the plain network is added up once an epoch."""
+def fit(network: nn.Module, seed: int, flows: Flows | None = None) -> float:
+    """Train, and return the test accuracy; the flow of a plain network is added up once an epoch."""
     task = digits()
     optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=1e-3)
     rng = torch.Generator().manual_seed(seed)
     for _ in range(EPOCHS):
-        before = {} if flows is None else {name: network.get_submodule(name).weight.detach().clone() for name in flows}
-        seen = {} if flows is None else masks(network, task.x[:300])  # type: ignore[arg-type]
+        before = {name: network.get_submodule(name).weight.detach().clone() for name in flows or {}}
+        seen = masks(network, task.x[:300]) if isinstance(network, nn.Sequential) else {}
         for rows in torch.randperm(len(task.x), generator=rng).split(64):
             optimizer.zero_grad()
             cross_entropy(network(task.x[rows]), task.y[rows]).backward()
             optimizer.step()
-        for name, flow in (flows or {}).items():
-            space = coactivation_subspace(before[name], seen[name], side="input")
-            flow.add(network.get_submodule(name).weight - before[name], space)
+        for name, (flow, control) in (flows or {}).items():
+            change = network.get_submodule(name).weight - before[name]
+            space = coactivation_subspace(before[name], seen[name])
+            flow.add(change, space)
+            # As many directions, of WᵀW alone.
+            control.add(change, coactivation_subspace(before[name], torch.ones_like(seen[name]), k=space.k))
     with torch.no_grad():
         return float((network(task.x_test).argmax(1) == task.y_test).double().mean())
 
@@ -45,7 +49,8 @@ def main() -> None:
     task, rows = digits(), dict[str, list[float]]()
     for seed in SEEDS:
         start = mlp(WIDTHS, seed=seed)
-        model, flows = copy.deepcopy(start), {"0": AccumulatedFlow(), "2": AccumulatedFlow()}
+        model = copy.deepcopy(start)
+        flows: Flows = {name: (AccumulatedFlow(), AccumulatedFlow()) for name in ("0", "2")}
         results = {"weights and masks": fit(model, seed, flows)}
         results["masks frozen at the start"] = fit(frozen_masks(copy.deepcopy(start)), seed)
         results["masks of the trained network"] = fit(frozen_masks(copy.deepcopy(start), model), seed)
@@ -58,8 +63,10 @@ def main() -> None:
             for name in ("0", "2"):
                 shared = [shared_activation(masks(net, task.x_test)[name], task.y_test) for net in (start, model)]
                 text = ", ".join(f"within {s.within:.3f} between {s.between:.3f} z {s.z:.0f}" for s in shared)
-                flow = flows[name].share()
-                print(f"layer {name}: before and after: {text}; flow {flow.path_share:.3f}, chance {flow.baseline:.3f}")
+                print(f"layer {name}: before and after: {text}")
+                flow, control = (each.share() for each in flows[name])
+                numbers = f"{flow.path_share:.3f}, with all masks on {control.path_share:.3f}"
+                print(f"layer {name}: flow {numbers}, chance {flow.baseline:.3f}")
     for name, values in rows.items():
         v = torch.tensor(values)
         print(f"| {name} | {100 * float(v.mean()):.1f} ± {100 * float(v.std()):.1f} % |")

@@ -138,6 +138,15 @@ def test_the_regulariser_in_a_loop_raises_target_linearity_and_leaves_no_hook():
     assert trained(2.0) > trained(0.0) + 0.02
 
 
+def test_layers_that_return_tuples_and_run_time_first():
+    model = nn.LSTM(3, 4)
+    with LinearityRegularizer(model, "", targets=2, reduce="last") as regularizer:
+        states = model(torch.randn(5, 6, 3))[0]
+        found = regularizer(torch.arange(6) % 2)
+    expected = linearity_penalty(states[-1], torch.arange(6) % 2)  # the last time step of six examples
+    torch.testing.assert_close(found, expected)
+
+
 def test_convolutions_are_pooled_and_half_precision_is_summed_in_float32():
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(12, 2)).bfloat16()
     x, y = torch.randn(8, 1, 3, 3).bfloat16(), torch.arange(8) % 2

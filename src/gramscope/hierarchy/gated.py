@@ -8,6 +8,7 @@ gates.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +111,7 @@ class GatedNetwork(nn.Module):
         (self.gates if self.trained == "values" else self.values).eval()
         return self
 
-    def forward(self, *args: object, **kwargs: object) -> Tensor:
+    def forward(self, *args: object, **kwargs: object) -> Any:  # whatever the model returns
         masks = self.masks(*args, **kwargs)
         left = iter(masks)
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.nested import tensors_in
 from gramscope.capture.activations import Layers, Visit, choose_layers
 from gramscope.capture.network import unwrap
 from gramscope.measures.features import Reader, Reduce
@@ -131,7 +132,8 @@ class LinearityRegularizer:
     """The penalty of chosen layers of a model, collected by hooks while your own loop runs the forward pass.
 
     ``with LinearityRegularizer(model, ["3", "5"], targets=10) as regularizer:`` then, after ``model(x)``, add
-    ``strength * regularizer(y)`` to the loss. Each call uses the activations of the last forward pass, once.
+    ``strength * regularizer(y)`` to the loss. Each call uses the activations of the last forward pass, once; of a layer
+    that runs several times in it, the last run; of a tuple of outputs, the first floating tensor.
 
     Args:
         model: any module.
@@ -163,7 +165,7 @@ class LinearityRegularizer:
         self.model, self._reader = unwrap(model), Reader(reduce)
         self.penalties = nn.ModuleDict()
         self._targets, self._momentum, self._ridge = targets, momentum, ridge
-        self._seen: dict[str, Tensor] = {}
+        self._seen: dict[str, tuple[nn.Module, Tensor]] = {}
         LinearityPenalty(1, targets, momentum=momentum, ridge=ridge)  # refuses bad settings now
         chosen = choose_layers(self.model, layers)
         self._hooks = [module.register_forward_hook(self._hook(name)) for name, (module, _) in chosen.items()]
@@ -177,7 +179,8 @@ class LinearityRegularizer:
             )
         seen, self._seen = self._seen, {}
         found = []
-        for name, rows in seen.items():
+        for name, (module, output) in seen.items():
+            rows = self._reader(output, Visit(name, module, 1, len(y)))
             key = name.replace(".", "/") or "(model)"
             if key not in self.penalties:
                 made = LinearityPenalty(rows.shape[1], self._targets, momentum=self._momentum, ridge=self._ridge)
@@ -204,9 +207,9 @@ class LinearityRegularizer:
 
     def _hook(self, name: str) -> Hook:
         def after(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-            if module.training and torch.is_grad_enabled() and isinstance(output, Tensor):
-                rows = self._reader(output, Visit(name, module, 1, len(output)))
-                self._seen[name] = rows
+            floating = [t for t in tensors_in(output) if t.is_floating_point()]
+            if module.training and torch.is_grad_enabled() and floating:
+                self._seen[name] = module, floating[0]
 
         return after
 

@@ -148,7 +148,7 @@ def _descend(network: nn.Module, free: list[nn.Parameter], loss: Loss, x: Tensor
     with torch.no_grad():
         for parameter, gradient in zip(free, gradients, strict=True):
             if gradient is not None:
-                parameter -= lr * gradient
+                parameter.sub_(lr * gradient)
 
 
 def _check_outputs(outputs: Tensor, n: int) -> None:
