@@ -93,7 +93,7 @@ def shared_activation(
 
     within, between = means(torch.arange(n, device=places.device))
     null = [a - b for a, b in (means(order) for order in _orders(n, permutations, seed, places.device))]
-    gaps = torch.tensor(null, dtype=torch.float64)
+    gaps = torch.tensor(null, dtype=torch.float64, device="cpu")
     mean = float(gaps.mean()) if null else math.nan
     std = float(gaps.std()) if len(null) > 1 else math.nan
     # The data are one of the orders, so that the chance is never 0 (Phipson & Smyth 2010).

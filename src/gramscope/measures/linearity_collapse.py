@@ -163,5 +163,6 @@ def _angles(
         cosines[: len(found)] = found
     sines = torch.linalg.svdvals(centred - span @ inside).clamp(max=1.0).flip(0)
     # Class means of the fitted outputs: M = Yᵀ P Y in the metric of the weights.
-    gap = float((simplex @ (inside.mT @ inside - torch.eye(classes - 1).to(h)) @ simplex.mT).norm())
+    missing = inside.mT @ inside - torch.eye(classes - 1, dtype=torch.float64, device=h.device)
+    gap = float((simplex @ missing @ simplex.mT).norm())
     return cosines, sines, gap, span.shape[1]

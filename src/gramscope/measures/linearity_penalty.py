@@ -81,11 +81,11 @@ class LinearityPenalty(nn.Module):
         if width < 1 or targets < 1:
             raise InputError(f"width and targets must be at least 1, got {width} and {targets}.")
         self.width, self.targets, self.momentum, self.ridge = width, targets, momentum, ridge
-        self.register_buffer("examples", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("examples", torch.zeros((), dtype=torch.float64, device="cpu"))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device="cpu"))
         shapes = {"mean_h": (width,), "mean_y": (targets,), "hh": (width, width), "hy": (width, targets), "yy": ()}
         for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(shape))
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float32, device="cpu"))
         self.examples: Tensor
         self.batches: Tensor
         self._names = tuple(shapes)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.capture.network import copied
+from gramscope.capture.side_effects import untouched
+from gramscope.hierarchy.fields import check_lr
 from gramscope.kernels.ntk import ntk
 
 __all__ = ["LinearizedRun", "MovingTarget", "moving_target"]
@@ -92,7 +94,8 @@ def moving_target(
     before: dict[int, Tensor] = {}
     losses: list[tuple[float, float | None]] = []
     targets = y, None if test is None else test[1]
-    with progress("steps of the network and its linearisations", steps) as advance:
+    # The copy is trained; random streams that its dropout draws from are put back.
+    with untouched(nn.Identity()), progress("steps of the network and its linearisations", steps) as advance:
         for step in range(steps + 1):
             with torch.no_grad():
                 outputs = network(every).detach()
@@ -138,9 +141,9 @@ def _losses(loss: Loss, outputs: Tensor, targets: tuple[Tensor, Tensor | None]) 
 
 
 def _curves(losses: list[tuple[float, float | None]]) -> tuple[Tensor, Tensor | None]:
-    train = torch.tensor([a for a, _ in losses], dtype=torch.float64)
+    train = torch.tensor([a for a, _ in losses], dtype=torch.float64, device="cpu")
     held = [b for _, b in losses if b is not None]
-    return train, torch.tensor(held, dtype=torch.float64) if held else None
+    return train, torch.tensor(held, dtype=torch.float64, device="cpu") if held else None
 
 
 def _descend(network: nn.Module, free: list[nn.Parameter], loss: Loss, x: Tensor, y: Tensor, lr: float) -> None:
@@ -159,8 +162,7 @@ def _check_outputs(outputs: Tensor, n: int) -> None:
 
 
 def _checked(lr: float, steps: int, starts: Sequence[int]) -> set[int]:
-    if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < float("inf"):
-        raise InputError(f"lr must be a positive number, got {lr!r}.")
+    check_lr(lr)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise InputError(f"steps must be an int of at least 1, got {steps!r}.")
     times = set(starts)

@@ -82,8 +82,9 @@ class WeightTargets:
                 f"targets by position must have as many positions as weight {name!r} reads, which is {positions}, got "
                 f"{values.shape[1]}. Choose weights with weights=, or give one target for each example."
             )
-        kept = torch.ones(values.shape[:2], dtype=torch.bool) if self.counted is None else self.counted[examples]
-        return values.flatten(0, 1), kept.flatten().to(values.device)
+        every = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+        kept = every if self.counted is None else self.counted[examples]
+        return values.flatten(0, 1), kept.flatten()
 
 
 def weight_target_linearity(

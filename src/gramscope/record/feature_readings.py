@@ -1,8 +1,8 @@
 """Measured over training: accumulated flow, units that classes share, target linearity beside collapse."""
 
+import math
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from gramscope import measures
@@ -138,6 +138,6 @@ def read_linearity_collapse(moment: Moment) -> Reading:
             "balanced_linearity": found.target_linearity, "feature_nc1": found.nc1, "fitted_nc1": found.fitted_nc1,
             "fitted_nc1_lower": found.lower, "fitted_nc1_upper": found.upper,
         }  # fmt: skip
-        finite = {key: value for key, value in values.items() if torch.tensor(value).isfinite()}
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}
         reading.scalars |= {f"{key}/{layer}": value for key, value in finite.items()}
     return reading
