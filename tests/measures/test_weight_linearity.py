@@ -43,6 +43,7 @@ def test_convolutions_read_patches_and_positions_are_samples(images):
     found = weight_target_linearity(model, x, y, loss, lr=RATE)
     assert list(found) == ["0.weight", "2.weight", "4.weight"]
     assert [v.positions for v in found.values()] == [9, 4, 1]
+    assert set(found.left_out) == {"0.bias", "2.bias", "4.bias"}
 
     first = model[0](x).detach().requires_grad_()
     hidden = F.relu(first).detach().requires_grad_()

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from gramscope.measures.virtual_covariance import gram_step as gram_step
     from gramscope.measures.virtual_covariance import virtual_covariance as virtual_covariance
     from gramscope.measures.virtual_covariance import virtual_update as virtual_update
+    from gramscope.measures.weight_linearity import WeightLinearities as WeightLinearities
     from gramscope.measures.weight_linearity import WeightLinearity as WeightLinearity
     from gramscope.measures.weight_linearity import weight_target_linearity as weight_target_linearity
     from gramscope.measures.weight_matrices import weight_forms as weight_forms
@@ -148,6 +149,7 @@ _NAMES = {
     "LinearizedRun": "moving_target",
     "MovingTarget": "moving_target",
     "moving_target": "moving_target",
+    "WeightLinearities": "weight_linearity",
     "WeightLinearity": "weight_linearity",
     "weight_target_linearity": "weight_linearity",
     "StepSplit": "gram_split",

@@ -23,7 +23,7 @@ from gramscope.measures.target_linearity import TargetLinearity, TargetLinearity
 from gramscope.measures.virtual_covariance import virtual_update
 from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
 
-__all__ = ["WeightLinearity", "WeightTargets", "weight_target_linearity"]
+__all__ = ["WeightLinearities", "WeightLinearity", "WeightTargets", "weight_target_linearity"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +40,14 @@ class WeightLinearity:
     virtual_covariance: Float[Tensor, "p p"] | None
     rows: int
     positions: int
+
+
+class WeightLinearities(dict[str, WeightLinearity]):
+    """:class:`WeightLinearity` by weight name; ``left_out`` names every other parameter and says why."""
+
+    def __init__(self, found: dict[str, WeightLinearity], left_out: dict[str, str]) -> None:
+        super().__init__(found)
+        self.left_out = left_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +106,7 @@ def weight_target_linearity(
     samples: str = "positions",
     center: bool = False,
     precision: Precision = "float64",
-) -> dict[str, WeightLinearity]:
+) -> "WeightLinearities":
     """Target linearity of what every weight reads, as it is and after a virtual update; any layer with a weight matrix.
 
     ``TL`` of H and of ``H̃ = H - η ∇_H L``, H the rows that the weight is multiplied with (see above for convolutions
@@ -116,14 +124,16 @@ def weight_target_linearity(
         center: centre the rows too, as in :func:`gramscope.measures.target_linearity`.
         precision: as for :func:`gramscope.measures.feature_learning`.
 
-    Reference: arXiv:2605.06258, virtual covariance and target linearity; the convention for positions is ours.
+    Returns a dict by weight name; its ``left_out`` names the other parameters and says why (biases, embeddings, a layer
+    that the loss does not reach). Reference: arXiv:2605.06258, virtual covariance and target linearity; the convention
+    for positions is ours.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
-        >>> x, y = torch.ones(8, 1, 3, 3), torch.arange(8) % 2
+        >>> model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2))
+        >>> x, y = torch.randn(8, 1, 3, 3), torch.arange(8) % 2
         >>> found = weight_target_linearity(model, x, y, lambda f: torch.nn.functional.cross_entropy(f, y))
         >>> {name: (v.rows, v.positions, v.inputs.rank) for name, v in found.items()}
-        {'0.weight': (32, 4, 1), '3.weight': (8, 1, 1)}
+        {'0.weight': (32, 4, 4), '3.weight': (8, 1, 8)}
     """
     check_precision(precision)
     if samples not in ("positions", "examples"):
@@ -138,10 +148,11 @@ def weight_target_linearity(
     parameters, chosen = named_parameters(own), weight_forms(snapshot).chosen(weights)
     measure = TargetLinearity(center=center, classes=None, dtype=None)
     rate = None if loss is None else lr
-    return {
+    found = {
         name: _measured(measure, name, use, parameters[use.parameter], given, samples, rate)
         for name, use in chosen.items()
     }
+    return WeightLinearities(found, chosen.left_out)
 
 
 def _measured(
