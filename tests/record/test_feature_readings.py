@@ -75,3 +75,13 @@ def test_what_cannot_be_measured_is_named():
     for name in ("sharing", "linearity_collapse"):
         assert any(f"{name} is left out: not defined: the probe must have one class" in str(w.message) for w in told)
     assert not any(gs.record.READERS[name].by_default for name in MEASURES)
+
+
+def test_a_resumed_run_and_a_norm_before_the_relu_are_named(tmp_path):
+    x, y = data()
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+    options = {"measures": "flow", "overhead": None, "every": 1}
+    with pytest.warns(WatchWarning, match=r"flow is left out: not defined for 1: .*a norm"):
+        gs.watch(model, (x, y), tmp_path / "a", **options).close()
+    with pytest.warns(WatchWarning, match="before this run was resumed"):
+        gs.watch(model, (x, y), tmp_path / "a", resume=True, **options).close()

@@ -17,6 +17,7 @@ from gramscope.record.theory_readings import _matrices, _passes_and_eigenvalues
 
 _RESUMED = "not defined: the weights of the measurements before this run was resumed are not kept in its folder."
 _NO_CLASSES = "not defined: the probe must have one class for each example, and two classes at least."
+_NO_MATRIX = "what comes last before the ReLU is not one weight matrix with a row for each unit (a norm, say)."
 PERMUTATIONS = 100  # shuffled labels of the null
 
 
@@ -49,10 +50,11 @@ def read_flow(moment: Moment) -> Reading:
         if moment.memory.resumed:
             return Reading(missing={"flow": _RESUMED})
         moment.memory.flows = {}
-    reading, weights = Reading(), _matrices(moment)
+    reading, weights, without = Reading(), _matrices(moment), list[str]()
     for layer, mask in _masks(moment).items():
         weight = weights.get(layer)
         if weight is None or len(weight) != mask.shape[1]:
+            without.append(layer)
             continue
         try:
             moment.memory.flows.setdefault(layer, LayerFlow()).add(weight, mask)
@@ -64,6 +66,8 @@ def read_flow(moment: Moment) -> Reading:
             if found.steps:
                 reading.scalars[f"flow_share_{side}/{layer}"] = found.path_share
                 reading.scalars[f"flow_baseline_{side}/{layer}"] = found.baseline
+    if without:
+        reading.missing["flow"] = f"not defined for {', '.join(without)}: {_NO_MATRIX}"
     return reading
 
 
@@ -102,6 +106,9 @@ def read_sharing(moment: Moment) -> Reading:
         return Reading(missing={"sharing": _NO_CLASSES})
     for layer, mask in _masks(moment).items():
         if len(mask) % len(labels):
+            reading.missing[f"sharing/{layer}"] = (
+                "not defined: its ReLU does not see the same positions of each example."
+            )
             continue
         each = labels.repeat_interleave(len(mask) // len(labels))  # the positions of an example have its class
         counted = each >= 0
@@ -131,6 +138,7 @@ def read_linearity_collapse(moment: Moment) -> Reading:
     counted, keys = labels >= 0, _keys(moment)
     for name, rows in moment.features.items():
         if len(rows) != len(labels):
+            reading.missing[f"linearity_collapse/{name}"] = "not defined: its inputs are not one row for each example."
             continue
         layer = keys.get(name, name)
         found = measures.linearity_collapse(rows.cpu()[counted], labels[counted])
