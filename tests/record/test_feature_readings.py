@@ -77,11 +77,22 @@ def test_what_cannot_be_measured_is_named():
     assert not any(gs.record.READERS[name].by_default for name in MEASURES)
 
 
-def test_a_resumed_run_and_a_norm_before_the_relu_are_named(tmp_path):
-    x, y = data()
+def test_a_norm_before_the_relu_is_named():
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
-    options = {"measures": "flow", "overhead": None, "every": 1}
     with pytest.warns(WatchWarning, match=r"flow is left out: not defined for 1: .*a norm"):
-        gs.watch(model, (x, y), tmp_path / "a", **options).close()
-    with pytest.warns(WatchWarning, match="before this run was resumed"):
-        gs.watch(model, (x, y), tmp_path / "a", resume=True, **options).close()
+        gs.watch(model, data(), measures="flow", overhead=None, every=1).close()
+
+
+def test_a_resumed_run_has_no_flow_and_says_why(tmp_path):
+    model, options = network(), {"measures": "flow", "overhead": None, "every": 1}
+    for resume in (False, True):
+        scope = gs.watch(model, data(), tmp_path / "a", resume=resume, **options)
+        with torch.no_grad():
+            model[0].weight += 0.1
+        if resume:
+            with pytest.warns(WatchWarning, match="flow is left out: .* before this run was resumed"):
+                scope.step()
+        else:
+            scope.step()
+        scope.close()
+    assert "flow_share_input/0" in gs.open_run(tmp_path / "a").scalars()
