@@ -95,11 +95,6 @@ def vae() -> None:
         near = {"latent": decoded[:, middle], "pixels": straight[:, middle], "test images": a}
         distance = {kind: float(torch.cdist(x, task.x).min(1).values.mean()) for kind, x in near.items()}
         show("VAE, distance of the middle to the nearest training image", distance)
-        codes_again = model.mean(decoded[:, middle])
-        show("VAE, middle of the path, |code - middle of codes|", {
-            "latent path": float((codes_again - sum(ends) / 2).norm(dim=1).mean()),
-            "pixel path": float((codes[:, middle] - sum(ends) / 2).norm(dim=1).mean()),
-        })  # fmt: skip
 
 
 def flow() -> None:
