@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from gramscope.measures.collapse import Collapse as Collapse
     from gramscope.measures.collapse import NeuralCollapse as NeuralCollapse
     from gramscope.measures.collapse import neural_collapse as neural_collapse
+    from gramscope.measures.collapse_bounds import LinearityCollapse as LinearityCollapse
+    from gramscope.measures.collapse_bounds import layer_linearity_collapse as layer_linearity_collapse
+    from gramscope.measures.collapse_bounds import linearity_collapse as linearity_collapse
     from gramscope.measures.curvature import gauss_newton as gauss_newton
     from gramscope.measures.curvature import gauss_newton_sharpness as gauss_newton_sharpness
     from gramscope.measures.eigenfunction_curves import Curves as Curves
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
     from gramscope.measures.gram_tracker import GramTracker as GramTracker
     from gramscope.measures.influence import Influence as Influence
     from gramscope.measures.influence import tracin as tracin
+    from gramscope.measures.interpolation import Interpolation as Interpolation
+    from gramscope.measures.interpolation import interpolate as interpolate
+    from gramscope.measures.interpolation import interpolation_linearity as interpolation_linearity
+    from gramscope.measures.interpolation import path_linearity as path_linearity
     from gramscope.measures.kernel_alignment import Alignment as Alignment
     from gramscope.measures.kernel_alignment import TargetAlignment as TargetAlignment
     from gramscope.measures.kernel_alignment import alignment as alignment
@@ -56,6 +63,9 @@ if TYPE_CHECKING:
     from gramscope.measures.linear_targets import held_out_target_linearity as held_out_target_linearity
     from gramscope.measures.linear_targets import layer_target_linearity as layer_target_linearity
     from gramscope.measures.linear_targets import target_linearity as target_linearity
+    from gramscope.measures.linearity_regularizer import LinearityPenalty as LinearityPenalty
+    from gramscope.measures.linearity_regularizer import LinearityRegularizer as LinearityRegularizer
+    from gramscope.measures.linearity_regularizer import linearity_penalty as linearity_penalty
     from gramscope.measures.loss_curvature import HessianOperator as HessianOperator
     from gramscope.measures.loss_curvature import Sharpness as Sharpness
     from gramscope.measures.loss_curvature import sharpness as sharpness
@@ -63,6 +73,9 @@ if TYPE_CHECKING:
     from gramscope.measures.measure import Measure as Measure
     from gramscope.measures.measure import UndefinedMeasureWarning as UndefinedMeasureWarning
     from gramscope.measures.measure import gather_state as gather_state
+    from gramscope.measures.moving_linearization import LinearizedRun as LinearizedRun
+    from gramscope.measures.moving_linearization import MovingTarget as MovingTarget
+    from gramscope.measures.moving_linearization import moving_target as moving_target
     from gramscope.measures.noise_scale import gradient_noise_scale as gradient_noise_scale
     from gramscope.measures.rbf_cka import KernelCKA as KernelCKA
     from gramscope.measures.rbf_cka import kernel_cka as kernel_cka
@@ -72,6 +85,9 @@ if TYPE_CHECKING:
     from gramscope.measures.virtual_updates import gram_step as gram_step
     from gramscope.measures.virtual_updates import virtual_covariance as virtual_covariance
     from gramscope.measures.virtual_updates import virtual_update as virtual_update
+    from gramscope.measures.weight_linearity import WeightLinearities as WeightLinearities
+    from gramscope.measures.weight_linearity import WeightLinearity as WeightLinearity
+    from gramscope.measures.weight_linearity import weight_target_linearity as weight_target_linearity
     from gramscope.measures.weight_matrices import weight_forms as weight_forms
 
 # Public names and the file each lives in; resolved on first use.
@@ -102,6 +118,9 @@ _NAMES = {
     "Collapse": "collapse",
     "NeuralCollapse": "collapse",
     "neural_collapse": "collapse",
+    "LinearityCollapse": "collapse_bounds",
+    "layer_linearity_collapse": "collapse_bounds",
+    "linearity_collapse": "collapse_bounds",
     # similarity
     "CKA": "linear_cka",
     "SimilarityMatrix": "linear_cka",
@@ -126,6 +145,19 @@ _NAMES = {
     "target_linearity": "linear_targets",
     "held_out_target_linearity": "linear_targets",
     "layer_target_linearity": "linear_targets",
+    "Interpolation": "interpolation",
+    "interpolate": "interpolation",
+    "interpolation_linearity": "interpolation",
+    "path_linearity": "interpolation",
+    "LinearityPenalty": "linearity_regularizer",
+    "LinearityRegularizer": "linearity_regularizer",
+    "linearity_penalty": "linearity_regularizer",
+    "LinearizedRun": "moving_linearization",
+    "MovingTarget": "moving_linearization",
+    "moving_target": "moving_linearization",
+    "WeightLinearities": "weight_linearity",
+    "WeightLinearity": "weight_linearity",
+    "weight_target_linearity": "weight_linearity",
     "StepSplit": "gram_split",
     "split_step": "gram_split",
     "gram_only_step": "gram_split",

@@ -17,6 +17,7 @@ from gramscope.capture.side_effects import in_modes
 from gramscope.record.judge import Judge
 
 if TYPE_CHECKING:
+    from gramscope.record.feature_readings import LayerFlow
     from gramscope.record.last_update import LastUpdate
 
 
@@ -43,7 +44,7 @@ class Memory:
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
     ``signs`` are those of the random mixtures, where outputs are very many. ``last`` is the weight that makes the
     outputs, if a plain pass tells what it is given (see :mod:`gramscope.record.plain_pass`).
-    ``sites``: where the weights meet the probe, which is sought once.
+    ``sites``: where the weights meet the probe, which is sought once. ``flows``: changes of the weights so far.
     """
 
     kernel: Tensor | None = None
@@ -55,6 +56,7 @@ class Memory:
     signs: Int8[Tensor, "C k"] | None = None
     last: str | None = None
     sites: KnownSites = field(default_factory=KnownSites)
+    flows: "dict[str, LayerFlow] | None" = None
 
 
 def layers_by_id(model: nn.Module) -> dict[int, str]:

@@ -1,0 +1,201 @@
+"""Target linearity and virtual covariance of what each weight reads: patches of convolutions, tokens of attention.
+
+The convention: a weight W reads rows H. A convolution reads unfolded patches, one row for each example and output
+position; a projection inside attention, or any linear layer on a sequence, reads one row for each example and token; a
+weight that is used several times reads all its uses. So *positions are samples*: a row at any position of example μ
+has the target of μ, or a target of its own where targets are given by position. With ``samples="examples"`` the rows of
+an example are averaged first, and examples are samples. Groups of a grouped convolution are read side by side.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.capture import OuterSite, capture
+from gramscope.capture.network import Precision, check_precision, named_parameters
+from gramscope.measures.feature_learning_equation import Loss, private_copy
+from gramscope.measures.linear_targets import TargetLinearity, TargetLinearityValue
+from gramscope.measures.virtual_updates import virtual_update
+from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
+
+__all__ = ["WeightLinearities", "WeightLinearity", "WeightTargets", "weight_target_linearity"]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightLinearity:
+    """Target linearity of what one weight reads, ``inputs``, and of its virtual update, ``virtual`` (None: no loss).
+
+    ``rows`` counts the samples, ``positions`` the rows of one example. ``covariance`` is ``HᵀH`` and
+    ``virtual_covariance`` ``H̃ᵀH̃`` over the same samples (p, p), p the fan-in of all groups.
+    """
+
+    inputs: TargetLinearityValue
+    virtual: TargetLinearityValue | None
+    covariance: Float[Tensor, "p p"]
+    virtual_covariance: Float[Tensor, "p p"] | None
+    rows: int
+    positions: int
+
+
+class WeightLinearities(dict[str, WeightLinearity]):
+    """:class:`WeightLinearity` by weight name; ``left_out`` names every other parameter and says why."""
+
+    def __init__(self, found: dict[str, WeightLinearity], left_out: dict[str, str]) -> None:
+        super().__init__(found)
+        self.left_out = left_out
+
+
+@dataclass(frozen=True, eq=False)
+class WeightTargets:
+    """Targets of examples or of positions, as rows for the samples of a site.
+
+    ``values`` is (n, c), or (n, T, c) by position; ``counted`` (n, T) says which positions have a target at all.
+    """
+
+    values: Float[Tensor, "n *T c"]
+    counted: Tensor | None
+
+    @classmethod
+    def of(cls, targets: Tensor) -> "WeightTargets":
+        """From labels (n,) or, by position, (n, T), where -100 or any negative number means none; or numbers."""
+        if not isinstance(targets, Tensor) or targets.dim() == 0 or len(targets) == 0:
+            raise InputError("targets must be a tensor with one entry or row for each example.")
+        if targets.is_floating_point():
+            values = targets.detach().double()
+            return cls(values[:, None] if values.dim() == 1 else values, None)
+        labels = targets.detach().long()
+        counted = labels >= 0
+        if not bool(counted.any()) or (labels.dim() == 1 and not bool(counted.all())):
+            raise InputError("labels must be classes from 0; only labels by position may be left out (-100).")
+        present, places = torch.unique(labels.clamp(min=0), return_inverse=True)
+        hot = torch.nn.functional.one_hot(places, len(present)).double()
+        return cls(hot, counted if labels.dim() == 2 else None)
+
+    def by_position(self) -> bool:
+        return self.values.dim() == 3
+
+    def rows(self, examples: slice, positions: int, name: str) -> tuple[Tensor, Tensor]:
+        """Targets (n T, c) of these examples at all positions, and which of them count."""
+        values = self.values[examples]
+        if not self.by_position():
+            spread = values[:, None].expand(-1, positions, -1).flatten(0, 1)
+            return spread, torch.ones(len(spread), dtype=torch.bool, device=spread.device)
+        if values.shape[1] != positions:
+            raise InputError(
+                f"targets by position must have as many positions as weight {name!r} reads, which is {positions}, got "
+                f"{values.shape[1]}. Choose weights with weights=, or give one target for each example."
+            )
+        every = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+        kept = every if self.counted is None else self.counted[examples]
+        return values.flatten(0, 1), kept.flatten()
+
+
+def weight_target_linearity(
+    model: nn.Module,
+    x: object,
+    targets: Tensor,
+    loss: Loss | None = None,
+    *,
+    lr: float = 1.0,
+    weights: str | Sequence[str] = "*",
+    samples: str = "positions",
+    center: bool = False,
+    precision: Precision = "float64",
+) -> "WeightLinearities":
+    """Target linearity of what every weight reads, as it is and after a virtual update; any layer with a weight matrix.
+
+    ``TL`` of H and of ``H̃ = H - η ∇_H L``, H the rows that the weight is multiplied with (see above for convolutions
+    and attention), ∇_H L the part of the gradient through this weight. Rows are taken some examples at a time.
+
+    Args:
+        model: any module; it is copied and not touched.
+        x: a batch, as for :func:`gramscope.capture`.
+        targets: labels (n,) or numbers (n,), (n, c); by position labels (n, T), negative where there is none, or
+            numbers (n, T, c).
+        loss: a function of the outputs (n, C) that returns one number; None leaves the virtual update out.
+        lr: η of the virtual update.
+        weights: glob, or globs, of parameter names.
+        samples: "positions", each a sample; or "examples", the mean over the positions of each.
+        center: centre the rows too, as in :func:`gramscope.measures.target_linearity`.
+        precision: as for :func:`gramscope.measures.feature_learning`.
+
+    Returns a dict by weight name; its ``left_out`` names the other parameters and says why (biases, embeddings, a layer
+    that the loss does not reach). Reference: arXiv:2605.06258, virtual covariance and target linearity; the convention
+    for positions is ours.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2))
+        >>> x, y = torch.randn(8, 1, 3, 3), torch.arange(8) % 2
+        >>> found = weight_target_linearity(model, x, y, lambda f: torch.nn.functional.cross_entropy(f, y))
+        >>> {name: (v.rows, v.positions, v.inputs.rank) for name, v in found.items()}
+        {'0.weight': (32, 4, 4), '3.weight': (8, 1, 8)}
+    """
+    check_precision(precision)
+    if samples not in ("positions", "examples"):
+        raise InputError(f'samples must be "positions" or "examples", got {samples!r}.')
+    given = WeightTargets.of(targets)
+    if samples == "examples" and given.by_position():
+        raise InputError('targets by position need samples="positions": a mean over positions has no target.')
+    own, inputs = private_copy(model, x, precision)
+    snapshot = capture(own, inputs, directions=loss or (lambda f: f.sum()), precision=precision)
+    if len(given.values) != snapshot.examples:
+        raise InputError(f"targets must have {snapshot.examples} rows, one for each example, got {len(given.values)}.")
+    parameters, chosen = named_parameters(own), weight_forms(snapshot).chosen(weights)
+    measure = TargetLinearity(center=center, classes=None, dtype=None)
+    rate = None if loss is None else lr
+    found = {
+        name: _measured(measure, name, use, parameters[use.parameter], given, samples, rate)
+        for name, use in chosen.items()
+    }
+    return WeightLinearities(found, chosen.left_out)
+
+
+def _measured(
+    measure: TargetLinearity, name: str, use: WeightForm, parameter: Tensor, given: WeightTargets, samples: str,
+    lr: float | None,
+) -> WeightLinearity:  # fmt: skip
+    states: list[object] = [None, None]
+    covariances: list[Tensor | None] = [None, None]
+    rows = 0
+    for h, gradient, y in _samples(name, use, use.form.matrices(parameter), given, samples):
+        kinds = [h] if lr is None else [h, virtual_update(h, gradient, lr)]
+        for place, kind in enumerate(kinds):
+            fresh, old = measure.update(kind, y.to(kind)), states[place]
+            states[place] = fresh if old is None else measure.merge(old, fresh)  # type: ignore[arg-type]
+            total, own = covariances[place], kind.mT @ kind
+            covariances[place] = own if total is None else total + own
+        rows += len(h)
+    if rows == 0 or covariances[0] is None:
+        raise InputError(f"weight {name!r} must read a row that has a target, but none counts. Check the targets.")
+    values = [None if state is None else measure.compute(state) for state in states]  # type: ignore[arg-type]
+    assert values[0] is not None
+    return WeightLinearity(values[0], values[1], covariances[0], covariances[1], rows, use.sites[0].positions)
+
+
+def _samples(
+    name: str, use: WeightForm, weight: Float[Tensor, "g o i"], given: WeightTargets, samples: str
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows, their gradients and their targets, some examples at a time."""
+    for site in use.sites:
+        for some in _blocks(site):
+            h = site.inputs_of(some).double().flatten(2)
+            signals = site.signals[some, 0].double()
+            gradient = torch.einsum("ntgo,goi->ntgi", signals, weight).flatten(2)
+            if samples == "examples":
+                # The gradient at a mean is the sum over what it is the mean of, divided alike.
+                yield h.mean(1), gradient.mean(1), given.values[some].to(h)
+                continue
+            y, counted = given.rows(some, h.shape[1], name)
+            counted = counted.to(h.device)
+            yield h.flatten(0, 1)[counted], gradient.flatten(0, 1)[counted], y.to(h)[counted]
+
+
+def _blocks(site: OuterSite) -> Iterator[slice]:
+    width = site.positions * site.groups * (site.fan_in + site.fan_out)
+    step = max(1, BLOCK_ENTRIES // max(1, width))
+    for start in range(0, site.examples, step):
+        yield slice(start, min(site.examples, start + step))
