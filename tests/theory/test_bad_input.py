@@ -199,7 +199,7 @@ for call, part in [
     (lambda: ensemble(flow, width=4.5), "width must be one or several integers"),
     (lambda: ensemble(mlp), "theory must be a Flow"),
     (lambda: strengths(mlp), "flow must be a Flow"),
-    (lambda: QuadraticModel(len, len, "a"), "epsilon must be a finite number"),
+    (lambda: QuadraticModel(len, len, "a"), "epsilon must be one finite number"),
 ]:
     try:
         call()

@@ -79,7 +79,7 @@ def test_bad_input():
         model.train(x, y[:2])
     with pytest.raises(InputError, match="linearly independent"):
         model.train(np.concatenate([x, x]), np.concatenate([y, y]))
-    with pytest.raises(InputError, match="symmetric in its last two axes"):
+    with pytest.raises(InputError, match="must be symmetric"):
         QuadraticModel(model.features, lambda x: np.triu(np.ones((len(x), 24, 24))), 0.1)(x, np.ones((1, 24)))
     with pytest.raises(InputError, match="features\\(x\\) must have shape"):
         QuadraticModel(lambda x: x[0], model.meta_features, 0.1).phi(x)

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Json: TypeAlias = object  # None, a bool, an int, a finite float, text, or lists and dicts of these
 NotFinite = Literal["text", "null"]
 
 

@@ -17,7 +17,7 @@ from gramscope.base.errors import InputError, UnsupportedError
 
 Factory = Callable[[Iterable[Tensor]], Optimizer]
 _ONE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-Memo: TypeAlias = dict[int, object]  # of copy.deepcopy: what was copied, by the id of the original
+Memo: TypeAlias = dict[Any, Any]  # of copy.deepcopy; torch adds keys of its own
 ParamGroup: TypeAlias = dict[str, Any]  # as torch has it: options of many types
 OptimizerLike = Optimizer | Factory | str | None
 NAMED: dict[str, Callable[..., Optimizer]] = {

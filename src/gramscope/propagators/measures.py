@@ -1,6 +1,7 @@
 """Numbers and small matrices read off operators on states."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -217,7 +218,7 @@ def rayleigh(op: LinearOperator, modes: Float[Tensor, "N k"]) -> Float64[Tensor,
 @torch.no_grad()
 def interference(
     op: LinearOperator,
-    groups: Mapping[str, Sequence[int] | Tensor],
+    groups: Mapping[str, Sequence[int] | Tensor] | Any,  # checked below, by name
     axis: str = "trial",
     *,
     products: int | None = None,

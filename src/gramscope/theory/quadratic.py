@@ -46,7 +46,7 @@ class QuadraticModel:
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool | str) or not np.isscalar(self.epsilon) or not np.isfinite(self.epsilon):
             raise InputError(
-                f"epsilon must be a finite number, the strength of the quadratic term, got {self.epsilon!r}."
+                f"epsilon must be one finite number, the strength of the quadratic term, got {self.epsilon!r}."
             )
 
     def phi(self, x: Array) -> Float[np.ndarray, "n f"]:
