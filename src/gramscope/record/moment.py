@@ -18,16 +18,17 @@ from gramscope.base.errors import InputError
 from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capture import Opened, opened, outputs_of
-from gramscope.capture.network import Outputs, named_parameters
+from gramscope.capture.network import Outputs, count_examples, named_parameters
 from gramscope.capture.side_effects import in_modes
 from gramscope.kernels.ntk import traced_kernel
 from gramscope.kernels.projected import ProjectedTrace, mean_and_error
 from gramscope.record.along_loss import AlongLoss, pull_back, sample_positions
 from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing
 from gramscope.record.judge import Judge
-from gramscope.record.relu_units import ReluUnits
+from gramscope.record.signals import SignalWatch, share_in_training
 
 if TYPE_CHECKING:
+    from gramscope.record.given_gradients import GivenGradients
     from gramscope.record.last_update import LastUpdate
 
 SIGNALS = 2**28  # bytes of signals that are held at once, where outputs are very many
@@ -47,6 +48,7 @@ class Subject:
     optimizer: Optimizer | None = None
     lr: float | None = None
     last_update: "LastUpdate | None" = None
+    given: "GivenGradients | None" = None
 
 
 @dataclass(eq=False)
@@ -55,7 +57,8 @@ class Memory:
 
     ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
-    ``signs`` are those of the random mixtures, where outputs are very many.
+    ``signs`` are those of the random mixtures, where outputs are very many. ``probe_told``: the facts of the probe,
+    which do not change, are in a record.
     """
 
     kernel: Tensor | None = None
@@ -65,6 +68,7 @@ class Memory:
     fingerprint: NDArray[np.uint8] | None = None
     weights: dict[str, Tensor] | None = None
     signs: Int8[Tensor, "C k"] | None = None
+    probe_told: bool = False
 
 
 @dataclass(eq=False)
@@ -78,9 +82,11 @@ class Moment:
     subject: Subject
     step: int
     memory: Memory = field(default_factory=Memory)
+    share_in_training: float | None = None  # as the loop left the flags, before this pass sets its own
     _inside: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> "Moment":
+        self.share_in_training = share_in_training(self.subject.model)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -135,14 +141,14 @@ class Moment:
         return self.network.snapshot(self.network.cotangents(some=slice(None if few is None else 1)))
 
     @property
-    def units(self) -> ReluUnits:
-        """Which ReLU units the forward pass turned on."""
+    def units(self) -> SignalWatch:
+        """Which ReLU units the forward pass turned on, and how large its signals were."""
         _ = self.network
         return self._units
 
     @cached_property
-    def _units(self) -> ReluUnits:
-        return ReluUnits(layers_by_id(self.subject.model))
+    def _units(self) -> SignalWatch:
+        return SignalWatch(layers_by_id(self.subject.model), count_examples(self.subject.x))
 
     @property
     def f(self) -> Float[Tensor, "n C"]:

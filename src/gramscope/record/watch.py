@@ -23,6 +23,7 @@ from gramscope.record.budget import GUARANTEED, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.examples import taken
 from gramscope.record.fingerprint import difference, fingerprint
+from gramscope.record.given_gradients import GivenGradients
 from gramscope.record.groups import PASS, TOGETHER, Groups
 from gramscope.record.judge import unseen
 from gramscope.record.last_update import LastUpdate
@@ -290,7 +291,9 @@ class Scope:
         self._forget_update()
         if self._shards is None:
             update = LastUpdate(self.model, optimizer, self._next_measured)
-            self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer, "last_update": update})
+            given = GivenGradients(self.model, optimizer, self._next_measured)
+            seen = {"optimizer": optimizer, "last_update": update, "given": given}
+            self.subject = Subject(**{**vars(self.subject), **seen})
         elif self._writes:
             self.warn_once("sharded optimizer", _SHARDED_OPTIMIZER)
         return self
@@ -302,6 +305,8 @@ class Scope:
     def _forget_update(self) -> None:
         if self.subject.last_update is not None:
             self.subject.last_update.remove()
+        if self.subject.given is not None:
+            self.subject.given.remove()
 
     def close(self, measure: bool = True) -> None:
         """Let go of the optimiser and of the run's directory.
