@@ -1,10 +1,6 @@
-"""What a diagnosis rests on: signals by depth, ranks of features, classes, modes, what the optimiser holds and is given."""
-
-import math
+"""What a diagnosis rests on: signals by depth, ranks, classes, modes, what the optimiser holds and what it is given."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from gramscope.capture.network import count_examples, evaluate, named_parameters, prepare_input
 from gramscope.capture.side_effects import in_modes, plain_execution, untouched
@@ -33,20 +29,13 @@ def read_signals(moment: Moment) -> Reading:
     return Reading(found | _chosen(moment, "token_variance", units.token_variance()))
 
 
-@reader("feature_rank", "Effective rank of what each weight is given, centred: tr(C)² / tr(C²).", needs_targets=False)
+@reader(
+    "feature_rank",
+    "Effective rank of each layer's outputs over examples and positions, centred: tr(C)² / tr(C²).",
+    needs_targets=False,
+)
 def read_feature_rank(moment: Moment) -> Reading:
-    ranks: dict[str, float] = {}
-    for name, features in moment.features.items():
-        ranks[layer_of(name)] = effective_rank(features)
-    return Reading(_chosen(moment, "feature_rank", {k: v for k, v in ranks.items() if math.isfinite(v)}))
-
-
-def effective_rank(features: Float[Tensor, "rows d"]) -> float:
-    """Participation ratio of the covariance's eigenvalues; NaN where the features do not vary."""
-    centred = features.double() - features.double().mean(0)
-    gram = centred @ centred.T if len(centred) <= centred.shape[1] else centred.T @ centred
-    square = float(gram.square().sum())
-    return float(gram.trace()) ** 2 / square if square > 0 else math.nan
+    return Reading(_chosen(moment, "feature_rank", moment.units.ranks()))
 
 
 @reader("classes", "Share of each class that the network names right, and share of the probe that it calls so.")
@@ -130,7 +119,9 @@ def read_given_gradients(moment: Moment) -> Reading:
     return Reading(given.take())
 
 
-@reader("probe_facts", "The probe before any training: scale of its inputs, doubled examples, chance.", needs_targets=False)
+@reader(
+    "probe_facts", "The probe before any training: scale of its inputs, doubled examples, chance.", needs_targets=False
+)
 def read_probe_facts(moment: Moment) -> Reading:
     if moment.memory.probe_told or moment.memory.resumed:
         return Reading()

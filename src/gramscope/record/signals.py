@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.record.relu_units import ReluUnits
+from gramscope.record.relu_units import UNITS_SECOND, ReluUnits
 
 TANHS = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
 SIGMOIDS = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
 CELLS = {"gru", "lstm", "rnn_tanh"}  # whole recurrent layers: their states lie between -1 and 1
+RANK_ROWS = 512  # examples and positions, at most about so many
 FLAT = 0.06  # of the greatest slope: a unit that is flatter passes next to no gradient
 _TANH_FLAT = math.sqrt(1 - FLAT)  # tanh' = 1 - tanh²
 _MODES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
@@ -30,6 +32,7 @@ class SignalWatch(ReluUnits):
         self._squares: dict[str, list[Tensor]] = {}
         self._flat: dict[str, list[Tensor]] = {}
         self._within: dict[str, list[Tensor]] = {}
+        self._ranks: dict[str, list[Tensor]] = {}
 
     def _saw(self, func: Any, layer: str | None, result: Any) -> None:
         values = result[0] if isinstance(result, tuple) and result else result
@@ -44,8 +47,19 @@ class SignalWatch(ReluUnits):
             if getattr(func, "__name__", "") in CELLS:
                 self._flat.setdefault(layer, []).append((values.abs() > _TANH_FLAT).float().mean())
             self._squares.setdefault(layer, []).append(values.float().square().mean())
+            self._note_rank(func, layer, values)
             if values.dim() == 3 and self._n in values.shape[:2]:
                 self._within.setdefault(layer, []).append(_within_share(values.float(), self._n))
+
+    def _note_rank(self, func: Any, layer: str, values: Tensor) -> None:
+        second = values.dim() > 2 and any(part in getattr(func, "__name__", "") for part in UNITS_SECOND)
+        rows = values.movedim(1 if second else -1, -1).flatten(0, -2) if values.dim() > 1 else values[:, None]
+        if rows.shape[1] > 1 and len(rows) > 1:
+            self._ranks.setdefault(layer, []).append(effective_rank(rows[:: max(1, len(rows) // RANK_ROWS)]))
+
+    def ranks(self) -> dict[str, float]:
+        """Effective rank of each layer's outputs, centred, over examples and positions."""
+        return {layer: rank for layer, rank in _means(self._ranks).items() if rank > 0}
 
     def sizes(self) -> dict[str, float]:
         """Root mean square of the outputs of each layer, before its activation, in order of first use."""
@@ -60,6 +74,14 @@ class SignalWatch(ReluUnits):
         return _means(self._within)
 
 
+def effective_rank(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """``tr(C)² / tr(C²)`` of the covariance C: how many directions the rows vary along; 0 where they do not vary."""
+    centred = rows.double() - rows.double().mean(0)
+    gram = centred @ centred.T if len(centred) <= centred.shape[1] else centred.T @ centred
+    square = gram.square().sum()
+    return torch.where(square > 0, gram.trace().square() / square.clamp(min=1e-300), square)
+
+
 def _within_share(tokens: Tensor, n: int) -> Tensor:
     """``Σ|v_np - v̄_n|² / Σ|v_np - v̄|²`` of tokens p of examples n: 0 where all tokens of an example are alike."""
     tokens = tokens if len(tokens) == n else tokens.transpose(0, 1)
@@ -71,7 +93,7 @@ def _means(noted: Mapping[str, list[Tensor]]) -> dict[str, float]:
     """The mean for each layer; a device is waited for once."""
     if not noted:
         return {}
-    means = torch.stack([torch.stack(values).mean().cpu() for values in noted.values()])
+    means = torch.stack([torch.stack(values).double().mean().cpu() for values in noted.values()])
     return dict(zip(noted, means.tolist(), strict=True))
 
 
