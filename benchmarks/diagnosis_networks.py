@@ -44,7 +44,7 @@ def data_for(task: str, seed: int) -> Data:
         x, x_test = found.x, found.x_test
         if task == "modular_flat":
             x, x_test = (nn.functional.one_hot(t[:, :2], p).flatten(1).float() * math.sqrt(p) / 2 for t in (x, x_test))
-        return Data(x, found.y, x_test, found.y_test, p)
+        return Data(x, found.y, x_test[:96], found.y_test[:96], p)
     if task == "memory":
         times = {"fixation": 3, "stimulus": 4, "delay": 5, "response": 4}
         train, test = memory_pro(512, seed=seed, noise=0.1, **times), memory_pro(64, seed=seed + 99, noise=0.1, **times)
