@@ -42,7 +42,9 @@ def load(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def history(run: dict[str, Any]) -> History:
-    logged = {name: Series(np.array(s, dtype=float), np.array(v, dtype=float)) for name, (s, v) in run["logged"].items()}
+    logged = {
+        name: Series(np.array(s, dtype=float), np.array(v, dtype=float)) for name, (s, v) in run["logged"].items()
+    }
     rows = [(step, {k: float(v) for k, v in scalars.items()}) for step, scalars, _ in run["records"]]
     return history_of_records(rows, logged, run["meta"])
 
@@ -82,7 +84,9 @@ def totals(found: Sequence[Judged]) -> list[str]:
     which = Counter(j.named[0] for j in alarms)
     said = []
     if broken:
-        said.append(f"{len(broken)} sabotaged runs: named first {first / len(broken):.1%}, named {ever / len(broken):.1%}.")
+        said.append(
+            f"{len(broken)} sabotaged runs: named first {first / len(broken):.1%}, named {ever / len(broken):.1%}."
+        )
     if healthy:
         share = f"{len(alarms) / len(healthy):.1%}"
         kinds = ", ".join(f"{name} {count}" for name, count in which.most_common()) or "none"
@@ -123,4 +127,6 @@ def show(path: Path, part: str, wrong: bool) -> None:
     if wrong:
         for j in found:
             if j.named[:1] != (j.kind,) and (j.kind != "healthy" or j.named):
-                print(f"{j.kind}/{j.run['network']}/{j.run['seed']}: {', '.join(j.named) or 'nothing'} {j.run['score']}")
+                print(
+                    f"{j.kind}/{j.run['network']}/{j.run['seed']}: {', '.join(j.named) or 'nothing'} {j.run['score']}"
+                )

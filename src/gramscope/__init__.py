@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gramscope.capture.capture import capture as capture
     from gramscope.capture.projection import project as project
     from gramscope.capture.sites import Snapshot as Snapshot
+    from gramscope.diagnose.opening import diagnose as diagnose
     from gramscope.hierarchy.explain import explain_step as explain_step
     from gramscope.kernels.kernel import Kernel as Kernel
     from gramscope.kernels.kernel import kernel as kernel
@@ -67,6 +68,7 @@ _NAMES = {
 _ROOMS = (
     "base",
     "capture",
+    "diagnose",
     "hierarchy",
     "kernels",
     "linalg",

@@ -27,17 +27,21 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Alert:
-    """``what``: "divergence", "not finite", "gradient explosion" or "dead layer". ``where``: the series."""
+    """``what``: "divergence", "not finite", "gradient explosion" or "dead layer". ``where``: the series.
+
+    A finding of the diagnosis is told in the same way: ``what`` is its kind, ``advice`` its sentence and remedy.
+    """
 
     what: str
     where: str
     step: int
     value: float
     threshold: float
+    advice: str = ""
 
     def __str__(self) -> str:
         found = "" if self.what == "not finite" else f" is {self.value:.3g} (threshold {self.threshold:.3g})"
-        return f"{self.what}: {self.where!r}{found} at step {self.step}. {_ADVICE[self.what]}"
+        return f"{self.what}: {self.where!r}{found} at step {self.step}. {self.advice or _ADVICE[self.what]}"
 
 
 def find_alerts(series: Mapping[str, Series]) -> list[Alert]:

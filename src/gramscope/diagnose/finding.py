@@ -79,6 +79,11 @@ class Diagnosis(Sequence[Finding]):
         """Whether nothing wrong was found."""
         return self.findings[0].kind == NOTHING_WRONG
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why kinds could not be judged: one entry for each reason, with all kinds that it concerns."""
+        return _reasons(self.not_judged)
+
     def json(self) -> dict[str, Any]:
         """Plain numbers and text, without NaN."""
         return {
@@ -97,7 +102,7 @@ class Diagnosis(Sequence[Finding]):
             lines += [f"{place}. {finding.kind}{sure}{follows}: {first}", *(f"   {line}" for line in rest)]
             lines += [f"   More: {finding.page}"] if finding.kind != NOTHING_WRONG else []
         if self.not_judged:
-            lines.append(f"Not judged: {'; '.join(_reasons(self.not_judged))}.")
+            lines.append(f"Not judged: {'; '.join(self.reasons)}.")
         return "\n".join(lines)
 
 

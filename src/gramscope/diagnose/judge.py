@@ -8,7 +8,7 @@ from gramscope.diagnose import rules as rules  # registers them
 from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.rates import confidence
-from gramscope.diagnose.rule import RULES
+from gramscope.diagnose.rule import NOT_NEEDED, RULES
 
 FEW_RECORDS = 3
 
@@ -51,4 +51,5 @@ def _nothing(history: History, lacking: Mapping[str, str]) -> Finding:
     else:
         judged = len(RULES) - len(lacking)
         what = f"Nothing wrong found, by {judged} of {len(RULES)} rules."
-    return Finding(NOTHING_WRONG, what, (), "", "", confidence=confidence(NOTHING_WRONG) if not lacking else math.nan)
+    whole = all(reason.startswith(NOT_NEEDED) for reason in lacking.values()) and len(history.steps) >= FEW_RECORDS
+    return Finding(NOTHING_WRONG, what, (), "", "", confidence=confidence(NOTHING_WRONG) if whole else math.nan)

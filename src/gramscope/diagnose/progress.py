@@ -6,6 +6,7 @@ import numpy as np
 
 from gramscope.diagnose.history import History, Series
 
+LONG = 50  # values: a series of batches, not of measurements
 LEARNT = 0.5  # of the first loss: a run that removed more of it is learning
 
 
@@ -27,9 +28,10 @@ def removed_in_batches(history: History) -> float:
 
 
 def end_of(loss: Series) -> float:
-    """The last value; of a series of batches the median of the last tenth."""
+    """The last value; of a series of batches, which is long, the median of the last tenth."""
     values = loss.finite.values
-    return float(np.median(values[-max(1, len(values) // 10) :])) if len(values) else math.nan
+    count = len(values) // 10 if len(values) >= LONG else 1
+    return float(np.median(values[-count:])) if len(values) else math.nan
 
 
 def later_half(series: Series) -> Series:

@@ -43,6 +43,7 @@ OPTIMIZER = "show the optimiser: scope.use(optimizer)"
 TARGETS = "pass a probe with targets: probe=(x, y)"
 LOSS = "log the loss: scope.step(loss=loss)"
 LABELS = "pass a probe with a class label for each example"
+NOT_NEEDED = "not needed: "
 MEASURES = "leave measures= at its default"
 
 

@@ -16,12 +16,14 @@ from torch import nn
 from gramscope.base.errors import InputError
 from gramscope.base.warned import warn
 from gramscope.capture.network import Outputs, unwrap, unwrap_with_input
+from gramscope.diagnose.finding import Diagnosis
 from gramscope.record import probe as probe_module
 from gramscope.record.alerts import Alert, AlertLog
 from gramscope.record.arguments import check_optimizer, check_options, resume_step, whole_step
 from gramscope.record.budget import GUARANTEED, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.examples import taken
+from gramscope.record.findings import FindingLog, diagnosis_so_far
 from gramscope.record.fingerprint import difference, fingerprint
 from gramscope.record.given_gradients import GivenGradients
 from gramscope.record.groups import PASS, TOGETHER, Groups
@@ -101,8 +103,9 @@ def watch(
             due step. What the loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
             does.
-        on_alert: called as on_alert(alert) when a run diverges, has NaN, a dead layer or an exploding gradient, once
-            for each; what it raises stops training. If None, a warning. ``scope.alerts`` holds them all.
+        on_alert: called as on_alert(alert) when a run diverges, has NaN, a dead layer or an exploding gradient, and
+            when the diagnosis names a cause at two measurements in a row; once for each. What it raises stops training.
+            If None, a warning (not for the diagnosis). ``scope.alerts`` and ``scope.findings`` hold them all.
         forward: called as forward(scalars, step) after every record; ``gs.to_tensorboard``, ``gs.to_wandb`` and
             ``gs.to_mlflow`` make such functions.
         resume: True goes on after the last committed step of ``out``, or starts a new run where there is none; a number
@@ -148,6 +151,7 @@ class Scope:
         self.count = start
         self._logged, self._said = Logged(), set[str]()
         self._alerts = AlertLog(on_alert or (lambda alert: self._warn(str(alert))))
+        self._finding_log = None if on_alert is None else FindingLog(on_alert)
         self._groups = Groups(self.readers, self.budget)
         self._left_out, self._left_out_last = 0, -1  # due steps without a measurement: how many, and the last
         self._hooks: list[Any] = []
@@ -377,6 +381,11 @@ class Scope:
         return list(self._alerts.alerts)
 
     @property
+    def findings(self) -> Diagnosis:
+        """What is wrong so far, the likeliest cause first; see :func:`gramscope.diagnose`."""
+        return diagnosis_so_far(self.model, self.records, self.logged)
+
+    @property
     def overhead(self) -> float:
         """Seconds spent measuring, the first measurement too, for each second of training up to ``close()``."""
         return self.budget.overhead
@@ -486,6 +495,8 @@ class Scope:
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
         self._alerts.measured(self.count, measured)
+        if self._finding_log is not None and len(self.records) > 2:
+            self._finding_log.look(self.findings, self.count)
 
     def _warn(self, message: str) -> None:
         warn(message, WatchWarning)

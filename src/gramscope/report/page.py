@@ -17,6 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis
+from gramscope.diagnose.opening import diagnose
 from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
 from gramscope.report.opening import Sources, open_all, views_of
@@ -94,6 +96,7 @@ class Content:
     words: Sequence[Words]
     compared: Sequence[str]
     table: RunsTable | None
+    diagnoses: Sequence[Diagnosis]
 
     @property
     def many(self) -> bool:
@@ -107,7 +110,8 @@ def gather(runs: Sequence[Run]) -> Content:
     panels, absent = all_panels(views) if len(views) <= FEW_RUNS else (_of_many(views), [])
     # The words come last: drawing has found out which arrays cannot be read.
     words = [in_words(view) for view in views]
-    return Content(views, panels, absent, words, compared(views), runs_table(views) if len(views) > 1 else None)
+    table = runs_table(views) if len(views) > 1 else None
+    return Content(views, panels, absent, words, compared(views), table, [diagnose(run) for run in runs])
 
 
 def _of_many(views: Sequence[RunView]) -> list[Panel]:
@@ -187,6 +191,8 @@ def _fragment_names(content: Content) -> Mapping[str, Any]:
         "absent": content.absent,
         "words": content.words,
         "compared": content.compared,
+        "diagnoses": content.diagnoses,
+        "nothing_wrong": NOTHING_WRONG,
         "rule": RULE,
         "topics": TOPICS,
         "table": content.table,

@@ -7,7 +7,9 @@ from gramscope.diagnose.history import History
 from gramscope.diagnose.rule import LABELS, rule
 
 ONE = 0.7  # of the probe is called by one name
-SWITCHES = 3  # different names that lead so
+SWITCHES = 2  # different names that lead so
+OFTEN = 0.4  # of the measurements
+EARLY = 8  # this part of the run does not count
 FEW = 8
 
 
@@ -30,19 +32,17 @@ def find(history: History) -> Finding | None:
         return None
     names, steps = list(family), next(iter(family.values())).steps
     shares = np.stack([s.values for s in family.values()])  # (classes, records)
-    late = steps > 2  # a fresh network also calls all by one name
+    late = steps > max(2.0, history.end / EARLY)  # a fresh network also calls all by one name
     shares, steps = shares[:, late], steps[late]
-    leads = shares.max(0) >= ONE
+    leads = shares.max(0) >= ONE if len(steps) else np.zeros(0, dtype=bool)
     leaders = list(dict.fromkeys(names[place] for place in shares.argmax(0)[leads]))
-    batches, probe = history.batch_loss.finite, history.probe_loss.finite
-    easy = _easy(batches.values, probe.values) if len(batches) and len(probe) else True
     often = float(leads.mean()) if len(leads) else 0.0
-    if len(leaders) < SWITCHES or often < 0.4 or not easy:
+    if len(leaders) < SWITCHES or often < OFTEN or not _easy(history, float(steps[0])):
         return None
     return Finding(
         "classes_in_order",
         f"The network calls nearly all examples by one class, which changes with time ({', '.join(leaders[:5])}).",
-        (Evidence("share of measurements with one leading class", often, "above", 0.4),
+        (Evidence("share of measurements with one leading class", often, "above", OFTEN),
          Evidence("classes that led", float(len(leaders)), "above", SWITCHES - 1)),
         "Batches come sorted by class: the data are not shuffled.",
         "Shuffle the training examples: DataLoader(..., shuffle=True).",
@@ -51,5 +51,7 @@ def find(history: History) -> Finding | None:
     )  # fmt: skip
 
 
-def _easy(batches: np.ndarray, probe: np.ndarray) -> bool:
-    return bool(np.median(batches[len(batches) // 4 :]) < np.median(probe[len(probe) // 4 :]))
+def _easy(history: History, since: float) -> bool:
+    """Whether the batches' loss lies below half of the probe's: of one class, they are easy."""
+    batches, probe = history.batch_loss.since(since), history.probe_loss.since(since)
+    return not len(batches.finite) or not len(probe.finite) or batches.median() < 0.5 * probe.median()

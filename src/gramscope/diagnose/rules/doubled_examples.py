@@ -14,7 +14,7 @@ def find(history: History) -> Finding | None:
     Whether the probe occurs among the training examples cannot be seen from here: the watch does not see batches.
     """
     share = history.value("probe/duplicates")
-    if not share > SHARE or history.value("probe/possible_duplicates") > share / 2:
+    if not share > SHARE or history.value("probe/chance_duplicates") > share / 4:
         return None
     return Finding(
         "doubled_examples",

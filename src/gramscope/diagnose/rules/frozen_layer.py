@@ -4,7 +4,7 @@ from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.rule import MEASURES, rule
 
-MOST = 0.5  # of all entries: a network that is mostly frozen is fine-tuned on purpose
+MOST = 0.5  # of all layers and entries: a network that is mostly frozen is fine-tuned on purpose
 TWICE = 3  # measurements at which the gradient must be exactly zero
 
 
@@ -17,14 +17,12 @@ TWICE = 3  # measurements at which the gradient must be exactly zero
 def find(history: History) -> Finding | None:
     """Parameters with ``requires_grad=False`` in a network that otherwise trains, or whose gradient is exactly zero.
 
-    Facts of the set-up, so no threshold is fitted. Where more than half of all entries are frozen, that is taken for
-    fine-tuning. A zero gradient without a dead layer above it means that the graph was cut (``detach``, ``no_grad``,
+    Facts of the set-up, so no threshold is fitted. Where more than half of the layers and of all entries are frozen,
+    that is taken for fine-tuning. A zero gradient without a dead layer above it means that the graph was cut (``detach``, ``no_grad``,
     ``.data``), or that the layer is not used.
     """
     frozen = {layer: s.last for layer, s in history.family("frozen").items() if s.last > 0}
-    whole = sum(history.sizes.values())
-    part = sum(share * history.sizes.get(layer, 0) for layer, share in frozen.items())
-    if frozen and (not whole or part / whole <= MOST):
+    if frozen and not _fine_tuned(history, frozen):
         evidence = tuple(Evidence(f"frozen/{layer}", share, "above", 0.0) for layer, share in frozen.items())
         return Finding(
             "frozen_layer",
@@ -46,6 +44,14 @@ def find(history: History) -> Finding | None:
         "Look for detach() and no_grad() between this layer and the loss.",
         cut,
     )
+
+
+def _fine_tuned(history: History, frozen: dict[str, float]) -> bool:
+    """Most of the layers are frozen, and with them most of the entries."""
+    whole = sum(history.sizes.values())
+    part = sum(share * history.sizes.get(layer, 0) for layer, share in frozen.items())
+    layers = max(len(history.layers), 1)
+    return bool(whole) and part / whole > MOST and len(frozen) / layers > MOST
 
 
 def _without_gradient(history: History) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ APART = 100.0  # times the relative step of the other layers, and the effective 
 FEW = 4
 
 
-@rule("head_only", needs=((("update_ratio/*",), OPTIMIZER),), order=0)
+@rule("head_only", needs=((("update_ratio/*",), OPTIMIZER),), explains=("lr_too_small", "lazy"), order=0)
 def find(history: History) -> Finding | None:
     """The head moves a hundred times as far as all other layers, measured against their own norms and gradients.
 

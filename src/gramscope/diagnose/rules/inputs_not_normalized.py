@@ -31,8 +31,7 @@ def find(history: History) -> Finding | None:
         evidence.append(Evidence("probe/rms", rms, "below", SMALL))
     if off > OFF:
         evidence.append(Evidence("probe/mean_over_std", off, "above", OFF))
-    first = next(iter(history.family("signal").values()), None)
-    if not evidence or (first is not None and 0.3 < first.first < 3 and rms > LARGE):
+    if not evidence or _normalised_first(history):
         return None
     return Finding(
         "inputs_not_normalized",
@@ -42,3 +41,10 @@ def find(history: History) -> Finding | None:
         "Subtract the mean of the training inputs and divide by their standard deviation.",
         ("inputs",),
     )
+
+
+def _normalised_first(history: History) -> bool:
+    """Whether the first layer's outputs have unit size whatever its inputs, as those of a normalisation layer have."""
+    family = history.family("signal")
+    first = next(iter(family), "")
+    return bool(family) and first not in history.family("saturated_units") and 0.7 < family[first].first < 1.4

@@ -10,6 +10,9 @@ from gramscope.diagnose.rule import LOSS, TARGETS, rule
 UNRELATED = 0.1  # agreement of nearest neighbours above chance
 RELATED = 0.3
 HARDER = 2.0  # times the loss of the probe, in the mode of training
+STUCK = 0.3  # of the batches' first loss is gone, at most
+OFTEN = 0.8
+ENOUGH = 3.0
 LEFT = 0.25  # of the loss of chance
 FEW = 8
 
@@ -33,13 +36,14 @@ def find(history: History) -> Finding | None:
     """
     if len(history.steps) < FEW or len(history.batch_loss.finite) < 10:
         return None
-    return _unrelated(history) or _harder(history)
+    return _unrelated(history) or _harder(history) or _other_labels(history)
 
 
 def _unrelated(history: History) -> Finding | None:
     agree, chance = history.value("probe/neighbors_agree"), history.value("probe/chance")
     best = float(history.probe_loss.finite.values.min())
-    if history.value("probe/discrete") == 1 or not (agree < UNRELATED and best > 0.9 * chance):
+    fitted = history.value("probe/discrete") == 1 and removed_in_batches(history) > STUCK
+    if fitted or not (agree < UNRELATED and best > 0.9 * chance):
         return None
     return Finding(
         "labels",
@@ -72,6 +76,23 @@ def _harder(history: History) -> Finding | None:
     )  # fmt: skip
 
 
-def _other_labels(history: History) -> bool:
-    """Kept apart for the third sign: probe labels that neighbours tell, and nothing learnt."""
-    return bool(np.isfinite(history.value("probe/neighbors_agree")))
+def _other_labels(history: History) -> Finding | None:
+    agree, chance = history.value("probe/neighbors_agree"), history.value("probe/chance")
+    changes, probe = history.get("step/true_loss_change").finite, history.probe_loss.finite
+    if len(changes) < 4 or not (agree > RELATED and probe.last > 0.8 * chance and removed_in_batches(history) < STUCK):
+        return None
+    lowering = float(np.mean(changes.values < 0))
+    promised = -changes.median() * history.end / chance
+    if not (lowering > OFTEN and promised > ENOUGH):
+        return None
+    return Finding(
+        "labels",
+        "Steps on the probe would lower its loss, and the steps that were taken do not.",
+        (Evidence("share of rehearsed steps that lower the loss", lowering, "above", OFTEN),
+         Evidence("what they would remove, in losses of chance", promised, "above", ENOUGH),
+         Evidence("loss/probe against chance", probe.last / chance, "above", 0.8)),
+        "The labels of the training examples do not belong to their inputs.",
+        "Look at ten training examples with their labels; check that inputs and labels are shuffled together.",
+        alternatives=("training examples of another kind than the probe",),
+        step=float(history.steps[FEW - 1]),
+    )  # fmt: skip

@@ -8,7 +8,8 @@ from gramscope.diagnose.progress import removed
 from gramscope.diagnose.rule import MEASURES, TARGETS, rule
 from gramscope.diagnose.thresholds import LAZY_KERNEL
 
-LEARNT = 0.3  # of the first loss is gone
+FEW = 5
+LEARNT = 0.15  # of the first loss is gone
 STILL = 0.02  # feature change, one minus the CKA with the features at the start
 MOVED = 0.1  # kernel drift
 
@@ -20,14 +21,16 @@ MOVED = 0.1  # kernel drift
     order=3,
 )
 def find(history: History) -> Finding | None:
-    """The loss fell by 30 % or more while the tangent kernel moved by less than 10 %, and the features by less than 2 %.
+    """The loss fell by 15 % or more while the tangent kernel moved by less than 10 %.
 
+    The features, by CKA, moved by less than 2 %.
     This is the linear regime of Chizat, Oyallon & Bach (arXiv:1812.07956): a large output scale, or a width
     parametrisation under which features do not move (arXiv:2011.14522). These bounds are far below those that part lazy
     from rich runs in the report: many healthy runs are called lazy there, and learn well.
     """
-    drift, gone = history.get("kernel/drift").finite, removed(history)
-    if len(drift) < 5 or not gone > LEARNT:
+    drift = history.get("kernel/drift").finite
+    gone = removed(history.until(float(drift.steps[-1]))) if len(drift) else np.nan
+    if len(drift) < FEW or not gone > LEARNT:
         return None
     moved = float(drift.values.max())
     similar = history.get("richness/initial_similarity").finite
@@ -42,5 +45,5 @@ def find(history: History) -> Finding | None:
         (*evidence, Evidence("part of the first loss that is gone", gone, "above", LEARNT)),
         "The outputs are scaled up, or the width parametrisation keeps the features where they start.",
         "Lower the output scale (or the initial head) and raise the learning rate by its square, or use µP.",
-        step=float(drift.steps[4]),
+        step=float(drift.steps[FEW - 1]),
     )

@@ -13,7 +13,7 @@ FEW = 4
 
 @rule(
     "oversmoothing",
-    needs=((("token_variance/*",), "needed only for networks on tokens; none was seen"),),
+    needs=((("token_variance/*",), f"{NOT_NEEDED}no tokens were seen"),),
     explains=("rank_collapse", "lr_too_small", "vanishing_signals", "head_only"),
     order=2,
 )

@@ -4,12 +4,12 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
-from gramscope.diagnose.rule import rule
+from gramscope.diagnose.rule import NOT_NEEDED, rule
 
 GAP = 0.03  # of accuracy: more than one evaluation may differ by chance
 TESTS = ("test", "val", "eval", "valid")
 FEW = 3
-DROPOUT = "needed only for networks with dropout or batch norm; this one has neither"
+DROPOUT = f"{NOT_NEEDED}the network has neither dropout nor batch norm"
 
 
 @rule("wrong_mode", needs=((("training_mode",), DROPOUT),), explains=("loss_spikes", "labels"), order=0)
