@@ -1,4 +1,4 @@
-"""The confusion table of benchmarks/diagnosis.py: from recorded series to findings, rates, earliest steps and remedies."""
+"""The confusion table of benchmarks/diagnosis.py: findings of recorded series, rates, earliest steps, remedies."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ BETTER = 0.9  # times the loss: a run whose held-out loss fell below that has im
 
 @dataclass(frozen=True)
 class Judged:
-    """One run with what was said about it; ``earliest``: the first measurement at which the kind was named, for good."""
+    """One run with what was said about it; ``earliest``: the first step at which the kind was named for good."""
 
     run: dict[str, Any]
     named: tuple[str, ...]

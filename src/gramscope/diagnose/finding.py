@@ -26,7 +26,7 @@ class Evidence:
 class Finding:
     """One thing that is wrong with a run.
 
-    ``kind``: its name in :data:`gramscope.diagnose.RULES`. ``what``: one sentence. ``where``: layers, classes or series.
+    ``kind``: its name in :data:`gramscope.diagnose.RULES`. ``what``: one sentence. ``where``: layers or classes.
     ``step``: from which it can be seen. ``confidence``: the share of such findings that were right on held-out runs of
     known faults. ``follows_from``: the kind of another finding that explains this one. ``alternatives``: causes that
     the record cannot tell from this one.
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis(Sequence[Finding]):
-    """The findings of one run, the likeliest cause first; ``not_judged``: kinds that the record does not allow, and why.
+    """The findings of one run, the likeliest cause first; ``not_judged``: kinds that it does not allow, and why.
 
     ``[0]`` is always there: where no rule finds anything, it says so.
     """

@@ -1,4 +1,4 @@
-"""How often each finding was right on runs of known faults that no threshold was fitted on (benchmarks/diagnosis.py)."""
+"""How often each finding was right on runs of known faults, held out (benchmarks/diagnosis.py)."""
 
 # kind: (times that it was named first and was right, times that it was named first)
 COUNTS: dict[str, tuple[int, int]] = {}

@@ -13,8 +13,8 @@ Find = Callable[[History], Finding | None]
 class Rule:
     """``needs``: groups of series, of each of which at least one must be recorded, with what to do where none is.
 
-    ``explains``: kinds that are consequences of this one. ``order``: of two findings that do not explain one another the
-    lower comes first: facts of the set-up (0), of the data (1), of the step (2), of the network (3), of the outcome (4).
+    ``explains``: kinds that are consequences of this one. ``order``: of two findings that do not explain one another
+    the lower comes first: set-up (0), data and start (1), steps (2), network (3), outcome (4).
     """
 
     kind: str

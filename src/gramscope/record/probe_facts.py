@@ -112,7 +112,7 @@ def labels_agree(x: Float64[Tensor, "n d"], y: Tensor) -> float:
 
 
 def numbers_agree(x: Float64[Tensor, "n d"], y: Float[Tensor, "n k"]) -> float:
-    """``1 - E|y - y_nearest|² / E|y - y'|²``: 1 where neighbours have the same targets, 0 where any other is as close."""
+    """``1 - E|y - y_nearest|² / E|y - y'|²``: 1 where neighbours share targets, 0 where they do not."""
     wide = y.double()
     scatter = 2 * float((wide - wide.mean(0)).square().sum(1).mean()) * len(y) / (len(y) - 1)
     return 1 - float((wide - wide[_nearest(x)]).square().sum(1).mean()) / scatter if scatter else math.nan

@@ -20,8 +20,8 @@ FEW = 8
 def find(history: History) -> Finding | None:
     """Two gradients in a row have little in common, and neither have two losses, in the first part of the run.
 
-    The cosine of two gradients of batches of B examples is ``|G|² / (|G|² + tr Σ / B)`` on average, which is one half at
-    the noise scale (McCandlish et al., arXiv:1812.06162). At the end of training it falls in every run; so the
+    The cosine of two gradients of batches of B examples is ``|G|² / (|G|² + tr Σ / B)`` on average: one half at the
+    noise scale (McCandlish et al., arXiv:1812.06162). At the end of training it falls in every run; so the
     early half of the measurements counts. The deviation of neighbouring losses against their mean is about 0.2 for
     batches of 64 and about 1 for single examples.
     """

@@ -19,7 +19,7 @@ FEW = 6
     order=1,
 )
 def find(history: History) -> Finding | None:
-    """The gradients given to the optimiser have one and the same norm at four of five steps, and less than a third of the probe's.
+    """The gradients given have one and the same norm at four of five steps, and less than a third of the probe's.
 
     Then every step is a step of fixed length in the gradient's direction, and the learning rate means another thing.
     With Adam a constant factor changes little; so a clip is named only where the steps that it leaves do not learn, or
@@ -35,7 +35,7 @@ def find(history: History) -> Finding | None:
         return None
     return Finding(
         "clipping_always",
-        f"Gradients are clipped to {clip:.3g} at {100 * share:.0f} % of the steps; the probe's is {ratio:.2g} times as large.",
+        f"Gradients are clipped to {clip:.3g} at {100 * share:.0f} % of steps; the probe has {ratio:.2g} times it.",
         (Evidence("share of gradients of one norm", share, "above", ALWAYS),
          Evidence("gradient_norm / clip", ratio, "above", CUT)),
         "max_norm lies far below the usual norm of the gradients.",

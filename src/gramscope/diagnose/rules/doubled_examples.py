@@ -9,7 +9,7 @@ SHARE = 0.02
 
 @rule("doubled_examples", needs=((("probe/duplicates",), MEASURES),), order=4)
 def find(history: History) -> Finding | None:
-    """More than 2 % of the probe equals an earlier example in every entry. Of tokens only where chance makes it unlikely.
+    """More than 2 % of the probe equals an earlier example in every entry, four times what chance would give.
 
     Whether the probe occurs among the training examples cannot be seen from here: the watch does not see batches.
     """

@@ -34,7 +34,7 @@ def find(history: History) -> Finding | None:
         return None
     return Finding(
         "exploding_signals",
-        f"Signals grow with depth: by a factor of {factor:.2g} a layer, up to {sizes[most]:.3g} in layer {layers[most]}.",
+        f"Signals grow with depth, by {factor:.2g} times a layer, up to {sizes[most]:.3g} in layer {layers[most]}.",
         (Evidence("factor a layer", factor, "above", FACTOR), Evidence("growth", growth, "above", LARGE)),
         "The initial weights are too large for this depth, or a normalisation is missing.",
         "Initialise each layer for its fan-in and activation (He for ReLU), or add normalisation layers.",

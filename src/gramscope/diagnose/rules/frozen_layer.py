@@ -18,8 +18,8 @@ def find(history: History) -> Finding | None:
     """Parameters with ``requires_grad=False`` in a network that otherwise trains, or whose gradient is exactly zero.
 
     Facts of the set-up, so no threshold is fitted. Where more than half of the layers and of all entries are frozen,
-    that is taken for fine-tuning. A zero gradient without a dead layer above it means that the graph was cut (``detach``, ``no_grad``,
-    ``.data``), or that the layer is not used.
+    that is taken for fine-tuning. A zero gradient without a dead layer above it means that the graph was cut
+    (``detach``, ``no_grad``, ``.data``), or that the layer is not used.
     """
     frozen = {layer: s.last for layer, s in history.family("frozen").items() if s.last > 0}
     if frozen and not _fine_tuned(history, frozen):

@@ -32,7 +32,7 @@ def find(history: History) -> Finding | None:
     evidence += [Evidence("effective_lr, the same", rate / other_rates, "above", APART)] if by_rate else []
     return Finding(
         "head_only",
-        f"Layer {head} does all the learning: in a step the other layers move {others:.1e} of their norm, it {own:.1e}.",
+        f"Layer {head} does all the learning: it moves {own:.1e} of its norm in a step, the others {others:.1e}.",
         tuple(evidence),
         "The learning rate of the other layers is far smaller."
         if by_rate

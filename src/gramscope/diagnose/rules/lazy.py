@@ -41,7 +41,7 @@ def find(history: History) -> Finding | None:
     evidence += [] if np.isnan(changed) else [Evidence("feature change", changed, "below", STILL)]
     return Finding(
         "lazy",
-        f"The features do not move: {100 * gone:.0f} % of the loss is gone, and the kernel has drifted by {moved:.2g} only.",
+        f"The features do not move: {100 * gone:.0f} % of the loss is gone, and the kernel drift is {moved:.2g}.",
         (*evidence, Evidence("part of the first loss that is gone", gone, "above", LEARNT)),
         "The outputs are scaled up, or the width parametrisation keeps the features where they start.",
         "Lower the output scale (or the initial head) and raise the learning rate by its square, or use µP.",

@@ -28,6 +28,6 @@ def find(history: History) -> Finding | None:
          Evidence("loss/probe against chance", probe / max(chance, 1e-30), "above", 1.0)),
         "The network memorises: few examples, or a rule that it finds late (grokking).",
         "Go on training with more weight decay (try 1.0 with AdamW), and with more training examples if there are any.",
-        alternatives=("labels that do not belong to their inputs", "a probe from other data than the training examples"),
+        alternatives=("labels that do not belong to their inputs", "a probe of other data"),
         step=float(history.steps[FEW - 1]),
     )  # fmt: skip

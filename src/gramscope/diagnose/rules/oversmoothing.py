@@ -4,7 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import rule
+from gramscope.diagnose.rule import NOT_NEEDED, rule
 
 ALIKE = 0.03  # of the variance lies between the tokens of an example
 FALL = 10.0  # times less than in the first layer

@@ -32,7 +32,7 @@ def find(history: History) -> Finding | None:
         (Evidence(f"feature_rank/{layer}", rank, "below", NARROW),
          Evidence("probe/target_rank", needed, "above", DIRECTIONS)),
         "Units are copies of one another: equal initial weights, or a collapse with depth.",
-        "Initialise weights at random, and independently for each unit; add skip connections where the network is deep.",
+        "Initialise the weights of each unit at random; add skip connections where the network is deep.",
         (layer,),
         float(family[layer].steps[FEW - 1]),
     )  # fmt: skip

@@ -16,7 +16,7 @@ WHOLE = 1e-3  # least gradient against the greatest
     order=1,
 )
 def find(history: History) -> Finding | None:
-    """At the start, gradients grow from the first layer to the last by a factor of two a layer, over four layers or more.
+    """At the start, gradients grow from the first layer to the last by a factor of two a layer, over four layers.
 
     Backward signals pass ``√(fan_out σ_w² E[φ'²])`` from layer to layer (arXiv:1502.01852; arXiv:1611.01232): for
     sigmoids E[φ'²] is at most 1/16. The least gradient is less than a thousandth of the greatest. A layer whose units
@@ -37,6 +37,6 @@ def find(history: History) -> Finding | None:
             Evidence("least / greatest gradient", ratio, "below", WHOLE),
         ),
         "The initial weights are too small for this depth, or the activation is flat (sigmoid).",
-        "Initialise for fan-in and activation (He for ReLU), replace sigmoids, or add skip connections or normalisation.",
+        "Initialise for fan-in and activation (He for ReLU), replace sigmoids, or add skip connections.",
         (layers[least],),
     )

@@ -51,7 +51,7 @@ def _evaluated_in_training(history: History) -> Finding | None:
         if gap > GAP and apart > gap / 2 and float(nearer.mean()) > 0.6:
             return Finding(
                 "wrong_mode",
-                f"{name} is measured in training mode: it follows the probe's accuracy with dropout or batch statistics.",
+                f"{name} is measured in training mode: it follows the probe's accuracy in that mode.",
                 (Evidence("accuracy lost by training mode", gap, "above", GAP),
                  Evidence(f"accuracy lost by {name}", apart, "above", gap / 2)),
                 "The evaluation runs without model.eval().",
