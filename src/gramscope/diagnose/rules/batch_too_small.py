@@ -3,42 +3,58 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import LOSS, OPTIMIZER, rule
+from gramscope.diagnose.history import History, Series
+from gramscope.diagnose.progress import later_half
+from gramscope.diagnose.rule import OPTIMIZER, TARGETS, rule
 
-OVERLAP = 0.1  # cosine of two gradients in a row
-ROUGH = 0.7  # deviation of neighbouring batch losses, against their mean
+NOISE = 5.0  # times the signal, in the squared norm of the batches' gradients
+LATE = 2.5  # the same in the later half, where the batch acts like one example
+SMALL = 1.5  # examples, as far as the batch can be told from its gradients
+ALIKE = 0.9  # cosine of two gradients in a row: of noise it would be near 0
 FEW = 8
 
 
 @rule(
     "batch_too_small",
-    needs=((("gradient_overlap",), OPTIMIZER), (("batch loss",), LOSS)),
-    explains=("loss_spikes", "rank_collapse"),
+    needs=((("gradient_given",), OPTIMIZER), (("gradient_norm",), TARGETS)),
+    explains=("loss_spikes", "rank_collapse", "class_missing", "labels"),
     order=2,
 )
 def find(history: History) -> Finding | None:
-    """Two gradients in a row have little in common, and neither have two losses, in the first part of the run.
+    """The gradients of the batches have five times as much noise as signal, for most of the run.
 
-    The cosine of two gradients of batches of B examples is ``|G|² / (|G|² + tr Σ / B)`` on average: one half at the
-    noise scale (McCandlish et al., arXiv:1812.06162). At the end of training it falls in every run; so the
-    early half of the measurements counts. The deviation of neighbouring losses against their mean is about 0.2 for
-    batches of 64 and about 1 for single examples.
+    ``E|g_B|² = |G|² + tr Σ / B`` (McCandlish et al., arXiv:1812.06162), so ``(|g_B| / |G|)² - 1`` is the noise scale
+    divided by the batch. G is the gradient of the probe. At the end of training it grows in every run; so the median
+    over all measurements, most of which come early, counts. Or the later half does, where the batch acts
+    like one example: ``B = noise scale / ((|g_B| / |G|)² - 1)``.
     """
-    overlap, losses = history.get("gradient_overlap").finite, history.batch_loss.finite
-    if len(overlap) < FEW or len(losses) < 20:
+    given, probe = history.get("gradient_given").finite, history.get("gradient_norm").finite
+    steps = np.intersect1d(given.steps, probe.steps)
+    if len(steps) < FEW:
         return None
-    early = float(np.median(overlap.values[: max(FEW, len(overlap) // 2)]))
-    values = losses.values[: max(20, len(losses) // 2)]
-    rough = float(np.median(np.abs(np.diff(values)))) / max(float(np.median(np.abs(values))), 1e-30)
-    if not (early < OVERLAP and rough > ROUGH):
+    squares = [s.values[np.isin(s.steps, steps)] ** 2 for s in (given, probe)]
+    noise = Series(steps, squares[0] / np.maximum(squares[1], 1e-300) - 1)
+    whole, late, batch = noise.median(), later_half(noise).median(), _batch(history, noise)
+    overlap = history.get("gradient_overlap").finite
+    alike = len(overlap) > 0 and overlap.median() > ALIKE and later_half(overlap).median() > ALIKE
+    if alike or not (whole > NOISE or (late > LATE and batch < SMALL)):
         return None
+    evidence = [Evidence("noise / signal of a batch's gradient", max(whole, late), "above", min(NOISE, LATE))]
+    evidence += [Evidence("batch, as its gradients show it", batch, "below", SMALL)] if batch < SMALL else []
     return Finding(
         "batch_too_small",
-        "The batches are too small: two gradients in a row have next to nothing in common.",
-        (Evidence("gradient_overlap, early median", early, "below", OVERLAP),
-         Evidence("change of the loss from batch to batch", rough, "above", ROUGH)),
+        "The batches are too small: their gradients are mostly noise.",
+        tuple(evidence),
         "The batch has far fewer examples than the gradient noise scale.",
-        "Take 8 to 32 times as many examples in a batch, or accumulate gradients; or lower the learning rate.",
-        step=float(overlap.steps[FEW - 1]),
-    )  # fmt: skip
+        "Take 8 to 32 times as many examples in a batch, or accumulate gradients.",
+        step=float(steps[FEW - 1]),
+    )
+
+
+def _batch(history: History, noise: Series) -> float:
+    scale = history.get("noise_scale").finite
+    steps = np.intersect1d(scale.steps, noise.steps)
+    if len(steps) < FEW / 2:
+        return float("inf")
+    known, ratio = (s.values[np.isin(s.steps, steps)] for s in (scale, noise))
+    return float(np.median(np.where(ratio > 0, known / np.maximum(ratio, 1e-30), np.inf)))

@@ -43,7 +43,7 @@ def find(history: History) -> Finding | None:
         "classes_in_order",
         f"The network calls nearly all examples by one class, which changes with time ({', '.join(leaders[:5])}).",
         (Evidence("share of measurements with one leading class", often, "above", OFTEN),
-         Evidence("classes that led", float(len(leaders)), "above", SWITCHES - 1)),
+         Evidence("classes that led", float(len(leaders)), "above", SWITCHES - 1.0)),
         "Batches come sorted by class: the data are not shuffled.",
         "Shuffle the training examples: DataLoader(..., shuffle=True).",
         tuple(f"class {c}" for c in leaders),

@@ -15,7 +15,7 @@ FACTOR = 1.5  # from one layer to the next
     "exploding_signals",
     needs=((("signal/*",), MEASURES),),
     explains=("lr_too_large", "loss_spikes", "clipping_always", "half_precision", "batch_too_small", "head_only",
-              "dead_units", "rank_collapse", "saturated_units", "lazy", "vanishing_signals"),
+              "dead_units", "rank_collapse", "saturated_units", "lazy", "vanishing_signals", "labels", "class_missing"),
     order=1,
 )  # fmt: skip
 def find(history: History) -> Finding | None:

@@ -11,7 +11,7 @@ TWICE = 3  # measurements at which the gradient must be exactly zero
 @rule(
     "frozen_layer",
     needs=((("setup", "precision"), MEASURES),),
-    explains=("head_only", "vanishing_signals", "lazy", "lr_too_small"),
+    explains=("head_only", "vanishing_signals", "lazy", "lr_too_small", "labels"),
     order=0,
 )
 def find(history: History) -> Finding | None:

@@ -17,7 +17,7 @@ MOVED = 0.1  # kernel drift
 @rule(
     "lazy",
     needs=((("kernel/drift",), MEASURES), (("loss/probe",), TARGETS)),
-    explains=("head_only",),
+    explains=("lr_too_small",),
     order=3,
 )
 def find(history: History) -> Finding | None:

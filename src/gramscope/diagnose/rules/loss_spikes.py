@@ -8,6 +8,7 @@ from gramscope.diagnose.rule import LOSS, rule
 
 HIGH = 8.0  # deviations above the running median
 TIMES = 3.0  # and times it
+SIZE = 0.2  # of the first losses, at least
 SEVERAL = 3
 WINDOW = 15
 
@@ -30,7 +31,7 @@ def find(history: History) -> Finding | None:
     return Finding(
         "loss_spikes",
         f"The loss jumps at {len(spikes)} single batches" + (f", every {np.mean(gaps):.0f} steps." if regular else "."),
-        (Evidence("batches far above those around", float(len(spikes)), "above", SEVERAL - 1),),
+        (Evidence("batches far above those around", float(len(spikes)), "above", SEVERAL - 1.0),),
         "Some batches are bad"
         + (": the same ones each time." if regular else ", or the steps before them were too long."),
         f"Look at the batches of steps {', '.join(f'{s:.0f}' for s in steps[:4])}; leave out what is wrong in them, or "
@@ -44,6 +45,9 @@ def spike_places(values: np.ndarray) -> np.ndarray:
     """Places of values far above the median of the window around them."""
     padded = np.pad(values, WINDOW // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)
+    first = float(np.median(values[:WINDOW]))
     middle = np.median(windows, axis=1)
     deviation = 1.48 * np.median(np.abs(windows - middle[:, None]), axis=1)
-    return np.flatnonzero((values > middle + HIGH * deviation) & (values > TIMES * np.abs(middle)) & (values > 0))
+    return np.flatnonzero(
+        (values > middle + HIGH * deviation) & (values > TIMES * np.abs(middle)) & (values > SIZE * first)
+    )

@@ -15,7 +15,7 @@ FEW = 8  # measurements
 @rule(
     "lr_too_small",
     needs=((("loss/probe",), TARGETS), (("update_ratio/*",), OPTIMIZER)),
-    explains=("lazy",),
+    explains=("class_missing", "labels", "rank_collapse"),
     order=2,
 )
 def find(history: History) -> Finding | None:

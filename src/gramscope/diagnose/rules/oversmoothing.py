@@ -14,7 +14,7 @@ FEW = 4
 @rule(
     "oversmoothing",
     needs=((("token_variance/*",), f"{NOT_NEEDED}no tokens were seen"),),
-    explains=("rank_collapse", "lr_too_small", "vanishing_signals", "head_only"),
+    explains=("rank_collapse", "lr_too_small", "vanishing_signals", "head_only", "labels"),
     order=2,
 )
 def find(history: History) -> Finding | None:

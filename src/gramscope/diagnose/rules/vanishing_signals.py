@@ -12,7 +12,7 @@ WHOLE = 1e-3  # least gradient against the greatest
 @rule(
     "vanishing_signals",
     needs=((("gradient_norm/*",), TARGETS),),
-    explains=("head_only", "lr_too_small", "lazy", "rank_collapse", "half_precision"),
+    explains=("head_only", "lr_too_small", "lazy", "rank_collapse", "half_precision", "dead_units", "labels"),
     order=1,
 )
 def find(history: History) -> Finding | None:

@@ -48,7 +48,7 @@ def _pull(history: History, decay: float) -> float:
     decoupled = history.value("optimizer/decoupled") == 1
     against = history.get("update_size" if decoupled else "gradient_given").finite
     norm, rate = history.get("norm/parameters").finite, history.get("optimizer/lr").finite
-    steps = np.intersect1d(np.intersect1d(against.steps, norm.steps), rate.steps)[-10:]
+    steps = np.intersect1d(np.intersect1d(against.steps, norm.steps), rate.steps)
     if len(steps) < FEW:
         return float("nan")
     sizes = [s.values[np.isin(s.steps, steps)] for s in (against, norm, rate)]
