@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from gramscope.base.errors import InputError
 from gramscope.diagnose.finding import Diagnosis
@@ -9,10 +10,8 @@ from gramscope.diagnose.history import history_of_run
 from gramscope.diagnose.judge import diagnosis_of
 from gramscope.store import Run, find_runs, open_run
 
-Source = str | os.PathLike[str] | Run
 
-
-def diagnose(run: Source) -> Diagnosis:
+def diagnose(run: Any) -> Diagnosis:
     """What is wrong with a run, and what to try first: findings, the likeliest cause first.
 
     Each finding says what (one sentence), where, the numbers it rests on with their thresholds, how often such a
@@ -40,14 +39,14 @@ def diagnose(run: Source) -> Diagnosis:
     return diagnosis_of(history_of_run(opened), opened.name)
 
 
-def diagnose_all(runs: Sequence[Source]) -> list[Diagnosis]:
+def diagnose_all(runs: Sequence[Any]) -> list[Diagnosis]:
     """Of several runs, given as folders, folders of runs, patterns or opened runs."""
     if not runs:
         raise InputError("runs must name at least one run directory, got none. Pass one, e.g. 'runs/a'.")
     opened: list[Run] = []
     for run in runs:
-        inside = [] if isinstance(run, Run) else find_runs(_checked(run))
-        opened += [Run(path) for path in inside] if inside else [run if isinstance(run, Run) else open_run(run)]
+        inside = [] if isinstance(run, Run) else [Run(path) for path in find_runs(_checked(run))]
+        opened += inside or [run if isinstance(run, Run) else open_run(run)]
     return [diagnose(run) for run in opened]
 
 

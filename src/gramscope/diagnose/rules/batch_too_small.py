@@ -11,7 +11,7 @@ NOISE = 5.0  # times the signal, in the squared norm of the batches' gradients
 LATE = 2.5  # the same in the later half, where the batch acts like one example
 SMALL = 1.5  # examples, as far as the batch can be told from its gradients
 ALIKE = 0.9  # cosine of two gradients in a row: of noise it would be near 0
-FEW = 8
+FEW = 14
 
 
 @rule(

@@ -12,7 +12,7 @@ LATER = 0.3  # of the units died since the start
     "dead_units",
     needs=((("signal/*",), MEASURES),),
     explains=("rank_collapse", "vanishing_signals", "lr_too_small", "head_only", "class_missing", "lazy",
-              "frozen_layer", "half_precision", "labels"),
+              "half_precision", "labels"),
     order=2,
 )  # fmt: skip
 def find(history: History) -> Finding | None:

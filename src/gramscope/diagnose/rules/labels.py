@@ -11,8 +11,10 @@ UNRELATED = 0.1  # agreement of nearest neighbours above chance
 RELATED = 0.3
 HARDER = 1.3  # times the loss of the probe, in the mode of training
 STUCK = 0.3  # of the batches' first loss is gone, at most
+LEVEL = 0.985  # the last quarter of the batches against the quarter before: it does not fall
 PLATEAU = 0.08  # relative distance from the loss of chance
 MOVING = 1e-3  # of its norm a layer moves in one step
+PATH = 1.0  # of its norm a layer has moved in all steps, if they went one way
 LEFT = 0.5  # of the loss of chance
 FEW = 8
 
@@ -84,8 +86,12 @@ def _other_labels(history: History) -> Finding | None:
     ratios = [s.median() for s in history.family("update_ratio").values() if len(s.finite)]
     moved = float(np.median(ratios)) if ratios else 0.0
     probe = history.probe_loss.last / chance
-    near = all(abs(ratio - 1) < PLATEAU for ratio in (flat, probe))
-    if not (agree > RELATED and near and moved > MOVING):
+    quarter = len(loss) // 4
+    level = float(np.median(loss.values[-quarter:])) / max(
+        float(np.median(loss.values[-2 * quarter : -quarter])), 1e-30
+    )
+    near = level > LEVEL and all(abs(ratio - 1) < PLATEAU for ratio in (flat, probe))
+    if not (agree > RELATED and near and moved > MOVING and moved * history.end > PATH):
         return None
     return Finding(
         "labels",

@@ -10,6 +10,7 @@ from gramscope.diagnose.thresholds import LAZY_KERNEL
 
 FEW = 5
 LEARNT = 0.15  # of the first loss is gone
+BEYOND = 0.9  # times the loss of chance: fitting the mean of the targets moves no features
 STILL = 0.02  # feature change, one minus the CKA with the features at the start
 MOVED = 0.1  # kernel drift
 
@@ -30,7 +31,9 @@ def find(history: History) -> Finding | None:
     """
     drift = history.get("kernel/drift").finite
     gone = removed(history.until(float(drift.steps[-1]))) if len(drift) else np.nan
-    if len(drift) < FEW or not gone > LEARNT:
+    chance = history.value("probe/chance")
+    beyond = not history.until(float(drift.steps[-1])).probe_loss.last > BEYOND * chance if len(drift) else False
+    if len(drift) < FEW or not (gone > LEARNT and beyond):
         return None
     moved = float(drift.values.max())
     similar = history.get("richness/initial_similarity").finite
