@@ -6,10 +6,10 @@ from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
 from gramscope.diagnose.rule import LABELS, rule
 
-OTHERS = 0.7  # of the examples of the other classes are named right at the end,
+OTHERS = 0.9  # of the examples of the other classes are named right at the end,
 BEFORE = 0.3  # and so many at least since this part of the steps:
 SINCE = 3
-FEW, LATE = 8, 3  # measurements, and those since then
+FEW, LATE = 8, 2  # measurements, and those since then
 
 
 @rule(
