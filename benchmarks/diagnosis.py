@@ -109,9 +109,9 @@ def _short(value: float) -> float | str:
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)
 
 
-def make(which: str, out: Path, jobs: int, only: str, minutes: float) -> None:
+def make(which: str, out: Path, jobs: int, only: str, minutes: float, remedies: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    todo = [case for case in cases(which) if only in f"{case.kind}/{case.network}"]
+    todo = [case for case in cases(which) if only in f"{case.kind}/{case.network}" and (case.remedy or not remedies)]
     todo = [todo[place] for place in _spread(len(todo))]
     print(f"{len(todo)} runs", flush=True)
     begun = time.time()
@@ -141,6 +141,7 @@ def main() -> None:
     making.add_argument("--out", type=Path, required=True)
     making.add_argument("--jobs", type=int, default=2)
     making.add_argument("--minutes", type=float, default=float("inf"), help="stop then, and keep what there is")
+    making.add_argument("--remedies", action="store_true", help="only the runs to which the first remedy is applied")
     making.add_argument("--only", default="", help="part of kind/network")
     table = commands.add_parser("table")
     table.add_argument("folder", type=Path)
@@ -149,7 +150,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "make":
         os.environ["OMP_NUM_THREADS"] = "1"
-        make(given.set, given.out, given.jobs, given.only, given.minutes)
+        make(given.set, given.out, given.jobs, given.only, given.minutes, given.remedies)
     else:
         from diagnosis_table import show
 

@@ -50,7 +50,7 @@ def _in(networks: str, **changes: Any) -> dict[str, Changes]:
 
 FEED = "mlp cnn transformer"
 SABOTAGES = [
-    Sabotage("lr_too_small", _all(**{"*lr": 1 / 300}), {"*lr": 30}),
+    Sabotage("lr_too_small", _all(**{"*lr": 1 / 300}), {"*lr": 100}),
     Sabotage(
         "lr_too_large",
         _in("mlp cnn", **{"*lr": 60}) | _in("transformer recurrent", **{"*lr": 150}),
@@ -62,7 +62,7 @@ SABOTAGES = [
         _in("mlp cnn", depth=7, hidden_scale=6.0) | _in("transformer", norm=False, hidden_scale=6.0, depth=3),
         {"hidden_scale": 1.6},
     ),
-    Sabotage("vanishing_signals", _in("mlp cnn", depth=8, hidden_scale=0.4), {"hidden_scale": 1.6},
+    Sabotage("vanishing_signals", _in("mlp cnn", depth=8, hidden_scale=0.4), {"norm": True},
              _in("mlp cnn", depth=8, activation="sigmoid")),
     Sabotage("dead_units", _in(FEED, hidden_bias=-6.0), {"hidden_bias": 0.0}),
     Sabotage(
@@ -96,12 +96,12 @@ SABOTAGES = [
     ),
     Sabotage("doubled_examples", _in(FEED, doubled=0.4), None),
     Sabotage(
-        "wrong_mode", _in("mlp cnn", norm=True, dropout=0.2, eval_from=5), {"eval_from": None},
+        "wrong_mode", _in("mlp cnn", norm=True, dropout=0.2, eval_from=5), {"eval_from": None, "evaluated_in_training": False},
         _in("mlp cnn", norm=True, dropout=0.5, evaluated_in_training=True),
     ),
     Sabotage("clipping_always", _in("mlp cnn", clip=0.01, optimizer="sgd", lr=0.1), {"clip": 1.0}),
     Sabotage(
-        "half_precision", _in(FEED, dtype="bfloat16", **{"*lr": 0.1}), {"dtype": "float32"},
+        "half_precision", _in(FEED, dtype="bfloat16", **{"*lr": 0.1}), {"dtype": "float32", "*lr": 10},
         _in(FEED, dtype="float16", optimizer="adam", lr=3e-3),
     ),
     Sabotage("batch_too_small", _all(batch=1), {"batch": 32}),

@@ -15,6 +15,7 @@ from gramscope.diagnose.finding import NOTHING_WRONG
 from gramscope.diagnose.history import History, Series, history_of_records
 from gramscope.diagnose.judge import diagnosis_of
 
+MORE = 0.02  # of accuracy
 BETTER = 0.9  # times the loss: a run whose held-out loss fell below that has improved
 
 
@@ -101,10 +102,17 @@ def remedies(runs: Sequence[dict[str, Any]]) -> list[str]:
     for kind in dict.fromkeys(run["kind"] for run in runs if run["remedy"]):
         pairs = [(_loss(before[_key(run)]), _loss(run)) for run in runs if run["remedy"] and run["kind"] == kind
                  and _key(run) in before]  # fmt: skip
-        better = sum(new < BETTER * old for old, new in pairs)
+        better = sum(_improved(before[_key(run)], run) for run in runs if run["remedy"] and run["kind"] == kind
+                     and _key(run) in before)  # fmt: skip
         old, new = (np.median([pair[place] for pair in pairs]) if pairs else np.nan for place in (0, 1))
         lines.append(f"| {kind} | {len(pairs)} | {better} | {old:.3g} | {new:.3g} |")
     return lines
+
+
+def _improved(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """A lower held-out loss; or a higher accuracy in the log, where the mistake lies in how that is measured."""
+    logged = [run["logged"].get("test_accuracy", [[0], [0.0]])[1][-1] for run in (before, after)]
+    return _loss(after) < BETTER * _loss(before) or float(logged[1]) > float(logged[0]) + MORE
 
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:

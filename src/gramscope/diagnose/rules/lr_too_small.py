@@ -41,7 +41,7 @@ def find(history: History) -> Finding | None:
         f"The steps are very short: {100 * gone:.0f} % of the first loss is gone after {history.end:,.0f} steps.",
         tuple(evidence),
         "The learning rate is too small, or a schedule has brought it down too early.",
-        "Raise the learning rate by a factor of 30, then by 3 until the loss no longer falls faster.",
+        "Raise the learning rate by a factor of 100; halve it where the loss then jumps.",
         where=(f"lr {history.get('optimizer/lr').last:g}",) if history.has("optimizer/lr") else (),
         step=float(history.steps[FEW - 1]),
     )

@@ -37,6 +37,6 @@ def find(history: History) -> Finding | None:
             Evidence("least / greatest gradient", ratio, "below", WHOLE),
         ),
         "The initial weights are too small for this depth, or the activation is flat (sigmoid).",
-        "Initialise for fan-in and activation (He for ReLU), replace sigmoids, or add skip connections.",
+        "Put a normalisation layer (batch or layer norm) before each activation, or add skip connections.",
         (layers[least],),
     )
