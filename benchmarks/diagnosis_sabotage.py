@@ -96,7 +96,8 @@ SABOTAGES = [
     ),
     Sabotage("doubled_examples", _in(FEED, doubled=0.4), None),
     Sabotage(
-        "wrong_mode", _in("mlp cnn", norm=True, dropout=0.2, eval_from=5), {"eval_from": None, "evaluated_in_training": False},
+        "wrong_mode", _in("mlp cnn", norm=True, dropout=0.2, eval_from=5),
+        {"eval_from": None, "evaluated_in_training": False},
         _in("mlp cnn", norm=True, dropout=0.5, evaluated_in_training=True),
     ),
     Sabotage("clipping_always", _in("mlp cnn", clip=0.01, optimizer="sgd", lr=0.1), {"clip": 1.0}),

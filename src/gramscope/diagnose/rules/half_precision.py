@@ -37,7 +37,7 @@ def find(history: History) -> Finding | None:
         what,
         (Evidence("precision of the weights", eps, "above", COARSE), *evidence),
         "The weights themselves are held in 16 bits.",
-        "Keep the weights in float32, with torch.autocast (and a GradScaler for float16); then try a larger learning rate.",
+        "Keep the weights in float32 and use torch.autocast; then try a larger learning rate.",
         step=float(history.steps[min(4, len(history.steps) - 1)]) if len(history.steps) else 0.0,
     )
 

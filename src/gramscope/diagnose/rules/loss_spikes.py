@@ -27,7 +27,7 @@ def find(history: History) -> Finding | None:
         return None
     steps = losses.steps[spikes]
     gaps = np.diff(steps)
-    regular = len(gaps) > 1 and float(np.std(gaps)) < 0.05 * float(np.mean(gaps))
+    regular = len(gaps) > 1 and float(gaps.min()) > 2 and float(np.std(gaps)) < 0.05 * float(np.mean(gaps))
     return Finding(
         "loss_spikes",
         f"The loss jumps at {len(spikes)} single batches" + (f", every {np.mean(gaps):.0f} steps." if regular else "."),
