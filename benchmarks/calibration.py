@@ -338,7 +338,7 @@ def check(fit: dict[str, tuple[float, float]]) -> None:
     differ = {name: pair for name, pair in used.items() if pair != fit[name]}
     if differ:
         raise SystemExit(
-            f"gramscope/report/thresholds.py has {differ}, the fit gives {fit}: write it there, run again."
+            f"gramscope/diagnose/thresholds.py has {differ}, the fit gives {fit}: write it there, run again."
         )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gramscope.capture.capture import capture as capture
     from gramscope.capture.projection import project as project
     from gramscope.capture.sites import Snapshot as Snapshot
+    from gramscope.diagnose.opening import diagnose as diagnose
     from gramscope.hierarchy.explain import explain_step as explain_step
     from gramscope.kernels.between_snapshots import snapshot_kernel as snapshot_kernel
     from gramscope.kernels.kernel import Kernel as Kernel
@@ -76,6 +77,7 @@ _NAMES = {
 _ROOMS = (
     "base",
     "capture",
+    "diagnose",
     "hierarchy",
     "kernels",
     "linalg",

@@ -237,6 +237,24 @@ def report(
 
 
 @app.command()
+def diagnose(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")
+    ],
+    as_json: Json = False,
+) -> None:
+    """What is wrong with a run and what to try first: findings with their evidence, the likeliest cause first.
+
+    Example:  gramscope diagnose runs/a;  gramscope diagnose runs/ --json
+    """
+    with _explained(as_json):
+        from gramscope.diagnose.opening import diagnose_all
+
+        found = diagnose_all(runs)
+        typer.echo(strict_json([one.json() for one in found]) if as_json else "\n\n".join(map(str, found)))
+
+
+@app.command()
 def serve(
     folder: Annotated[
         Path, typer.Argument(help="A run that may still be growing, or a folder of runs.", metavar="RUN")

@@ -1,125 +1,11 @@
-"""Alerts: what of a run's numbers calls for a look now. Pure functions of the series that a run records."""
+"""Alerts of a run in progress; what an alert is stands in :mod:`gramscope.diagnose.alerts`."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-Series = tuple[Sequence[int], Sequence[float]]  # steps and values
-Values = NDArray[np.float64]
-
-IN_A_ROW = 10  # losses of batches that must all be high: one odd batch is no divergence
-RISE = 3.0  # above the best loss, in units of the first loss or of the fall since then, whichever is greater
-EXPLOSION = 100.0  # times the greatest gradient norm so far
-FEW = 3  # gradient norms before one can be called far too large
-DEAD = 0.99  # share of units
-_LOSS = re.compile(r"(?:^|[^a-z])loss(?:[^a-z]|$)", re.IGNORECASE)
-_GRADIENT = re.compile(r"(?:^|/)grad(?:ient)?_norm$", re.IGNORECASE)
-_ADVICE = {
-    "not finite": "Look at the batch and the learning rate of the steps before.",
-    "divergence": "Lower the learning rate, warm it up, or clip gradients.",
-    "gradient explosion": "Lower the learning rate, or clip gradients.",
-    "dead layer": "Nothing flows back through it. Lower the learning rate, or change its initialisation or activation.",
-}
-
-
-@dataclass(frozen=True)
-class Alert:
-    """``what``: "divergence", "not finite", "gradient explosion" or "dead layer". ``where``: the series."""
-
-    what: str
-    where: str
-    step: int
-    value: float
-    threshold: float
-
-    def __str__(self) -> str:
-        found = "" if self.what == "not finite" else f" is {self.value:.3g} (threshold {self.threshold:.3g})"
-        return f"{self.what}: {self.where!r}{found} at step {self.step}. {_ADVICE[self.what]}"
-
-
-def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
-    """All alerts of a run, from its series by name.
-
-    - "not finite": a loss, or a norm of gradients or weights, that is NaN or infinite;
-    - "divergence": the last ten losses of batches (on the probe: the last) all lie above ``best + 3 max(first - best,
-      |first|)``: far above the first loss and the best;
-    - "gradient explosion": a gradient norm of more than a hundred times the greatest before it;
-    - "dead layer": a layer with 99 % or more of its units dead.
-    """
-    found = []
-    for name, (steps, given) in series.items():
-        values = np.asarray(given, dtype=np.float64)
-        for rule in _rules(name):
-            place, threshold = rule(values)
-            if place is not None:
-                what = _WHAT[rule]
-                found.append(Alert(what, name, int(steps[place]), float(values[place]), float(threshold)))
-    return found
-
-
-Rule = Callable[[Values], tuple[int | None, float]]  # the place of what calls for the alert, and the threshold
-
-
-def _rules(name: str) -> tuple[Rule, ...]:
-    if _LOSS.search(name):
-        return (_not_finite, _diverged_on_probe if name.endswith("/probe") else _diverged)
-    if name.startswith(("gradient_norm/", "weight_norm/", "norm/")):
-        return (_not_finite,)
-    if _GRADIENT.search(name):
-        return (_not_finite, _exploded)
-    return (_dead,) if name.startswith("dead_units/") else ()
-
-
-def _not_finite(values: Values) -> tuple[int | None, float]:
-    return _first(~np.isfinite(values)), np.inf
-
-
-def _diverged(values: Values) -> tuple[int | None, float]:
-    return _high(values, IN_A_ROW)
-
-
-def _diverged_on_probe(values: Values) -> tuple[int | None, float]:
-    return _high(values, 1)
-
-
-def _high(values: Values, in_a_row: int) -> tuple[int | None, float]:
-    finite = values[np.isfinite(values)]
-    if len(finite) <= in_a_row or not np.isfinite(values[-1]):
-        return None, np.inf
-    first, best = finite[0], finite.min()
-    scale = max(first - best, abs(first))
-    threshold = best + RISE * scale
-    high = scale > 0 and finite[-in_a_row:].min() > threshold
-    return (len(values) - 1 if high else None), threshold
-
-
-def _exploded(values: Values) -> tuple[int | None, float]:
-    if len(values) <= FEW:
-        return None, np.inf
-    before = np.maximum.accumulate(np.where(np.isfinite(values), values, 0.0))[:-1]
-    place = _first((values[1:] > EXPLOSION * before) & (before > 0) & (np.arange(1, len(values)) >= FEW))
-    return (None, np.inf) if place is None else (place + 1, EXPLOSION * before[place])
-
-
-def _dead(values: Values) -> tuple[int | None, float]:
-    return _first(values >= DEAD), DEAD
-
-
-def _first(where: NDArray[np.bool_]) -> int | None:
-    return int(where.argmax()) if where.any() else None
-
-
-_WHAT: dict[Rule, str] = {
-    _not_finite: "not finite",
-    _diverged: "divergence",
-    _diverged_on_probe: "divergence",
-    _exploded: "gradient explosion",
-    _dead: "dead layer",
-}
+from gramscope.diagnose.alerts import Alert as Alert
+from gramscope.diagnose.alerts import Series, rules_of
+from gramscope.diagnose.alerts import find_alerts as find_alerts
 
 
 class AlertLog:
@@ -132,7 +18,7 @@ class AlertLog:
 
     def measured(self, step: int, scalars: Mapping[str, float]) -> None:
         """Numbers of one measurement."""
-        for name in filter(_rules, scalars):
+        for name in filter(rules_of, scalars):
             steps, values = self._measured.setdefault(name, ([], []))
             steps.append(step)
             values.append(scalars[name])

@@ -20,7 +20,7 @@ from gramscope.kernels.projected import ProjectedTrace, mean_and_error
 from gramscope.record.along_loss import AlongLoss, pull_back, sample_positions
 from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing, precision_of
 from gramscope.record.plain_pass import LastInput, PlainPass, all_of, plain_pass
-from gramscope.record.relu_units import ReluUnits
+from gramscope.record.signals import SignalWatch, share_in_training
 from gramscope.record.subject import Memory, Subject, evaluating, layer_of, layers_by_id
 
 SIGNALS = 2**28  # bytes of signals that are held at once, where outputs are very many
@@ -40,9 +40,11 @@ class Moment:
     subject: Subject
     step: int
     memory: Memory = field(default_factory=Memory)
+    share_in_training: float | None = None  # as the loop left the flags, before this pass sets its own
     _inside: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> "Moment":
+        self.share_in_training = share_in_training(self.subject.model)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -115,15 +117,15 @@ class Moment:
         return self.network.snapshot(self.network.cotangents(some=slice(None if few is None else 1)))
 
     @property
-    def units(self) -> ReluUnits:
-        """Which ReLU units the forward pass turned on."""
+    def units(self) -> SignalWatch:
+        """Which ReLU units the forward pass turned on, and how large its signals were."""
         if self.plain is None:
             _ = self.network
         return self._units
 
     @cached_property
-    def _units(self) -> ReluUnits:
-        return ReluUnits(layers_by_id(self.subject.model))
+    def _units(self) -> SignalWatch:
+        return SignalWatch(layers_by_id(self.subject.model), count_examples(self.subject.x))
 
     @cached_property
     def _last_input(self) -> LastInput:

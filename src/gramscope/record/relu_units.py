@@ -46,7 +46,11 @@ class ReluUnits(TorchFunctionMode):
         if layer is not None and isinstance(result, Tensor):
             name = getattr(func, "__name__", "")
             self._layer, self._axis = layer, 1 if any(part in name for part in UNITS_SECOND) else -1
+        self._saw(func, layer, result)
         return result
+
+    def _saw(self, func: Any, layer: str | None, result: Any) -> None:
+        """An operation that is no ReLU, and the layer whose parameters it was given; for what else is to be noted."""
 
     def _layer_among(self, given: Iterable[Any]) -> str | None:
         """The layer of the first parameter among the arguments of an operation, or in a list of them."""

@@ -18,6 +18,7 @@ from gramscope.record.judge import Judge
 
 if TYPE_CHECKING:
     from gramscope.record.feature_readings import LayerFlow
+    from gramscope.record.given_gradients import GivenGradients
     from gramscope.record.last_update import LastUpdate
 
 
@@ -34,6 +35,7 @@ class Subject:
     optimizer: Optimizer | None = None
     lr: float | None = None
     last_update: "LastUpdate | None" = None
+    given: "GivenGradients | None" = None
 
 
 @dataclass(eq=False)
@@ -45,6 +47,7 @@ class Memory:
     ``signs`` are those of the random mixtures, where outputs are very many. ``last`` is the weight that makes the
     outputs, if a plain pass tells what it is given (see :mod:`gramscope.record.plain_pass`).
     ``sites``: where the weights meet the probe, which is sought once. ``flows``: changes of the weights so far.
+    ``probe_told``: the facts of the probe, which do not change, are in a record.
     """
 
     kernel: Tensor | None = None
@@ -57,6 +60,7 @@ class Memory:
     last: str | None = None
     sites: KnownSites = field(default_factory=KnownSites)
     flows: "dict[str, LayerFlow] | None" = None
+    probe_told: bool = False
 
 
 def layers_by_id(model: nn.Module) -> dict[int, str]:

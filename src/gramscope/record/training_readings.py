@@ -19,7 +19,7 @@ from gramscope.record.subject import layer_of
 LANCZOS_STEPS = 10  # products with the Hessian
 
 
-def by_layer(sizes: Mapping[str, float]) -> dict[str, float]:
+def norms_by_layer(sizes: Mapping[str, float]) -> dict[str, float]:
     """Norms of parameters as norms of their layers."""
     found: dict[str, float] = {}
     for name, size in sizes.items():
@@ -36,7 +36,7 @@ def read_gradient(moment: Moment) -> Reading:
     along = moment.along_loss
     sizes = {name: math.sqrt(square) for name, square in along.squares.items()}
     total, squares = math.hypot(*sizes.values()), along.example_squares
-    found = {f"gradient_norm/{layer}": v for layer, v in by_layer(sizes).items() if moment.subject.layers(layer)}
+    found = {f"gradient_norm/{layer}": v for layer, v in norms_by_layer(sizes).items() if moment.subject.layers(layer)}
     found["gradient_norm"] = total
     if isinstance(squares, Tensor) and len(squares) > 1:
         n = len(squares)
@@ -50,7 +50,7 @@ def read_gradient(moment: Moment) -> Reading:
 @reader("weights", "Norm of the weights of each layer.", needs_targets=False, weights_only=True)
 def read_weights(moment: Moment) -> Reading:
     named = named_parameters(moment.subject.model)
-    sizes = by_layer(norms({name: p for name, p in named.items() if p.is_floating_point()}))
+    sizes = norms_by_layer(norms({name: p for name, p in named.items() if p.is_floating_point()}))
     return Reading({f"weight_norm/{layer}": size for layer, size in sizes.items() if moment.subject.layers(layer)})
 
 
@@ -65,7 +65,11 @@ def read_update(moment: Moment) -> Reading:
     update = moment.subject.last_update
     assert update is not None
     reading = Reading()
-    for layer, sizes in update.sizes(moment.step).items():
+    by_layer = update.sizes(moment.step)
+    if by_layer:
+        reading.scalars["update_size"] = math.hypot(*(sizes.update for sizes in by_layer.values()))
+        reading.scalars["gradient_given"] = math.hypot(*(sizes.gradient for sizes in by_layer.values()))
+    for layer, sizes in by_layer.items():
         if not moment.subject.layers(layer):
             continue
         if sizes.weight:

@@ -14,12 +14,15 @@ from torch import nn
 from gramscope.base.errors import InputError
 from gramscope.base.user_warnings import warn
 from gramscope.capture.network import Outputs, unwrap, unwrap_with_input
+from gramscope.diagnose.finding import Diagnosis
 from gramscope.record import probe as probe_module
 from gramscope.record.alerts import Alert, AlertLog
 from gramscope.record.arguments import WatchOptions, check_optimizer, check_out, resume_step, whole_step
 from gramscope.record.budget import GUARANTEED, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.examples import taken
+from gramscope.record.findings import FindingLog, diagnosis_so_far
+from gramscope.record.given_gradients import GivenGradients
 from gramscope.record.groups import TOGETHER, DueStep, Groups
 from gramscope.record.judge import unseen
 from gramscope.record.last_update import LastUpdate
@@ -97,8 +100,9 @@ def watch(
             due step. What the loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
             does.
-        on_alert: called as on_alert(alert) when a run diverges, has NaN, a dead layer or an exploding gradient, once
-            for each; what it raises stops training. If None, a warning. ``scope.alerts`` holds them all.
+        on_alert: called as on_alert(alert) when a run diverges, has NaN, a dead layer or an exploding gradient, and
+            when the diagnosis names a cause at two measurements in a row; once for each. What it raises stops training.
+            If None, a warning (not for the diagnosis). ``scope.alerts`` and ``scope.findings`` hold them all.
         forward: called as forward(scalars, step) after every record; ``gs.to_tensorboard``, ``gs.to_wandb`` and
             ``gs.to_mlflow`` make such functions.
         resume: True goes on after the last committed step of ``out``, or starts a new run where there is none; a number
@@ -131,6 +135,7 @@ class Scope:
         self.count = whole_step(options.start, "start")
         self._logged, self._said = LogBuffer(), set[str]()
         self._alerts = AlertLog(options.on_alert or (lambda alert: self._warn(str(alert))))
+        self._finding_log = None if options.on_alert is None else FindingLog(options.on_alert)
         self._left_out, self._left_out_last = 0, -1  # due steps without a measurement: how many, and the last
         self._decided = (-1, False)  # a step, and whether it will be measured
         self._hooks: list[Any] = []
@@ -274,7 +279,9 @@ class Scope:
         self._forget_update()
         if self._shards is None:
             update = LastUpdate(self.model, optimizer, self._next_measured)
-            self.subject = Subject(**{**vars(self.subject), "optimizer": optimizer, "last_update": update})
+            given = GivenGradients(self.model, optimizer, self._next_measured)
+            seen = {"optimizer": optimizer, "last_update": update, "given": given}
+            self.subject = Subject(**{**vars(self.subject), **seen})
         elif self._writes:
             self.warn_once("sharded optimizer", _SHARDED_OPTIMIZER)
         return self
@@ -287,6 +294,8 @@ class Scope:
     def _forget_update(self) -> None:
         if self.subject.last_update is not None:
             self.subject.last_update.remove()
+        if self.subject.given is not None:
+            self.subject.given.remove()
 
     def close(self, measure: bool = True) -> None:
         """Let go of the optimiser and of the run's directory.
@@ -356,6 +365,11 @@ class Scope:
         return list(self._alerts.alerts)
 
     @property
+    def findings(self) -> Diagnosis:
+        """What is wrong so far, the likeliest cause first; see :func:`gramscope.diagnose`."""
+        return diagnosis_so_far(self.model, self.records, self.logged)
+
+    @property
     def overhead(self) -> float:
         """Seconds spent measuring, the first measurement too, for each second of training up to ``close()``."""
         return self.budget.overhead
@@ -422,6 +436,8 @@ class Scope:
                     raise
                 self._warn(f"forwarding of step {self.count} failed: {error}")
         self._alerts.measured(self.count, taken.scalars)
+        if self._finding_log is not None and len(self.records) > 2:
+            self._finding_log.look(self.findings, self.count)
 
     def _warn(self, message: str) -> None:
         warn(message, WatchWarning)

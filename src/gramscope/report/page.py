@@ -16,6 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis
+from gramscope.diagnose.opening import diagnose
 from gramscope.report import swept
 from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
@@ -95,6 +97,7 @@ class Content:
     words: Sequence[Words]
     compared: Sequence[str]
     table: RunsTable | None
+    diagnoses: Sequence[Diagnosis]
 
     @property
     def many(self) -> bool:
@@ -110,7 +113,8 @@ def gather(runs: Sequence[Run]) -> Content:
     drawn = swept.panel(table) if table else None
     # The words come last: drawing has found out which arrays cannot be read.
     words = [in_words(view) for view in views]
-    return Content(views, [*([drawn] if drawn else []), *panels], absent, words, compared(views), table)
+    drawings = [*([drawn] if drawn else []), *panels]
+    return Content(views, drawings, absent, words, compared(views), table, [diagnose(run) for run in runs])
 
 
 def _of_many(views: Sequence[RunView]) -> list[Panel]:
@@ -190,6 +194,8 @@ def _fragment_names(content: Content) -> Mapping[str, Any]:
         "absent": content.absent,
         "words": content.words,
         "compared": content.compared,
+        "diagnoses": content.diagnoses,
+        "nothing_wrong": NOTHING_WRONG,
         "rule": RULE,
         "topics": TOPICS,
         "table": content.table,

@@ -3,6 +3,14 @@
 import math
 from dataclasses import dataclass
 
+from gramscope.diagnose.thresholds import (
+    LAZY_ALIGNED,
+    LAZY_FEATURES,
+    LAZY_KERNEL,
+    RICH_ALIGNED,
+    RICH_FEATURES,
+    RICH_KERNEL,
+)
 from gramscope.report.panels.drawing import number
 from gramscope.report.panels.kernels import largest, moved, written_as_alignment
 from gramscope.report.panels.richness import feature_change
@@ -20,14 +28,6 @@ from gramscope.report.panels.validity import (
     tells_change,
 )
 from gramscope.report.references import lazy_richness
-from gramscope.report.thresholds import (
-    LAZY_ALIGNED,
-    LAZY_FEATURES,
-    LAZY_KERNEL,
-    RICH_ALIGNED,
-    RICH_FEATURES,
-    RICH_KERNEL,
-)
 from gramscope.report.view import RunView, Series
 
 STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gramscope.diagnose.thresholds import LAZY_KERNEL, RICH_KERNEL
 from gramscope.report.figure import Axis, Heat, Numbers, Panel, Plot, pooled
 from gramscope.report.panels.drawing import (
     STEP,
@@ -17,7 +18,6 @@ from gramscope.report.panels.drawing import (
     unit_range,
 )
 from gramscope.report.panels.validity import ENOUGH_READINGS, change, retrained
-from gramscope.report.thresholds import LAZY_KERNEL, RICH_KERNEL
 from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"

@@ -24,11 +24,13 @@ from gramscope.store.names import FINGERPRINT
 SCALARS = "Other measurements"
 ARRAYS = "Other arrays"
 SKIPPED = "skipped"  # how many measures the time budget left out at a step: the watcher's own bookkeeping
+# Facts of the set-up, which do not change: the diagnosis at the top says what of them matters.
+FACTS = ("probe", "optimizer", "frozen", "not_optimized", "precision", "training_mode")
 HOW = "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part."
 
 
 def scalars(views: Sequence[RunView]) -> Panel | None:
-    plots, notes = drawn_as_recorded(views, lambda name: name != SKIPPED)
+    plots, notes = drawn_as_recorded(views, lambda name: name.partition("/")[0] not in (SKIPPED, *FACTS))
     if not plots:
         return None
     return Panel("others", SCALARS, HOW, [f"Drawn: {', '.join(plot.caption for plot in plots)}."], plots, notes=notes)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gramscope.diagnose.thresholds import LAZY_FEATURES, RICH_FEATURES
 from gramscope.report.figure import Axis, Colour, Control, Line, Mark, Panel, Plot
 from gramscope.report.panels.drawing import (
     STEP,
@@ -19,7 +20,6 @@ from gramscope.report.panels.drawing import (
 )
 from gramscope.report.panels.validity import at_step, change
 from gramscope.report.references import lazy_richness
-from gramscope.report.thresholds import LAZY_FEATURES, RICH_FEATURES
 from gramscope.report.view import RunView, Series
 
 TITLE = "Richness"

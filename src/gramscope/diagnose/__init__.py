@@ -1,0 +1,24 @@
+"""What is wrong with a run, and what to try: rules on what was recorded. Never imports torch."""
+
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+from gramscope.diagnose.finding import Diagnosis, Evidence, Finding
+from gramscope.diagnose.opening import diagnose
+from gramscope.diagnose.rule import RULES, Rule, rule
+
+__all__ = ["RULES", "Diagnosis", "Evidence", "Finding", "Rule", "diagnose", "rule"]
+
+
+class _Package(ModuleType):
+    """``gramscope.diagnose`` is both the package and its entry point, so the package can be called."""
+
+    __signature__ = inspect.signature(diagnose)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return diagnose(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Package

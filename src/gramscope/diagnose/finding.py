@@ -1,0 +1,122 @@
+"""What is said about a run: findings, and what could not be judged."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+NOTHING_WRONG = "nothing_wrong"
+PAGE = "docs/diagnosis.md"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One number that speaks for a finding: ``value`` is ``relation`` ("above", "below", "equal to") ``threshold``."""
+
+    name: str
+    value: float
+    relation: str
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.3g} ({self.relation} {self.threshold:.3g})"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a run.
+
+    ``kind``: its name in :data:`gramscope.diagnose.RULES`. ``what``: one sentence. ``where``: layers or classes.
+    ``step``: from which it can be seen. ``confidence``: the share of such findings that were right on held-out runs of
+    known faults. ``follows_from``: the kind of another finding that explains this one. ``alternatives``: causes that
+    the record cannot tell from this one.
+    """
+
+    kind: str
+    what: str
+    evidence: tuple[Evidence, ...]
+    cause: str
+    remedy: str
+    where: tuple[str, ...] = ()
+    step: float = 0.0
+    confidence: float = math.nan
+    follows_from: str = ""
+    alternatives: tuple[str, ...] = ()
+
+    @property
+    def page(self) -> str:
+        """Where the documentation argues it."""
+        return f"{PAGE}#{self.kind.replace('_', '-')}"
+
+    def __str__(self) -> str:
+        lines = [f"{self.what} ({', '.join(map(str, self.evidence))})" if self.evidence else self.what]
+        lines += [f"Likely cause: {self.cause}"] if self.cause else []
+        lines += [f"It may also be: {'; '.join(self.alternatives)}"] if self.alternatives else []
+        lines += [f"Try first: {self.remedy}"] if self.remedy else []
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Diagnosis(Sequence[Finding]):
+    """The findings of one run, the likeliest cause first; ``not_judged``: kinds that it does not allow, and why.
+
+    ``[0]`` is always there: where no rule finds anything, it says so.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    step: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.findings[place]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing wrong was found."""
+        return self.findings[0].kind == NOTHING_WRONG
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why kinds could not be judged: one entry for each reason, with all kinds that it concerns."""
+        return _reasons(self.not_judged)
+
+    def json(self) -> dict[str, Any]:
+        """Plain numbers and text, without NaN."""
+        return {
+            "run": self.name,
+            "step": self.step,
+            "findings": [_plain(asdict(finding) | {"page": finding.page}) for finding in self.findings],
+            "not_judged": dict(self.not_judged),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}, up to step {self.step:,.0f}"]
+        for place, finding in enumerate(self.findings, 1):
+            sure = "" if math.isnan(finding.confidence) else f" [{100 * finding.confidence:.0f} % sure]"
+            follows = f" (follows from {finding.follows_from})" if finding.follows_from else ""
+            first, *rest = str(finding).splitlines()
+            lines += [f"{place}. {finding.kind}{sure}{follows}: {first}", *(f"   {line}" for line in rest)]
+            lines += [f"   More: {finding.page}"] if finding.kind != NOTHING_WRONG else []
+        if self.not_judged:
+            lines.append(f"Not judged: {'; '.join(self.reasons)}.")
+        return "\n".join(lines)
+
+
+def _reasons(not_judged: Mapping[str, str]) -> list[str]:
+    """One entry for each reason, with all kinds that it keeps from being judged."""
+    grouped: dict[str, list[str]] = {}
+    for kind, reason in not_judged.items():
+        grouped.setdefault(reason, []).append(kind)
+    return [f"{', '.join(kinds)} ({reason})" for reason, kinds in grouped.items()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,45 @@
+"""How far a run has come: what several rules ask of the losses."""
+
+import math
+
+import numpy as np
+
+from gramscope.diagnose.history import History, Series
+
+LONG = 50  # values: a series of batches, not of measurements
+LEARNT = 0.5  # of the first loss: a run that removed more of it is learning
+
+
+def removed(history: History) -> float:
+    """The part of the first loss that is gone at the end, on the probe where it was measured: 0 nothing, 1 all."""
+    loss = history.probe_loss.finite if history.has("loss/probe") else history.batch_loss.finite
+    if len(loss) < 2 or loss.first == 0:
+        return math.nan
+    return 1 - end_of(loss) / loss.first
+
+
+def removed_in_batches(history: History) -> float:
+    """The same of the batches' loss: the median of the first tenth against that of the last."""
+    loss = history.batch_loss.finite
+    if len(loss) < 10:
+        return math.nan
+    first = float(np.median(loss.values[: max(3, len(loss) // 20)]))
+    return 1 - end_of(loss) / first if first else math.nan
+
+
+def end_of(loss: Series) -> float:
+    """The last value; of a series of batches, which is long, the median of the last tenth."""
+    values = loss.finite.values
+    count = len(values) // 10 if len(values) >= LONG else 1
+    return float(np.median(values[-count:])) if len(values) else math.nan
+
+
+def later_half(series: Series) -> Series:
+    """The records of the second half of a series, by number: schedules are often logarithmic in the step."""
+    return Series(series.steps[len(series) // 2 :], series.values[len(series) // 2 :])
+
+
+def ended_finite(history: History) -> bool:
+    """Whether the last losses that are known are numbers."""
+    known = [s for s in (history.probe_loss, history.batch_loss) if len(s)]
+    return all(np.isfinite(s.values[-1]) for s in known)

@@ -1,0 +1,66 @@
+"""A layer that cannot train: its parameters are frozen, or no gradient reaches them."""
+
+from gramscope.diagnose.finding import Evidence, Finding
+from gramscope.diagnose.history import History
+from gramscope.diagnose.rule import MEASURES, rule
+
+MOST = 0.5  # of all layers and entries: a network that is mostly frozen is fine-tuned on purpose
+TWICE = 3  # measurements at which the gradient must be exactly zero
+
+
+@rule(
+    "frozen_layer",
+    needs=((("setup", "precision"), MEASURES),),
+    explains=("head_only", "vanishing_signals", "lazy", "lr_too_small", "labels"),
+    order=0,
+)
+def find(history: History) -> Finding | None:
+    """Parameters with ``requires_grad=False`` in a network that otherwise trains, or whose gradient is exactly zero.
+
+    Facts of the set-up, so no threshold is fitted. Where more than half of the layers and of all entries are frozen,
+    that is taken for fine-tuning. A zero gradient without a dead layer above it means that the graph was cut
+    (``detach``, ``no_grad``, ``.data``), or that the layer is not used.
+    """
+    frozen = {layer: s.last for layer, s in history.family("frozen").items() if s.last > 0}
+    if frozen and not _fine_tuned(history, frozen):
+        evidence = tuple(Evidence(f"frozen/{layer}", share, "above", 0.0) for layer, share in frozen.items())
+        return Finding(
+            "frozen_layer",
+            f"{_named(tuple(frozen))} cannot train: requires_grad is False there, while other layers train.",
+            evidence[:4],
+            "The parameters were frozen, by requires_grad_(False) or by a loop over the wrong names.",
+            "If this is not meant, set requires_grad to True before the optimiser is made.",
+            tuple(frozen),
+            float(history.steps[0]) if len(history.steps) else 0.0,
+        )
+    cut = _without_gradient(history)
+    if not cut:
+        return None
+    return Finding(
+        "frozen_layer",
+        f"No gradient reaches {_named(cut)}: it is exactly zero at every measurement.",
+        tuple(Evidence(f"gradient_norm/{layer}", 0.0, "equal to", 0.0) for layer in cut[:4]),
+        "The graph is cut above it (detach, no_grad, .data, numpy), or the layer is not used.",
+        "Look for detach() and no_grad() between this layer and the loss.",
+        cut,
+    )
+
+
+def _fine_tuned(history: History, frozen: dict[str, float]) -> bool:
+    """Most of the layers are frozen, and with them most of the entries."""
+    whole = sum(history.sizes.values())
+    part = sum(share * history.sizes.get(layer, 0) for layer, share in frozen.items())
+    layers = max(len(history.layers), 1)
+    return bool(whole) and part / whole > MOST and len(frozen) / layers > MOST
+
+
+def _without_gradient(history: History) -> tuple[str, ...]:
+    family = history.family("gradient_norm")
+    if any(series.last > 0.99 for series in history.family("dead_units").values()):
+        return ()  # nothing flows back through a dead layer
+    cut = [layer for layer, s in family.items() if len(s.finite) >= TWICE and not s.finite.values.any()]
+    return tuple(cut) if len(cut) < len(family) else ()
+
+
+def _named(layers: tuple[str, ...]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(layers[:4])}"

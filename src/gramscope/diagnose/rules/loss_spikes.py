@@ -1,0 +1,53 @@
+"""Single batches at which the loss jumps up."""
+
+import numpy as np
+
+from gramscope.diagnose.finding import Evidence, Finding
+from gramscope.diagnose.history import History
+from gramscope.diagnose.rule import LOSS, rule
+
+HIGH = 8.0  # deviations above the running median
+TIMES = 3.0  # and times it
+SIZE = 0.2  # of the first losses, at least
+SEVERAL = 3
+WINDOW = 15
+
+
+@rule("loss_spikes", needs=((("batch loss",), LOSS),), order=3)
+def find(history: History) -> Finding | None:
+    """Three batches or more whose loss lies 8 deviations above the median of the batches around, and above thrice it.
+
+    Deviations are 1.48 times the median distance from the median, which single spikes do not move.
+    """
+    losses = history.batch_loss.finite
+    if len(losses) < 3 * WINDOW:
+        return None
+    spikes = spike_places(losses.values)
+    if len(spikes) < SEVERAL or len(spikes) > len(losses) / 10:
+        return None
+    steps = losses.steps[spikes]
+    gaps = np.diff(steps)
+    regular = len(gaps) > 1 and float(gaps.min()) > 2 and float(np.std(gaps)) < 0.05 * float(np.mean(gaps))
+    return Finding(
+        "loss_spikes",
+        f"The loss jumps at {len(spikes)} single batches" + (f", every {np.mean(gaps):.0f} steps." if regular else "."),
+        (Evidence("batches far above those around", float(len(spikes)), "above", SEVERAL - 1.0),),
+        "Some batches are bad"
+        + (": the same ones each time." if regular else ", or the steps before them were too long."),
+        f"Look at the batches of steps {', '.join(f'{s:.0f}' for s in steps[:4])}; leave out what is wrong in them, or "
+        "clip gradients.",
+        tuple(f"step {s:.0f}" for s in steps[:8]),
+        float(steps[SEVERAL - 1]),
+    )
+
+
+def spike_places(values: np.ndarray) -> np.ndarray:
+    """Places of values far above the median of the window around them."""
+    padded = np.pad(values, WINDOW // 2, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)
+    first = float(np.median(values[:WINDOW]))
+    middle = np.median(windows, axis=1)
+    deviation = 1.48 * np.median(np.abs(windows - middle[:, None]), axis=1)
+    return np.flatnonzero(
+        (values > middle + HIGH * deviation) & (values > TIMES * np.abs(middle)) & (values > SIZE * first)
+    )

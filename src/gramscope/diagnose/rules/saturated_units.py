@@ -1,0 +1,38 @@
+"""tanh and sigmoid units, or states of a recurrent layer, that sit where they are flat."""
+
+from gramscope.diagnose.finding import Evidence, Finding
+from gramscope.diagnose.history import History, first_step
+from gramscope.diagnose.rule import MEASURES, rule
+
+MOST = 0.5  # of the entries of a layer
+AT_START = 0.15  # before any training, where next to none should be
+
+
+@rule(
+    "saturated_units",
+    needs=((("signal/*",), MEASURES),),
+    explains=("vanishing_signals", "lr_too_small", "head_only", "exploding_signals", "lazy", "rank_collapse", "labels"),
+    order=1,
+)
+def find(history: History) -> Finding | None:
+    """Half of the entries of a layer have a slope below 6 % of the greatest (|tanh| above 0.97): gradients stop there.
+
+    Or 15 % have so before any training: weights of the usual size leave next to none there. Glorot & Bengio 2010 found
+    the same with sigmoids. Of recurrent layers the states are looked at, not the gates.
+    """
+    family = {layer: s.finite for layer, s in history.family("saturated_units").items() if len(s.finite)}
+    full = {layer: s for layer, s in family.items() if s.last >= MOST or min(s.first, s.last) >= AT_START}
+    if not full:
+        return None
+    worst = max(full, key=lambda layer: full[layer].last)
+    series = full[worst]
+    return Finding(
+        "saturated_units",
+        f"{100 * series.last:.0f} % of the units of layer {worst} are saturated.",
+        (Evidence(f"saturated_units/{worst}", series.last, "above", MOST if series.first < AT_START else AT_START),),
+        "Weights or inputs are too large for these units"
+        + ("." if series.first >= AT_START else ", since a step that was too long."),
+        "Initialise with smaller weights (Glorot), normalise the inputs, or put a normalisation layer before.",
+        tuple(full),
+        first_step(series, lambda values: values >= AT_START) or 0.0,
+    )

@@ -1,0 +1,45 @@
+"""What is wrong so far: the diagnosis of a run that is still in memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from gramscope.capture.network import named_parameters
+from gramscope.diagnose.alerts import Alert
+from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis, Finding
+from gramscope.diagnose.history import Series, history_of_records
+from gramscope.diagnose.judge import diagnosis_of
+from gramscope.record.moment import layer_of
+
+SURE = 0.8  # findings that were right less often are in ``scope.findings``, and nobody is told
+
+
+def diagnosis_so_far(
+    model: nn.Module, records: Sequence[Mapping[str, Any]], logged: Mapping[str, Mapping[int, float]]
+) -> Diagnosis:
+    """The findings of what was measured and logged up to now."""
+    shapes = {name: list(parameter.shape) for name, parameter in named_parameters(model).items()}
+    meta = {"layers": list(dict.fromkeys(map(layer_of, shapes))), "parameters": shapes}
+    series = {
+        name: Series(np.array([*found], dtype=float), np.array([*found.values()])) for name, found in logged.items()
+    }
+    rows = [(int(record["step"]), record["scalars"]) for record in records]
+    return diagnosis_of(history_of_records(rows, series, meta), type(model).__name__)
+
+
+class FindingLog:
+    """Tells each cause once, as an alert, when two measurements in a row name it first."""
+
+    def __init__(self, tell: Callable[[Alert], Any]) -> None:
+        self._tell, self._told, self._last = tell, set[str](), ""
+
+    def look(self, found: Diagnosis, step: int) -> None:
+        first: Finding = found[0]
+        again, self._last = first.kind == self._last, first.kind
+        if again and first.kind not in self._told and first.kind != NOTHING_WRONG and first.confidence >= SURE:
+            self._told.add(first.kind)
+            value, threshold = (first.evidence[0].value, first.evidence[0].threshold) if first.evidence else (0.0, 0.0)
+            where = ", ".join(first.where) or first.kind
+            self._tell(Alert(first.kind, where, step, value, threshold, f"{first.what} Try first: {first.remedy}"))

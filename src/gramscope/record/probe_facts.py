@@ -1,0 +1,118 @@
+"""What the probe says before any training: scale of its inputs, examples that occur twice, labels and chance."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from gramscope.base.nested import tensors_in
+from gramscope.record.judge import IGNORED, Judge
+from gramscope.record.signals import ratio_of_rows
+
+MOST = 1024  # examples of which distances are computed
+FEW = 8  # fewer neighbours tell nothing
+SYMBOLS = 4  # values, at most, of inputs that are taken for symbols though they are floats (one-hot)
+VOCABULARY = 256  # tokens of more kinds are not compared
+
+
+def probe_facts(x: Any, y: Tensor | None, judge: Judge) -> dict[str, float]:
+    """Numbers by name; each is a fact about the examples alone, whatever the network."""
+    tensors = [t for t in tensors_in(x) if t.numel()]
+    if not tensors:
+        return {}
+    rows = tensors[0][:MOST].detach().reshape(len(tensors[0][:MOST]), -1).cpu()
+    discrete = not rows.is_floating_point() or len(rows.unique()) <= SYMBOLS
+    found = {"probe/discrete": float(discrete), "probe/duplicates": duplicates(rows)}
+    found["probe/chance_duplicates"] = chance_duplicates(rows)
+    if rows.is_floating_point():
+        found |= scales(rows.double())
+    if y is not None and y.numel():
+        found |= _targets(y.cpu(), judge)
+        compared = _comparable(rows)
+        if len(rows) >= FEW and compared is not None and not judge.by_position:
+            targets = y[:MOST].cpu().reshape(len(rows), -1)
+            agree = numbers_agree(compared, targets) if y.is_floating_point() else labels_agree(compared, targets)
+            found["probe/neighbors_agree"] = agree
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def duplicates(rows: Tensor) -> float:
+    """Share of the examples that an earlier one equals in every entry."""
+    return 1.0 - len(torch.unique(rows, dim=0)) / len(rows)
+
+
+def chance_duplicates(rows: Tensor) -> float:
+    """The same share as chance would have it, for entries that are drawn independently with the probe's frequencies."""
+    n = len(rows)
+    collide = 0.0
+    for column in rows.T:
+        counts = column.unique(return_counts=True)[1].double()
+        collide += math.log(float(counts.square().sum()) / n**2)
+        if collide < -40:
+            return 0.0
+    return min(1.0, (n - 1) / 2 * math.exp(collide))
+
+
+def scales(rows: Float64[Tensor, "n d"]) -> dict[str, float]:
+    """Root mean square of all entries; mean against deviation; how far deviations of features differ (90 % to 10 %)."""
+    spread = rows.std(0, correction=0)
+    moving = spread[spread > 0]
+    found = {"probe/rms": float(rows.square().mean().sqrt())}
+    if len(moving):
+        typical = float(rows.std(correction=0))
+        found["probe/mean_over_std"] = float(rows.mean().abs()) / typical
+        places = (torch.tensor([0.1, 0.9]) * (len(moving) - 1)).round().long()
+        low, high = moving.sort()[0][places].tolist()
+        found["probe/scale_spread"] = high / low
+    return found
+
+
+def _targets(y: Tensor, judge: Judge) -> dict[str, float]:
+    """``probe/chance``: the loss of the best constant outputs; ``probe/target_rank``: directions of the targets."""
+    if y.is_floating_point():
+        rows = y.reshape(-1, y.shape[-1]).double() if y.dim() > 1 else y[:, None].double()
+        found = {"probe/target_rank": float(ratio_of_rows(rows[:MOST]))}
+        whole = y.reshape(len(y), -1).double()
+        chance = float((whole - whole.mean(0)).square().mean())
+        return found | ({"probe/chance": chance} if judge.kind == "numbers" and judge.own is None else {})
+    labels = y.reshape(-1)
+    counts = labels[labels != IGNORED].unique(return_counts=True)[1].double()
+    shares = counts / counts.sum()
+    found = {"probe/classes": float(len(counts)), "probe/target_rank": float(len(counts) - 1)}
+    if judge.own is None and judge.kind == "classes":
+        found["probe/chance"] = float(-(shares * shares.log()).sum())
+    return found
+
+
+def _comparable(rows: Tensor) -> Float64[Tensor, "n d"] | None:
+    """Rows whose distances mean something: numbers as they are; tokens as one-hot by position, and counted."""
+    if rows.is_floating_point():
+        return rows.double()
+    low, high = int(rows.min()), int(rows.max())
+    if high - low >= VOCABULARY:
+        return None
+    hot = F.one_hot(rows.long() - low, high - low + 1).double()
+    return torch.cat([hot.flatten(1), hot.sum(1)], 1)
+
+
+def _nearest(x: Float64[Tensor, "n d"]) -> Tensor:
+    apart = torch.cdist(x, x)
+    apart.fill_diagonal_(math.inf)
+    return apart.argmin(1)
+
+
+def labels_agree(x: Float64[Tensor, "n d"], y: Tensor) -> float:
+    """How often the nearest other example has the same label: 1 always, 0 as often as any other example has it."""
+    same = float((y == y[_nearest(x)]).all(1).double().mean())
+    chance = (float((y[:, None] == y[None]).all(2).double().sum()) - len(y)) / (len(y) * (len(y) - 1))
+    return (same - chance) / (1 - chance) if chance < 1 else math.nan
+
+
+def numbers_agree(x: Float64[Tensor, "n d"], y: Float[Tensor, "n k"]) -> float:
+    """``1 - E|y - y_nearest|² / E|y - y'|²``: 1 where neighbours share targets, 0 where they do not."""
+    wide = y.double()
+    scatter = 2 * float((wide - wide.mean(0)).square().sum(1).mean()) * len(y) / (len(y) - 1)
+    return 1 - float((wide - wide[_nearest(x)]).square().sum(1).mean()) / scatter if scatter else math.nan
