@@ -126,6 +126,13 @@ class TestEigenvaluesTop:
         assert float(true.max()) > 1e-6
         torch.testing.assert_close(pairs.residuals, true, rtol=0.2, atol=1e-12)
 
+    def test_the_search_ends_in_a_dense_bulk(self) -> None:
+        """At a loose tolerance each search moves the values a little; without an end it took all products allowed."""
+        values = torch.cat([torch.arange(2, 10, dtype=F64), torch.linspace(0, 1.5, 1992, dtype=F64)])
+        pairs = eigenvalues_top(Diagonal(values), 50, tol=1e-3)
+        assert pairs.all_converged
+        assert pairs.products < 1500
+
     def test_reports_what_did_not_converge(self) -> None:
         op = with_spectrum(torch.linspace(0.99, 1, 300, dtype=F64))
         pairs = eigenvalues_top(op, 3, max_products=7)
