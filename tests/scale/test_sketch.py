@@ -45,8 +45,8 @@ def assert_sketch_close(found, want, tolerance):
 # Equality with the explicit projection ------------------------------------------------------------
 
 
-# All of the sharing family, where uses of one weight must meet the same matrices; of the others every sixth.
-OTHERS = [list(cases)[::6] for family, cases in FAMILIES.items() if family != "sharing"]
+# All of the sharing family, where uses of one weight must meet the same matrices; of the others every twelfth.
+OTHERS = [list(cases)[::12] for family, cases in FAMILIES.items() if family != "sharing"]
 CHOSEN = [*FAMILIES["sharing"], *(name for names in OTHERS for name in names)]
 
 
@@ -142,8 +142,8 @@ def test_kernels_are_unbiased_with_honest_errors(method, apart):
     """Many repeats are many seeds: their mean is the exact kernel within its error bars, and these are of one size."""
     model, x = network(), inputs()
     exact = reference_ntk(model, x, reduce="trace")
-    found = gs.sketch(model, x, size=2, repeats=400, method=method, seed=3, apart=apart).kernel()
-    assert float((found.standard_error / exact.diagonal().mean()).max()) < 0.15, "else the check would see no bias"
+    found = gs.sketch(model, x, size=2, repeats=250, method=method, seed=3, apart=apart).kernel()
+    assert float((found.standard_error / exact.diagonal().mean()).max()) < 0.2, "else the check would see no bias"
     z = (found.value - exact) / found.standard_error
     # 15 different entries, which share their matrices: 4.5 standard errors come once in 10,000.
     assert float(z.abs().max()) < 4.5
@@ -154,11 +154,11 @@ def test_kernels_are_unbiased_with_honest_errors(method, apart):
 def test_standard_errors_are_those_over_seeds():
     model, x = network(), inputs()
     options = {"size": 3, "repeats": 6, "method": "orthogonal", "layers": "2.weight", "apart": False}
-    found = [gs.sketch(model, x, **options, seed=seed).kernel() for seed in range(30)]
+    found = [gs.sketch(model, x, **options, seed=seed).kernel() for seed in range(24)]
     spread = torch.stack([one.value for one in found]).var(0)
     claimed = torch.stack([one.standard_error.square() for one in found]).mean(0)
     ratio = float(claimed.sum() / spread.sum())
-    assert 0.5 < ratio < 2, "30 seeds tell a variance of skewed numbers to some 25 %"
+    assert 0.5 < ratio < 2, "24 seeds tell a variance of skewed numbers to some 25 %"
 
 
 def test_kernel_norms_and_neighbours_of_one_repeat_are_plain_inner_products():
