@@ -121,7 +121,7 @@ def sweep(
             options=options or [], quiet=as_json,
         )  # fmt: skip
         if as_json:
-            typer.echo(strict_json(found))
+            typer.echo(json_line(found))
         if any(run["state"] != "done" for run in found["runs"]):
             raise typer.Exit(1)
 
@@ -211,7 +211,7 @@ def kernel(
             tile=tile, device=device, precision=precision, quiet=as_json,
         )  # fmt: skip
         if as_json:
-            typer.echo(strict_json(found))
+            typer.echo(json_line(found))
 
 
 @app.command()
@@ -251,7 +251,7 @@ def diagnose(
         from gramscope.diagnose.opening import diagnose_all
 
         found = diagnose_all(runs)
-        typer.echo(strict_json([one.json() for one in found]) if as_json else "\n\n".join(map(str, found)))
+        typer.echo(json_line([one.json() for one in found]) if as_json else "\n\n".join(map(str, found)))
 
 
 @app.command()

@@ -16,11 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.hierarchy.chain import Chain
-from gramscope.hierarchy.fields import Fields, check_lr
+from gramscope.hierarchy.fields import Fields
 
 
 @dataclass(frozen=True, eq=False)

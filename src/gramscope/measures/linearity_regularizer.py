@@ -16,7 +16,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.activations import Layers, Visit, choose_layers
 from gramscope.capture.network import unwrap
-from gramscope.measures.layer_features import Reader, Reduce
+from gramscope.measures.layer_features import Reduce, RowReduction
 
 __all__ = ["LinearityPenalty", "LinearityRegularizer", "linearity_penalty"]
 
@@ -162,7 +162,7 @@ class LinearityRegularizer:
     ) -> None:
         if reduce == "unfold":
             raise InputError('reduce must keep one row for each example; "unfold" does not. Use "pool" or "flatten".')
-        self.model, self._reader = unwrap(model), Reader(reduce)
+        self.model, self._reader = unwrap(model), RowReduction(reduce)
         self.penalties = nn.ModuleDict()
         self._targets, self._momentum, self._ridge = targets, momentum, ridge
         self._seen: dict[str, tuple[nn.Module, Tensor]] = {}

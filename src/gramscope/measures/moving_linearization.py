@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress import progress
 from gramscope.capture.network import copied
 from gramscope.capture.side_effects import untouched
-from gramscope.hierarchy.fields import check_lr
 from gramscope.kernels.ntk import ntk
 
 __all__ = ["LinearizedRun", "MovingTarget", "moving_target"]

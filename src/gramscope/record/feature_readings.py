@@ -11,7 +11,7 @@ from gramscope.hierarchy.accumulated_flow import AccumulatedFlow, CoactivationSu
 from gramscope.hierarchy.class_coactivation import shared_activation
 from gramscope.record.moment import Moment
 from gramscope.record.probe_pass import probe_pass
-from gramscope.record.readings import Reading, _keys, reader
+from gramscope.record.readings import Reading, _keys, reader, seconds
 from gramscope.record.relu_units import ReluUnits
 from gramscope.record.subject import layers_by_id
 from gramscope.record.theory_readings import _matrices

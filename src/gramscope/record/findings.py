@@ -11,7 +11,7 @@ from gramscope.diagnose.alerts import Alert
 from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis, Finding
 from gramscope.diagnose.history import Series, history_of_records
 from gramscope.diagnose.judge import diagnosis_of
-from gramscope.record.moment import layer_of
+from gramscope.record.subject import layer_of
 
 SURE = 0.8  # findings that were right less often are in ``scope.findings``, and nobody is told
 

@@ -5,10 +5,11 @@ import torch
 from gramscope.capture.network import count_examples, evaluate, named_parameters, prepare_input
 from gramscope.capture.side_effects import in_modes, plain_execution, untouched
 from gramscope.record.judge import IGNORED
-from gramscope.record.moment import Moment, layer_of
+from gramscope.record.moment import Moment
 from gramscope.record.probe_facts import probe_facts
 from gramscope.record.readings import Reading, reader
 from gramscope.record.signals import depends_on_mode
+from gramscope.record.subject import layer_of
 
 MOST_CLASSES = 32  # with a series for each
 

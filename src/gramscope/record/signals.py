@@ -13,8 +13,8 @@ from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.moments import centered_rows
 from gramscope.record.relu_units import UNITS_SECOND, ReluUnits
 
-TANHS = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
-SIGMOIDS = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
+TANHS: set[Any] = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
+SIGMOIDS: set[Any] = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
 CELLS = {"gru", "lstm", "rnn_tanh"}  # whole recurrent layers: their states lie between -1 and 1
 RANK_ROWS = 512  # examples and positions, at most about so many
 WIDEST_LAYER = 2**13  # units; of a vocabulary's logits only the size is noted

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History
+from gramscope.diagnose.history import History, Series
 from gramscope.diagnose.rule import OPTIMIZER, rule
 
 APART = 100.0  # times the relative step of the other layers, and the effective learning rate
@@ -45,6 +45,6 @@ def find(history: History) -> Finding | None:
     )
 
 
-def _against(family: dict[str, "object"], head: str) -> tuple[float, float]:
-    medians = {layer: series.median() for layer, series in family.items()}  # type: ignore[attr-defined]
+def _against(family: dict[str, Series], head: str) -> tuple[float, float]:
+    medians = {layer: series.median() for layer, series in family.items()}
     return medians[head], float(np.median([value for layer, value in medians.items() if layer != head]))
