@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from gramscope.base.errors import InputError
 from gramscope.hierarchy.field_training import (
-    Watch,
+    EarlyStopping,
     activation_step,
     check_gram,
     field_step,
@@ -200,7 +200,7 @@ def test_progress_below_tol_counts_as_none():
     """Each pass takes off 1 %: with tol = 5 % six passes make progress, more than the patience of four."""
     coefficients = np.zeros((1, 1))
     for tol, wanted in ((0.05, 4), (0.005, None), (0.03, None)):
-        watch = Watch(tol, 4, None, 1.0)
+        watch = EarlyStopping(tol, 4, None, 1.0)
         stops = [watch.stop(0.99**k, coefficients) for k in range(1, 30)]
         assert (stops.index(True) + 1 if any(stops) else None) == wanted
     x, y, _, _, _ = case(13)

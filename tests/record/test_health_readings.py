@@ -9,7 +9,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.record.given_gradients import sample
 from gramscope.record.probe_facts import chance_duplicates, duplicates, labels_agree, numbers_agree, scales
-from gramscope.record.signals import SignalWatch, effective_rank, share_in_training
+from gramscope.record.signals import SignalWatch, ratio_of_rows, share_in_training
 
 NEW = ["signals", "feature_rank", "classes", "setup", "given_gradients", "probe_facts", "train_mode"]
 
@@ -81,11 +81,11 @@ def test_tokens_that_are_alike_have_no_variance_between_them():
     assert other.token_variance()["a"] == pytest.approx(float(within), rel=1e-5)
 
 
-def test_effective_rank_of_copies_is_one_and_of_white_features_their_number():
+def test_ratio_of_rows_of_copies_is_one_and_of_white_features_their_number():
     column = torch.randn(50, 1, dtype=torch.float64)
-    assert float(effective_rank(column.expand(50, 6))) == pytest.approx(1.0)
-    assert float(effective_rank(torch.cat([torch.eye(4), -torch.eye(4)]))) == pytest.approx(4.0)
-    assert float(effective_rank(torch.ones(5, 3))) == 0.0
+    assert float(ratio_of_rows(column.expand(50, 6))) == pytest.approx(1.0)
+    assert float(ratio_of_rows(torch.cat([torch.eye(4), -torch.eye(4)]))) == pytest.approx(4.0)
+    assert float(ratio_of_rows(torch.ones(5, 3))) == 0.0
 
 
 def test_facts_of_the_probe_by_counting():
