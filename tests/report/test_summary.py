@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gramscope.report import references, thresholds
+from gramscope.diagnose import thresholds
+from gramscope.report import references
 from gramscope.report.advice import TOPICS
 from gramscope.report.opening import open_all, views_of
 from gramscope.report.panels import all_panels, kernels, layers, richness, spectra
