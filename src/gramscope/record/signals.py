@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gramscope.record.relu_units import UNITS_SECOND, ReluUnits
 
-TANHS = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
-SIGMOIDS = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
+TANHS: set[Any] = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
+SIGMOIDS: set[Any] = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
 CELLS = {"gru", "lstm", "rnn_tanh"}  # whole recurrent layers: their states lie between -1 and 1
 RANK_ROWS = 512  # examples and positions, at most about so many
 FLAT = 0.06  # of the greatest slope: a unit that is flatter passes next to no gradient
