@@ -33,7 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.report import regimes, thresholds
+from gramscope.diagnose import thresholds
+from gramscope.report import regimes
 from gramscope.report.run_sources import views_of
 from gramscope.report.view import RunView
 from gramscope.tasks import Task, digits, mlp

@@ -6,6 +6,7 @@ from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
 from gramscope.diagnose.rule import OPTIMIZER, rule
 
+CAPPED = 1e9  # of a ratio to layers that do not move at all
 APART = 100.0  # times the relative step of the other layers, and the effective learning rate
 FEW = 4
 
@@ -28,7 +29,9 @@ def find(history: History) -> Finding | None:
     rates = {layer: s.finite for layer, s in history.family("effective_lr").items() if len(s.finite) >= FEW}
     rate, other_rates = _against(rates, head) if head in rates and len(rates) > 1 else (np.nan, np.nan)
     by_rate = bool(rate > APART * other_rates)
-    evidence = [Evidence("update_ratio of the head / median of the others", own / max(others, 1e-30), "above", APART)]
+    evidence = [
+        Evidence("update_ratio of the head / median of the others", own / max(others, own / CAPPED), "above", APART)
+    ]
     evidence += [Evidence("effective_lr, the same", rate / other_rates, "above", APART)] if by_rate else []
     return Finding(
         "head_only",
