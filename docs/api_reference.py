@@ -17,6 +17,9 @@ PACKAGES = {
     "spectra": "Eigenvalue densities, tail fits and ranks of weights.",
     "linalg": "Linear operators, solvers and trace estimators.",
     "record": "What `gs.watch` measures, and how to add a measurement.",
+    "diagnose": "What is wrong with a recorded run, and what to try.",
+    "report": "The page about one or many runs.",
+    "scale": "Kernels on disk, sketches of gradients.",
     "store": "Run folders: writing, reading, checking.",
     "tasks": "Small data sets and networks that ship with the package.",
 }

@@ -169,7 +169,6 @@ CALLS = {
         gs.propagators.GlobalNTK(*STATES), k=2
     ),
     "hutchinson": lambda net, x, y: gs.linalg.hutchinson(EYE, 8).interval(),
-    "randomised_svd": lambda net, x, y: gs.linalg.randomised_svd(EYE, 2),
     "eigenvalues_top": lambda net, x, y: gs.linalg.eigenvalues_top(EYE, 2),
     "moments": lambda net, x, y: gs.theory.gaussian_moments(drawing(torch.tanh), torch.eye(2)),
     "critical_point": lambda net, x, y: gs.theory.critical_point(drawing(torch.tanh)),

@@ -274,7 +274,7 @@ def test_undefined_and_refused():
         assert math.isnan(ansatz_exponent(torch.ones(1, 1), torch.ones(1, 1)))
     with pytest.raises(InputError, match="one shape"):
         ansatz_correlation(torch.eye(3), torch.eye(2))
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="greater than 0"):
         neural_feature_ansatz(nn.Linear(2, 2), torch.ones(1, 2), power=0.0)
 
 

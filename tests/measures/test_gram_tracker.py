@@ -213,7 +213,7 @@ def test_stationarity_falls_to_zero_at_the_end_of_training_with_decay():
 def test_stationarity_without_gradient_is_one_and_without_weight_undefined():
     gram = torch.eye(3)
     assert stationarity_residual(gram, torch.zeros(3, 3), 0.1) == pytest.approx(1)
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="greater than 0"):
         stationarity_residual(gram, gram, 0.0)
     with pytest.warns(UndefinedMeasureWarning, match="zero"):
         assert math.isnan(stationarity_residual(0 * gram, gram, 0.1))

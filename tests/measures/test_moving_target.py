@@ -80,7 +80,7 @@ def test_a_linear_network_is_its_own_linearisation():
 
 def test_bad_input_of_runs():
     for options, words in (
-        ({"lr": 0.0, "steps": 3}, "lr must be"),
+        ({"lr": -0.1, "steps": 3}, "lr must be"),
         ({"lr": 0.1, "steps": 0}, "steps must be"),
         ({"lr": 0.1, "steps": 3, "starts": [3]}, "from 0 to 2"),
         ({"lr": 0.1, "steps": 3, "starts": []}, "from 0 to 2"),

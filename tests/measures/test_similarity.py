@@ -330,7 +330,7 @@ def test_gaussian_kernel_corner_cases():
         gs.measures.kernel_cka(x, x, "cosine")
     with pytest.raises(InputError, match="must return a matrix"):
         gs.measures.kernel_cka(x, x, lambda rows: rows)
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="greater than 0"):
         gs.measures.kernel_cka(x, x, bandwidth=0.0)
 
 

@@ -410,7 +410,7 @@ def test_many_runs_sort_filter_and_draw(watched, sweep):
     count, path = sweep
     seen = watched()
     tab = seen.open(path)
-    assert tab.evaluate("document.documentElement.scrollHeight") < 3000 + 20 * count, "no card for each run"
+    assert tab.evaluate("document.documentElement.scrollHeight") < 3500 + 20 * count, "no card for each run"
     assert tab.evaluate(CELLS, "run") == [f"run-{place}" for place in range(count)]
     assert tab.evaluate(CELLS, "verdict")[-1] == "diverged"
     assert tab.locator("#small-multiples figure").count() == count

@@ -152,6 +152,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
     """kill -9 in the middle of a run: what was done stays done, the rest is run by the next call."""
     script = f"""
 import sys
+from pathlib import Path
 from gramscope.scale.sweep import run_sweep
 from gramscope.scale.sweep_engines import LocalEngine
 from gramscope.scale.sweep_plan import points

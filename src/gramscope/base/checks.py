@@ -115,7 +115,7 @@ def check_count(value: object, name: str, least: int = 1, most: int | None = Non
 
 def check_symmetric(matrix: Tensor | NDArray[np.floating], what: str, tol: float, remedy: str) -> None:
     """Raise unless a matrix (..., d, d) is square, finite and symmetric, up to ``tol`` of its largest entry."""
-    given = torch.as_tensor(matrix)
+    given = matrix if isinstance(matrix, Tensor) else torch.as_tensor(matrix, device="cpu")
     if given.ndim < 2 or given.shape[-1] != given.shape[-2] or given.numel() == 0:
         raise InputError(f"{what} must be a square matrix (d, d) with d > 0, got shape {tuple(given.shape)}.")
     check_finite(given, what, "Look at the numbers that it was made of, or at the step where training diverged.")

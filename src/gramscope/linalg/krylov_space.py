@@ -20,9 +20,9 @@ class KrylovSpace:
     def __init__(self, op: LinearOperator, limit: int, rng: torch.Generator) -> None:
         self.op, self.limit, self.rng = op, limit, rng
         self.basis = torch.zeros((limit + 1, op.cols.size), dtype=op.dtype, device=op.device)
-        self.projected = torch.zeros((limit, limit), dtype=torch.float64)
+        self.projected = torch.zeros((limit, limit), dtype=torch.float64, device="cpu")
         # What a row of Q lost when its coupling to an old q was dropped; part of its residual.
-        self.dropped = torch.zeros(limit, dtype=torch.float64)
+        self.dropped = torch.zeros(limit, dtype=torch.float64, device="cpu")
         self.width, self.products, self.beta, self.largest = 0, 0, 0.0, 0.0
         self._first_coupled = 0  # q is coupled to the rows from here on
         self._draw()

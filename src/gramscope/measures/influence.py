@@ -118,7 +118,7 @@ def tracin(
             both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, part, x_test)
             grams = gradient_gram(at, both, torch.cat([train, test]), outputs=outputs)
             block = sum(gram[: len(train), len(train) :].double() for gram in grams.values())
-            total[some] += rate * torch.as_tensor(block).to(total)
+            total[some] += rate * torch.as_tensor(block, device=total.device).to(total)
     check_finite(total, "the influence", "Look at the checkpoint where training diverged.")
     return Influence(total, len(states))
 

@@ -83,7 +83,10 @@ class Alignment(Measure[AlignmentState, float]):
         for name, square in (("first", state.square_a), ("second", state.square_b)):
             if square == 0:
                 return undefined("the alignment", f"the {name} kernel is zero (constant, if it was centred)")
-        sums = (torch.tensor(part, dtype=torch.float64) for part in (state.inner, state.square_a, state.square_b))
+        sums = (
+            torch.tensor(part, dtype=torch.float64, device="cpu")
+            for part in (state.inner, state.square_a, state.square_b)
+        )
         return float(cosine_of_sums(*sums))
 
 

@@ -64,7 +64,7 @@ def scales(rows: Float64[Tensor, "n d"]) -> dict[str, float]:
     if len(moving):
         typical = float(rows.std(correction=0))
         found["probe/mean_over_std"] = float(rows.mean().abs()) / typical
-        places = (torch.tensor([0.1, 0.9]) * (len(moving) - 1)).round().long()
+        places = (torch.tensor([0.1, 0.9], device=moving.device) * (len(moving) - 1)).round().long()
         low, high = moving.sort()[0][places].tolist()
         found["probe/scale_spread"] = high / low
     return found

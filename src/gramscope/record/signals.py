@@ -49,7 +49,7 @@ class SignalWatch(ReluUnits):
         elif layer is not None:
             if getattr(func, "__name__", "") in CELLS:
                 self._flat.setdefault(layer, []).append((values.abs() > _TANH_FLAT).float().mean())
-            size = torch.linalg.vector_norm(values, dtype=torch.float32)
+            size = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
             self._squares.setdefault(layer, []).append(size.square() / values.numel())
             if values.shape[-1] > WIDEST_LAYER:
                 return

@@ -167,7 +167,7 @@ def _on_the_cpu(values: Tensor) -> Tensor:
     """A copy there, through pinned memory: a GPU fills it far faster, and torch keeps it for the next tile."""
     if not values.is_cuda:
         return values.cpu()
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True, device="cpu").copy_(values)
 
 
 def _forget_damaged(folder: Path, plan: TilePlan) -> None:

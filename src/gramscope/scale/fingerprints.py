@@ -83,7 +83,7 @@ class Fingerprints:
         return found
 
     def _same_sample(self, other: "Fingerprints", tol: float = 1e-2) -> bool:
-        mine, theirs = (torch.tensor(prints.sample, dtype=torch.float64) for prints in (self, other))
+        mine, theirs = (torch.tensor(prints.sample, dtype=torch.float64, device="cpu") for prints in (self, other))
         if mine.shape != theirs.shape:
             return False
         size = max(float(mine.abs().max()), float(theirs.abs().max()))

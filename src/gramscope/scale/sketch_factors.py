@@ -159,7 +159,7 @@ def _leading(rows: Float[Tensor, "m d"], q: int, seed: int) -> Float[Tensor, "d 
         return basis @ _leading(rows @ basis, q, seed)
     gram = rows.T @ rows if d <= m else rows @ rows.T
     values, vectors = torch.linalg.eigh(gram)
-    order = torch.arange(len(values) - 1, -1, -1)[:q]
+    order = torch.arange(len(values) - 1, -1, -1, device=values.device)[:q]
     kept = order[values[order] > 1e-10 * float(values[-1].clamp(min=0)) + 1e-300]
     found = vectors[:, kept] if d <= m else rows.T @ vectors[:, kept]
     return torch.linalg.qr(found)[0].contiguous() if found.shape[1] else found

@@ -35,7 +35,7 @@ def random_projection(d: int, m: int, method: Method, *, seed: int) -> Float[Ten
     if not 1 <= m <= d:
         raise InputError(f"a projection must have between 1 and {d} columns to have {d} rows, got {m}.")
     if m == d:
-        return torch.eye(d, dtype=torch.float64)
+        return torch.eye(d, dtype=torch.float64, device="cpu")
     rng = np.random.default_rng(child_seed(seed, method, d, m))
     if method == "srht":
         found = _hadamard_columns(d, m, rng)
@@ -89,7 +89,7 @@ def beside_basis(basis: Float[Tensor, "d q"], m: int, *, seed: int) -> Float[Ten
     """
     d, q = basis.shape
     if m == d:
-        return torch.eye(d, dtype=torch.float64)
+        return torch.eye(d, dtype=torch.float64, device="cpu")
     rng = np.random.default_rng(child_seed(seed, "beside", d, m))
     # Columns of a Hadamard matrix are orthogonal but for signs and padding: as good as QR, and far cheaper for large m.
     drawn = torch.from_numpy(_hadamard_columns(d, m - q, rng))

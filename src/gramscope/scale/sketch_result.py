@@ -158,7 +158,7 @@ class Sketch:
         """
         y = _centred(targets, self.examples).to(next(iter(self.features.values())).device)
         if not bool(y.any()):
-            nothing = torch.tensor(undefined("an alignment", "the targets are the same for all examples"))
+            nothing = torch.tensor(undefined("an alignment", "the targets are the same for all examples"), device="cpu")
             return Estimate(nothing, nothing, self.repeats)
         products, along = self._products(y)
         size = float((y.T @ y).norm())
