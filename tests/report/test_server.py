@@ -171,8 +171,9 @@ def test_waiting_ends_with_an_interrupt(tmp_path):
     # The address is told from a thread, once the main one has been waiting for a while: an interrupt before that would
     # meet the script and not the server.
     code = """
-import sys, threading
+import signal, sys, threading
 from gramscope.report import serve
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 server = serve(sys.argv[1])
 threading.Timer(1.0, lambda: print(server.url, flush=True)).start()
 server.wait()
