@@ -65,7 +65,7 @@ def ntk(
     """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``, in memory or on disk.
 
     Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
-    cheapest order (see ``gramscope.kernels.cost``); one backward pass for each output, whatever the number of examples.
+    cheapest order (``kernels/contractions.py``); one backward pass for each output, whatever the number of examples.
 
     Args:
         model: any module.
