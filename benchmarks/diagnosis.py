@@ -2,7 +2,10 @@
 
     python benchmarks/diagnosis.py make --set quick --out /tmp/runs            # one seed of everything
     python benchmarks/diagnosis.py make --set full --jobs 16 --out /tmp/runs   # 5 seeds, held-out networks, remedies
+    python benchmarks/diagnosis.py make --set third --jobs 16 --out /tmp/runs  # networks and data of neither
     python benchmarks/diagnosis.py table /tmp/runs                             # the table, from what was recorded
+
+The third set needs Fashion-MNIST, under $GRAMSCOPE_DATA or in ../shared/data.
 
 ``make`` trains each run with ``gs.watch`` at its default settings and keeps the recorded series in runs.jsonl.gz.
 """
@@ -36,7 +39,7 @@ REMEDY_SEEDS = 3
 class Case:
     """One run: ``kind`` of sabotage ("healthy" for none), and whether the first remedy is applied."""
 
-    part: str  # calibration or holdout
+    part: str  # calibration, holdout or third
     kind: str
     network: str
     seed: int
@@ -48,7 +51,7 @@ def cases(which: str) -> list[Case]:
     from diagnosis_sabotage import BASES, NETWORKS, SABOTAGES, changed, healthy_setups
 
     parts = {"quick": [("calibration", [0])], "calibration": [("calibration", range(5))],
-             "holdout": [("holdout", range(10, 15))]}  # fmt: skip
+             "holdout": [("holdout", range(10, 15))], "third": [("third", range(20, 25))]}  # fmt: skip
     chosen = parts.get(which) or parts["calibration"] + parts["holdout"]
     found = []
     for part, seeds in chosen:
@@ -57,7 +60,7 @@ def cases(which: str) -> list[Case]:
             for network, changes in where.items():
                 broken = changed(BASES[part][network], changes)
                 found.append(Case(part, sabotage.kind, network, seed, False, broken))
-                if sabotage.remedy is not None and part == "calibration" and seed < REMEDY_SEEDS:
+                if part != "holdout" and seed < seeds[0] + REMEDY_SEEDS:
                     mended = changed(broken, sabotage.remedy)
                     found.append(Case(part, sabotage.kind, network, seed, True, mended))
         more = seeds if which == "quick" else range(seeds[0], seeds[0] + HEALTHY_SEEDS)
@@ -137,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make")
-    making.add_argument("--set", default="quick", choices=("quick", "calibration", "holdout", "full"))
+    making.add_argument("--set", default="quick", choices=("quick", "calibration", "holdout", "third", "full"))
     making.add_argument("--out", type=Path, required=True)
     making.add_argument("--jobs", type=int, default=2)
     making.add_argument("--minutes", type=float, default=float("inf"), help="stop then, and keep what there is")
@@ -145,7 +148,7 @@ def main() -> None:
     making.add_argument("--only", default="", help="part of kind/network")
     table = commands.add_parser("table")
     table.add_argument("folder", type=Path)
-    table.add_argument("--part", default="", help="calibration or holdout")
+    table.add_argument("--part", default="", help="calibration, holdout or third")
     table.add_argument("--wrong", action="store_true", help="list every run that was not named first")
     given = parser.parse_args()
     if given.command == "make":

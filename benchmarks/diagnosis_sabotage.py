@@ -24,6 +24,12 @@ BASES: dict[str, dict[str, Setup]] = {
         ),
         "recurrent": Setup("lstm", "memory", width=32, optimizer="adam", lr=1e-2, batch=32, steps=250),
     },
+    "third": {
+        "mlp": Setup(task="fashion", width=64, depth=3, optimizer="adam", lr=2e-3, batch=48, steps=220),
+        "cnn": Setup("strided", "fashion_images", width=12, depth=3, optimizer="adam", lr=5e-3, steps=200),
+        "transformer": Setup("causal", "marked", norm=True, optimizer="adam", lr=4e-3, width=20, steps=220),
+        "recurrent": Setup("gru2", "flip_flop", width=24, optimizer="adam", lr=5e-3, batch=32, steps=250),
+    },
 }  # fmt: skip
 
 
@@ -36,7 +42,7 @@ class Sabotage:
 
     kind: str
     where: Mapping[str, Changes]
-    remedy: Changes | None
+    remedy: Changes
     odd: Mapping[str, Changes] | None = None
 
 
@@ -94,7 +100,9 @@ SABOTAGES = [
         _in("mlp cnn recurrent", input_scale=50.0, input_shift=100.0),
         {"input_scale": 1.0, "input_shift": 0.0},
     ),
-    Sabotage("doubled_examples", _in(FEED, doubled=0.4), None),
+    Sabotage(  # copies mislead where examples are memorised: few of them, and many steps
+        "doubled_examples", _in(FEED, doubled=0.4, train_examples=150, steps=400), {"doubled": 0.0, "split_again": True}
+    ),
     Sabotage(
         "wrong_mode", _in("mlp cnn", norm=True, dropout=0.2, eval_from=5),
         {"eval_from": None, "evaluated_in_training": False},
@@ -121,6 +129,16 @@ SABOTAGES = [
         "oversmoothing", _in("transformer", residual=False, depth=5, hidden_scale=0.5), {"residual": True}
     ),
     Sabotage("loss_spikes", _all(spike_every=40), {"spike_every": 0}),
+    Sabotage("softmax_twice", _in(FEED, softmax=True), {"softmax": False}),
+    Sabotage("no_activation", _in("mlp cnn", activation="none"), {"activation": "relu"}),
+    Sabotage("dropout_too_strong", _in(FEED, dropout=0.9), {"dropout": 0.1}),
+    Sabotage("momentum_too_large", _in("mlp cnn", optimizer="momentum", lr=0.02, momentum=1.0), {"momentum": 0.9}),
+    Sabotage(
+        "targets_not_normalized", _in("recurrent", target_scale=50.0, target_shift=200.0),
+        {"target_scale": 1.0, "target_shift": 0.0},
+    ),
+    Sabotage("constant_probe", _in(FEED, one_class_probe=True), {"one_class_probe": False}),
+    Sabotage("not_a_number", _in("mlp cnn recurrent", nan_at=60), {"nan_at": None}),
 ]  # fmt: skip
 KINDS = [sabotage.kind for sabotage in SABOTAGES]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import NOTHING_WRONG
 from gramscope.diagnose.history import History, Series, history_of_records
-from gramscope.diagnose.judge import diagnosis_of
+from gramscope.diagnose.ranking import diagnosis_of
 
 MORE = 0.02  # of accuracy
 BETTER = 0.9  # times the loss: a run whose held-out loss fell below that has improved
@@ -110,9 +110,19 @@ def remedies(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _improved(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """A lower held-out loss; or a higher accuracy in the log, where the mistake lies in how that is measured."""
+    """A lower held-out loss; or a higher accuracy in the log, where the mistake lies in how that is measured.
+
+    Where the mistake lies in the split: the probe's loss understates that of fresh examples by half as much, or less.
+    """
+    if "fresh_loss" in before["score"]:
+        return 2 * _understated(after) < _understated(before)
     logged = [run["logged"].get("test_accuracy", [[0], [0.0]])[1][-1] for run in (before, after)]
     return _loss(after) < BETTER * _loss(before) or float(logged[1]) > float(logged[0]) + MORE
+
+
+def _understated(run: dict[str, Any]) -> float:
+    """How far the probe's loss lies below that of fresh examples, log(fresh loss / loss); 0 where it lies above."""
+    return max(0.0, float(np.log(float(run["score"]["fresh_loss"]) / _loss(run))))
 
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:

@@ -45,7 +45,8 @@ class Setup:
     in_order: bool = False
     input_scale: float = 1.0
     input_shift: float = 0.0
-    doubled: float = 0.0  # share of the probe that is repeated
+    doubled: float = 0.0  # share of the examples of which two copies are added before the data are split
+    split_again: bool = False  # split as there, without copies
     eval_from: int | None = None  # step from which the model is left in evaluation mode
     evaluated_in_training: bool = False
     clip: float = 0.0
@@ -53,6 +54,12 @@ class Setup:
     loss_scale: float = 1.0
     spike_every: int = 0
     train_examples: int = 0
+    softmax: bool = False  # before a loss that has its own
+    target_scale: float = 1.0
+    target_shift: float = 0.0
+    momentum: float = 0.9  # of the optimiser "momentum"
+    one_class_probe: bool = False
+    nan_at: int | None = None  # step of a batch with NaN in it
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -92,7 +99,7 @@ def optimizer_for(setup: Setup, model: nn.Module) -> torch.optim.Optimizer:
     groups = [{"params": [p for p in free if id(p) in head]}, {"params": body, "lr": setup.lr * setup.body_lr}]
     settings = {"lr": setup.lr, "weight_decay": setup.weight_decay}
     if setup.optimizer in ("sgd", "momentum"):
-        return torch.optim.SGD(groups, momentum=0.9 * (setup.optimizer == "momentum"), **settings)
+        return torch.optim.SGD(groups, momentum=setup.momentum * (setup.optimizer == "momentum"), **settings)
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[setup.optimizer](groups, **settings)
 
 
@@ -111,10 +118,23 @@ def _damage_data(setup: Setup, data: Data, rng: torch.Generator) -> Data:
         x, y = x[order], y[order]
     if setup.input_scale != 1.0 or setup.input_shift:
         x, x_test = (t * setup.input_scale + setup.input_shift for t in (x, x_test))
-    if setup.doubled:
-        count = int(setup.doubled * len(x_test))
-        x_test, y_test = (torch.cat([t[count:], t[count : 2 * count]]) for t in (x_test, y_test))
+    if setup.target_scale != 1.0 or setup.target_shift:
+        y, y_test = (t * setup.target_scale + setup.target_shift for t in (y, y_test))
+    if setup.one_class_probe:
+        x_test, y_test = (t[y_test == y_test[0]] for t in (x_test, y_test))
+    if setup.doubled or setup.split_again:
+        return _split(Data(x, y, x_test, y_test, data.classes), setup.doubled, rng)
     return Data(x, y, x_test, y_test, data.classes)
+
+
+def _split(data: Data, doubled: float, rng: torch.Generator) -> Data:
+    """Training examples and probe from one pool, three parts of ten for the probe; the old probe becomes ``fresh``."""
+    count = int(doubled * len(data.x))
+    chosen = torch.cat([torch.arange(len(data.x)), *2 * (torch.arange(count),)])
+    chosen = chosen[torch.randperm(len(chosen), generator=rng)]
+    probe, train = chosen[: 3 * len(chosen) // 10], chosen[3 * len(chosen) // 10 :]
+    fresh = data.x_test, data.y_test
+    return Data(data.x[train], data.y[train], data.x[probe], data.y[probe], data.classes, fresh)
 
 
 def _noisy(y: Tensor, share: float, rng: torch.Generator) -> Tensor:
@@ -162,6 +182,8 @@ def _batch(setup: Setup, data: Data, step: int, rng: torch.Generator) -> tuple[T
     if setup.spike_every and step % setup.spike_every == setup.spike_every - 1:
         x = 3 * x if x.is_floating_point() else x
         y = y[torch.randperm(len(y), generator=rng)] if not y.is_floating_point() else 5 * y
+    if setup.nan_at == step:
+        x = x.clone().flatten().index_fill(0, torch.tensor([0]), float("nan")).reshape(x.shape)
     return x, y
 
 
@@ -175,7 +197,8 @@ def _step(setup: Setup, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, 
     model.train(setup.eval_from is None or step < setup.eval_from)
     if setup.zero_grad:
         optimizer.zero_grad()
-    loss = loss_of(model(x), y)
+    outputs = model(x)
+    loss = loss_of(outputs.softmax(-1) if setup.softmax else outputs, y)
     (loss * setup.loss_scale).backward()
     if setup.clip:
         nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
@@ -196,9 +219,13 @@ def _evaluate_as_users_do(setup: Setup, model: nn.Module, data: Data, scope: Any
 
 def _score(model: nn.Module, data: Data, dtype: Any) -> dict[str, float]:
     model.eval()
+    found = {}
     with torch.no_grad():
-        f = model(data.x_test.to(dtype) if data.x_test.is_floating_point() else data.x_test)
-        found = {"loss": float(loss_of(f, data.y_test))}
-        if data.classes:
-            found["accuracy"] = float((f.argmax(1) == data.y_test).float().mean())
+        for name, (x, y) in {"": (data.x_test, data.y_test), "fresh_": data.fresh or (None, None)}.items():
+            if x is None or y is None:
+                continue
+            f = model(x.to(dtype) if x.is_floating_point() else x)
+            found[f"{name}loss"] = float(loss_of(f, y))
+            if data.classes:
+                found[f"{name}accuracy"] = float((f.argmax(1) == y).float().mean())
     return found

@@ -5,7 +5,8 @@
     python benchmarks/dntk.py --case cnn --n 8         one case at another size
 
 The dense way is the JVP of the Jacobian-contraction NTK in torch.func, ``jvp(θ -> J Jᵀ, step)``, with J from
-``vmap(jacrev)``; where J does not fit, only the products are run. Values are compared. "c" is one forward pass.
+``vmap(jacrev)``; where J does not fit, only the products are run. Values are compared. "c" is one forward pass. On a
+CPU seconds are CPU time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 import models
 import timing
-from gramscope.kernels.dntk import dntk_velocity, dntk_velocity_operator, output_curvature
+from gramscope.kernels.kernel_velocity import dntk_velocity, dntk_velocity_operator, output_curvature
 
 CASES = {
     "cpu": [("mlp", 256), ("mlp", 4), ("cnn", 2)],
@@ -49,6 +50,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
+    if device.type == "cpu":
+        timing.use_cpu_time()
     torch.backends.cudnn.allow_tf32 = False  # float32 for both sides, as ours is anyway
     cases = CASES["cuda" if device.type == "cuda" else "cpu"]
     if options.case:

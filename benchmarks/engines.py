@@ -24,14 +24,31 @@ import torch
 import gramscope as gs
 
 os.environ["OMP_NUM_THREADS"] = "1"
+PATIENCE = 60  # seconds that a worker waits for another
 SOURCE = str(Path(gs.__file__).parents[1])
 
 
-def fill(folder: str) -> int:
-    """What each worker runs: tiles that are missing; returns the number of its process."""
+class Unhurried(torch.nn.Sequential):
+    """A network whose passes take a moment, so that each worker has its part on a busy machine too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return torch.nn.Sequential.forward(self, x)
+
+
+def fill(folder: str, workers: int = 2) -> int:
+    """What each worker runs: tiles that are missing; returns the number of its process.
+
+    It waits for the others, or the first would have done everything before the engine has started the second.
+    """
     torch.set_num_threads(1)
+    base, begun = Path(folder).parent, time.monotonic()
+    base.mkdir(parents=True, exist_ok=True)
+    (base / f"started.{os.getpid()}").touch()
+    while len(list(base.glob("started.*"))) < workers and time.monotonic() - begun < PATIENCE:
+        time.sleep(0.05)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    model = Unhurried(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     gs.ntk(model, torch.randn(384, 20), reduce="trace", out=folder, tile=64, memory="500MB")
     return os.getpid()
 
@@ -55,7 +72,7 @@ def with_dask(folder: str) -> None:
     import dask
 
     tasks = [dask.delayed(fill, pure=False)(folder) for _ in range(2)]
-    dask.compute(*tasks, scheduler="processes", num_workers=2)
+    dask.compute(*tasks, scheduler="processes", num_workers=2, chunksize=1)  # or one process takes six tasks
 
 
 def with_ray(folder: str) -> None:
@@ -86,7 +103,7 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as base:
         begun = time.perf_counter()
-        fill(str(Path(base) / "alone" / "K"))
+        fill(str(Path(base) / "alone" / "K"), workers=1)
         print(f"one process  {time.perf_counter() - begun:6.1f} s", flush=True)
         wanted = tiles(Path(base) / "alone" / "K")
         for name in options.engine:

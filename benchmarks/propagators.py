@@ -16,7 +16,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from gramscope.kernels.written_out import WrittenOut
+from gramscope.kernels.twice_differentiable import TwiceDifferentiable
 from gramscope.linalg import eigenvalues_top, hutchpp, one_sided_trace
 from gramscope.propagators import GlobalNTK
 
@@ -90,7 +90,7 @@ def baseline(model: nn.GRU, x: Tensor) -> Callable[[Tensor], Tensor]:
 
     def run(p: dict[str, Tensor]) -> Tensor:
         # torch's fused cell on a GPU has no forward derivative: there both passes go through plain operations.
-        with WrittenOut() if x.is_cuda else nullcontext():
+        with TwiceDifferentiable() if x.is_cuda else nullcontext():
             return torch.func.functional_call(model, p, (x,))[0]
 
     torch.backends.cudnn.enabled = False  # its kernels have no forward mode; torch's own are used for both passes

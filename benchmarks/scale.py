@@ -2,7 +2,8 @@
 
     python benchmarks/scale.py --device cuda                 all rows of the GPU, then the ranks on the CPU
     python benchmarks/scale.py --device cuda --row mnist_mlp resnet18_20
-    python benchmarks/scale.py --row ranks --ranks 1 2 4 8   processes on the CPU, two threads each
+    python benchmarks/scale.py --row ranks --ranks 1 2 4 8   processes on the CPU, two threads each (--threads)
+    python benchmarks/scale.py --row predictions             what kernels and sketches that were not run would take
     python benchmarks/scale.py --tiny                        tiny versions of all rows on the CPU: does the script run?
 
 `seconds` is one whole call of gs.ntk(..., out=folder), the fingerprints and all tiles on disk included; `in memory` the
@@ -11,7 +12,9 @@ of `gramscope.scale.tile_cost` at the rate of large float32 products, measured h
 below it. MNIST's images are those of GRAMSCOPE_DATA, or random ones of the same shape where there are none.
 
 `ranks` starts processes that wait for each other, fill one folder and end: efficiency is the time of one process over
-r times the time of r processes, with the same tiles and the same number of threads for each process.
+r times the time of r processes, with the same tiles and the same number of threads for each process. It is split: into
+what each tile takes longer beside others (they share the memory's bandwidth), what processes wait for the last tile,
+and what they do before their first tile and after their last (fingerprints, the manifest, checks).
 """
 
 from __future__ import annotations
@@ -36,10 +39,10 @@ import gramscope as gs
 import models
 import timing
 from gramscope.scale.kernel_job import KernelJob
+from gramscope.scale.sketch_cost import SketchShape, factored_cost, formed_cost
 from gramscope.scale.tile_costs import tile_cost
 
 Outputs = Callable[[nn.Module, Any], Tensor] | None
-THREADS = 2  # of each rank
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,6 @@ def measure(row: Row, problem: Problem, device: torch.device, folder: Path, rate
     job = KernelJob(model, problem.x, None, "trace", problem.outputs, row.precision)
     plan = job.plan(row.memory)
     cost = tile_cost(job, plan)
-    rate.sample()
     found: dict[str, Any] = {}
 
     def to_disk() -> None:
@@ -139,9 +141,11 @@ def measure(row: Row, problem: Problem, device: torch.device, folder: Path, rate
         found["kernel"] = gs.ntk(model, problem.x, out=folder, **options)
         found["seconds"] = time.perf_counter() - begun
 
+    own = timing.MatmulRate(device, tf32=row.precision == "tf32") if row.precision == "tf32" else rate
+    own.sample()
     peak = timing.peak_bytes(to_disk, device)
-    rate.sample()
-    floor = cost.seconds(rate.best)
+    own.sample()
+    floor = cost.seconds(own.best)
     print(
         f"{row.title:48s} {found['seconds']:8.1f} s   peak {peak / 2**30:6.2f} GiB   "
         f"{found['seconds'] / floor:5.2f} x floor   {len(plan.tiles)} tiles of {plan.tile[0]}, "
@@ -205,48 +209,87 @@ def rank_problem(tiny: bool) -> Problem:
 
 
 def rank_worker(folder: Path, tiny: bool) -> None:
-    """One process: says that it is ready, waits for the others, fills its share of the folder."""
-    torch.set_num_threads(THREADS)
+    """One process: says that it is ready, waits for the others, fills its share, says when it was done."""
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     problem, tile = rank_problem(tiny), 64 if tiny else 512
-    gs.ntk(problem.model, problem.x[:4], reduce="trace")  # imports and first calls
+    gs.ntk(problem.model, problem.x[:4], reduce="trace", out=folder / f"first.{os.environ['RANK']}")  # first calls
     mark = folder / f"ready.{os.environ['RANK']}"
     mark.touch()
     while not (folder / "go").exists():
         time.sleep(0.005)
+    begun = time.time()
     gs.ntk(problem.model, problem.x, reduce="trace", out=folder / "K", tile=tile, memory="2GB")
+    mark.write_text(json.dumps({"pid": os.getpid(), "begun": begun, "ended": time.time()}))
 
 
-def ranks(counts: list[int], tiny: bool, folder: Path) -> None:
-    first = None
+def ranks(counts: list[int], threads: int, tiny: bool, folder: Path) -> None:
+    first: tuple[float, float] | None = None  # seconds and seconds in tiles of one process
     for count in counts:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         command = [sys.executable, __file__, "--worker", str(folder), *(["--tiny"] if tiny else [])]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "WORLD_SIZE": str(count)}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "WORLD_SIZE": str(count)}
         workers = [subprocess.Popen(command, env={**environment, "RANK": str(r)}) for r in range(count)]
         while len(list(folder.glob("ready.*"))) < count:
             if any(worker.poll() for worker in workers):
                 raise SystemExit("a worker failed")
             time.sleep(0.01)
-        begun = time.perf_counter()
         (folder / "go").touch()
         codes = [worker.wait() for worker in workers]
-        seconds = time.perf_counter() - begun
         if any(codes):
             raise SystemExit(f"workers ended with {codes}")
-        first = seconds * count if first is None else first
-        shared = _tiles_by_rank(folder / "K")
+        found = [json.loads(path.read_text()) for path in folder.glob("ready.*")]
+        seconds = max(one["ended"] for one in found) - min(one["begun"] for one in found)
+        records = [json.loads(path.read_text()) for path in (folder / "K" / "tiles").glob("*.json")]
+        computing = sum(record["seconds"] for record in records)
+        own = [sum(r["seconds"] for r in records if r["process"].endswith(f" {one['pid']}")) for one in found]
+        first = first or (seconds * count, computing)
         print(
-            f"{f'{count} processes of {THREADS} threads, MLP, N = {256 if tiny else 6144:,}':48s} {seconds:8.1f} s   "
-            f"efficiency {first / (count * seconds):.2f}   {shared}",
+            f"{f'{count} processes of {threads} threads, MLP, N = {256 if tiny else 6144:,}':48s} {seconds:8.1f} s   "
+            f"efficiency {first[0] / (count * seconds):.2f}   {len(records)} tiles, each takes "
+            f"{computing / first[1]:.2f} of its time alone; waiting for the last "
+            f"{max(own) - sum(own) / count:.1f} s, before and after the tiles {seconds - max(own):.1f} s",
             flush=True,
         )
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tiles_by_rank(folder: Path) -> str:
-    records = [json.loads(path.read_text()) for path in (folder / "tiles").glob("*.json")]
-    return f"{len(records)} tiles, {sum(record['seconds'] for record in records):.1f} s of computing in all"
+# --- predictions
+
+RATE, FACTOR, GPUS = 51e12, 1.5, 64  # float32 products of an H200 a second; measured over floor; machines
+
+
+def predictions() -> None:
+    """What was not run: by operations, at the rate of an H200, times what is not counted."""
+    model, x = models.build("resnet18", 1, torch.device("cpu"))
+    job = KernelJob(model.eval(), x.expand(1_000_000, -1, -1, -1), None, "trace")
+    plan = job.plan("60 GB", tile=8192)
+    cost = tile_cost(job, plan)
+    hours = FACTOR * cost.seconds(RATE, GPUS) / 3600
+    print(
+        f"ResNet-18 at 32, trace, N = 1,000,000, tiles of 8,192: {cost.passes:.2g} operations for the passes, "
+        f"{cost.contractions:.2g} for the pairs, {plan.bytes / 1e12:.1f} TB on disk, {hours:.1f} hours on {GPUS} GPUs"
+    )
+    _predicted_sketch(sequences=10_000, length=512, size=16, repeats=4)
+
+
+def _predicted_sketch(sequences: int, length: int, size: int, repeats: int) -> None:
+    """The loss sketch of a transformer of 7 B parameters: 32 blocks of width 4,096, 32,000 words, untied."""
+    width, inner, blocks, words = 4096, 11008, 32, 32_000
+    block = [(width, width)] * 4 + [(width, inner)] * 2 + [(inner, width)]
+    layers = block * blocks + [(width, words)]
+    parameters = sum(i * o for i, o in layers)
+    shapes = [SketchShape(1, length, 1, i, o, rows=o, columns=i, b=size, a=size, repeats=repeats) for i, o in layers]
+    passes = 4.0 * parameters * length  # one forward pass, and one backward pass that stops at the weights
+    products = 2.0 * sum(min(factored_cost(shape), formed_cost(shape)) for shape in shapes)
+    seconds = FACTOR * sequences * (passes + products) / RATE
+    print(
+        f"7 B transformer ({parameters:.2g} weights), loss, {sequences:,} texts of {length} tokens, size {size}, "
+        f"{repeats} repeats: {sequences * passes:.2g} operations for the passes, "
+        f"{sequences * products:.2g} for the sketch, "
+        f"{4 * sequences * len(layers) * repeats * size**2 / 1e9:.1f} GB, {seconds / 3600:.1f} hours on one GPU, "
+        f"{seconds / 60 / GPUS:.1f} minutes on {GPUS}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -264,8 +307,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         rate = timing.MatmulRate(device)
         for name in names:
+            if name == "predictions":
+                predictions()
+                continue
             if name == "ranks":
-                ranks(options.ranks, options.tiny, base / "ranks")
+                ranks(options.ranks, options.threads, options.tiny, base / "ranks")
                 continue
             problem = ROWS[name].build(options.tiny)
             measure(ROWS[name], problem, device, base / name, rate)
@@ -288,8 +334,9 @@ def release(problem: Problem, device: torch.device) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--row", nargs="*", choices=[*ROWS, "ranks"])
+    parser.add_argument("--row", nargs="*", choices=[*ROWS, "ranks", "predictions"])
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--threads", type=int, default=2, help="of each rank")
     parser.add_argument("--folder", help="where the kernels are written for a while; a temporary folder if left out")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

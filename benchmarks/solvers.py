@@ -2,6 +2,7 @@
 
     python benchmarks/solvers.py                       six spectra, k = 1, 10, 50, and a GRU's global kernel
     python benchmarks/solvers.py --device cuda         the same on a GPU (eigsh copies each vector to and from the host)
+    python benchmarks/solvers.py --case GRU --k 50     one case
     python benchmarks/solvers.py --quick               small sizes: does everything run?
 
 SciPy stops where each residual is below ``tol |θ_i|``; gramscope where all are below ``tol max|θ|``. "ours" gives
@@ -146,6 +147,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=2000)
     parser.add_argument("--tol", type=float, nargs="+", default=[1e-3, 1e-8])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--case", nargs="+", default=[*spectra(16), "GRU"], help="spectra by name, or GRU")
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 10, 50])
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -157,15 +160,17 @@ def main() -> None:
     for tol in options.tol:
         print(f"\ndense matrices of size {n}, float64, {device}, tol {tol:.0e}")
         for name, values in spectra(n).items():
-            op = with_spectrum(values, device, torch.float64)
-            ratios += [compare(name, op, k, tol, repeats, peers) for k in (1, 10, 50)]
-    for what in ("products", "seconds"):
+            if name in options.case:
+                op = with_spectrum(values, device, torch.float64)
+                ratios += [compare(name, op, k, tol, repeats, peers) for k in options.k]
+    for what in ("products", "seconds") if ratios else ():
         found = [ratio[what] for ratio in ratios]
         print(f"\nours / eigsh, {what}: median {statistics.median(found):.2f}, greatest {max(found):.2f}", end="")
-    print(f"\n\nGRU, P K P*, float32, {device}, tol 1e-03")
-    op = gru(device, options.quick)
-    for k in (1, 10, 50):
-        compare("GRU", op, k, 1e-3, repeats, ["ours", "eigsh", "ours, default rule"])
+    if "GRU" in options.case:
+        print(f"\n\nGRU, P K P*, float32, {device}, tol 1e-03")
+        op = gru(device, options.quick)
+        for k in options.k:
+            compare("GRU", op, k, 1e-3, repeats, ["ours", "eigsh", "ours, default rule"])
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ class MatmulRate:
     after, would compare two different machines.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, tf32: bool = False) -> None:
+        self.device, self.tf32 = device, tf32
         self.size = 8192 if device.type == "cuda" else 3072
         self.samples: list[float] = []
         self._left = torch.randn(self.size, self.size, device=device)
@@ -117,7 +117,10 @@ class MatmulRate:
         return f"matmul rate {self.best / 1e9:.0f} GFLOP/s (median {middle / 1e9:.0f}{busy})"
 
     def _multiply(self) -> None:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
         torch.mm(self._left, self._right, out=self._out)
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _return_free_heap() -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/watch.py                     on the CPU
     python benchmarks/watch.py --device cuda       on the GPU
-    python benchmarks/watch.py --readings          only the measurement in units of a training step
+    python benchmarks/watch.py --measurement          only the measurement in units of a training step
     python benchmarks/watch.py --memory            a language model with GPT-2's vocabulary: opening and peak memory
 
 Runs alternate (without, with, without, with, ...) and the median of the ratios is printed, because machines are noisy.
@@ -129,7 +129,7 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def reading(name: str, case: Case) -> None:
+def measurement(name: str, case: Case) -> None:
     """One warm measurement of everything, in units of a training step on the probe; on the CPU in time of its own."""
     x, y = case.x[: case.probe], case.y[: case.probe]
     clock = time.perf_counter if x.is_cuda else time.process_time
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--case", nargs="+", default=["demo MLP", "wide MLP", "CNN", "GPT", "ResNet-18"])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--readings", action="store_true", help="only one measurement in units of a training step")
+    parser.add_argument("--measurement", action="store_true", help="only one measurement in units of a training step")
     parser.add_argument("--memory", action="store_true", help="only the language model's memory")
     parser.add_argument("--part", choices=["plain", "watched"], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -210,9 +210,9 @@ def main() -> int:
     real = Budget.clock
     for name in options.case:
         case = cases(torch.device(options.device))[name]
-        reading(name, case)
+        measurement(name, case)
         Budget.clock = staticmethod(real)  # type: ignore[method-assign]
-        if options.readings:
+        if options.measurement:
             continue
         train(Case(**{**vars(case), "steps": 2}), None, True)  # warm up both
         ratios = []

@@ -2,9 +2,11 @@
 
     python benchmarks/watch_gpt2.py                    on a GPU
     python benchmarks/watch_gpt2.py --tiny --steps 60  a tiny model on the CPU, to see that it runs
+    python benchmarks/watch_gpt2.py --operations       torch operations of a measurement, 12 narrow layers on the CPU
 
-Unwatched steps run before and after the watched run, in the same process; their median says what training alone takes.
-The opening, the last measurement and closing are counted as watching.
+Unwatched steps run between the watched ones, in the same process, so that a busy machine slows both alike; what they
+take is what training alone takes. The opening, the last measurement and closing are counted as watching. Watched steps
+that measured nothing are also compared with unwatched ones: that is what the hooks cost.
 """
 
 from __future__ import annotations
@@ -13,22 +15,26 @@ import argparse
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gramscope as gs
 from gramscope.record.budget import Budget
+from gramscope.record.measuring import Measurer
 
 PROBE = 4  # sequences
+TURN, PLAIN = 100, 25  # steps in a row, watched and not
 
 
 class Training:
-    def __init__(self, tiny: bool, device: torch.device) -> None:
+    def __init__(self, tiny: bool, device: torch.device, **other_sizes: int) -> None:
         torch.manual_seed(0)
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 500} if tiny else {}
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 500, **other_sizes} if tiny else {}
         config = GPT2Config(**sizes)
         self.device, self.autocast = device, torch.autocast(device.type, dtype=torch.bfloat16)
         self.batch, self.length, self.vocabulary = (4, 32, 500) if tiny else (8, 512, config.vocab_size)
@@ -60,8 +66,6 @@ class Training:
             loss = self.step()
             if scope is not None:
                 scope.step(loss=loss)
-        if scope is not None:
-            scope.close()
         self.wait()
         return time.perf_counter() - begun
 
@@ -70,17 +74,90 @@ class Training:
             torch.cuda.synchronize()
 
 
+@dataclass
+class Turns:
+    """Seconds of watched and unwatched steps, in turns of ``TURN`` and ``PLAIN`` steps."""
+
+    watched: float = 0.0
+    unmeasured: list[float] = field(default_factory=list)  # a step of each turn that measured nothing
+    plain: list[float] = field(default_factory=list)  # a step of each unwatched turn
+
+    def run(self, training: Training, scope: gs.record.Scope, steps: int) -> None:
+        while scope.count < steps:
+            size = min(TURN, steps - scope.count)
+            before = len(scope.records)
+            seconds = training.seconds(size, scope)
+            self.watched += seconds
+            if len(scope.records) == before:
+                self.unmeasured.append(seconds / size)
+            if not scope.due_next():  # the hooks of the optimiser would take an unwatched step for a watched one
+                self.plain.append(training.seconds(PLAIN) / PLAIN)
+        begun = time.perf_counter()
+        scope.close()
+        training.wait()
+        self.watched += time.perf_counter() - begun
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, and those for which a GPU is waited for."""
+
+    WAITS = ("_local_scalar_dense", "equal", "nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = self.waits = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.all += 1
+        self.waits += func.overloadpacket.__name__ in self.WAITS
+        return func(*args, **(kwargs or {}))
+
+
+def count_operations() -> None:
+    """Of a training step, and of each measure at the first three measurements. The number does not depend on width."""
+    training = Training(True, torch.device("cpu"), n_layer=12, n_embd=48, n_head=12)
+    training.step()
+    with Operations() as own:
+        training.step()
+    print(f"a training step: {own.all} operations, {own.waits} waits")
+    whole, time_one = [0, 0], Measurer._time
+
+    def timed(self, name, work):  # type: ignore[no-untyped-def]
+        with Operations() as own:
+            result = time_one(self, name, work)
+        whole[0], whole[1] = whole[0] + own.all, whole[1] + own.waits
+        if own.all > 50:
+            print(f"  {name}: {own.all} operations, {own.waits} waits")
+        return result
+
+    Measurer._time = timed  # type: ignore[assignment]
+    measures = [
+        name for name, measure in gs.record.WATCHED_MEASURES.items() if measure.by_default and measure.guess is None
+    ]
+    ids = training.tokens(PROBE)
+    print("measurement 1")
+    scope = gs.watch(training.model, {"input_ids": ids, "labels": ids}, every=1, overhead=None, measures=measures)
+    scope.use(training.optimizer)
+    for number in (2, 3):
+        print(f"  in all: {whole[0]} operations, {whole[1]} waits\nmeasurement {number}")
+        whole[:] = [0, 0]
+        training.step()
+        scope.step()
+    print(f"  in all: {whole[0]} operations, {whole[1]} waits")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--plain", type=int, default=300, help="unwatched steps, before and after")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--operations", action="store_true", help="only count operations")
     options = parser.parse_args()
+    if options.operations:
+        count_operations()
+        return 0
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    training = Training(options.tiny, device)
-    training.seconds(min(20, options.plain))  # warm-up
-    parts, size = [], max(1, options.plain // 10)
-    parts += [training.seconds(size) / size for _ in range(10)]
+    training, turns = Training(options.tiny, device), Turns()
+    training.seconds(PLAIN)  # warm-up
     peak = _peak(device)
     with tempfile.TemporaryDirectory() as folder:
         ids = training.tokens(PROBE)
@@ -91,14 +168,16 @@ def main() -> int:
         training.wait()
         opening = time.perf_counter() - begun
         opened_peak = _peak(device)
-        watched = opening + training.seconds(options.steps, scope)
+        turns.run(training, scope, options.steps)
         measured = [record["step"] for record in scope.records]
         failed = {name: why for record in scope.records for name, why in record["failures"].items()}
     peak_watched = _peak(device)
-    parts += [training.seconds(size) / size for _ in range(10)]
-    one = statistics.median(parts)
+    one = statistics.mean(turns.plain)
+    longer = (opening + turns.watched) / (one * options.steps) - 1
+    hooks = statistics.median(turns.unmeasured) / statistics.median(turns.plain) - 1
     print(f"{device}: one training step {1e3 * one:.1f} ms; opening {opening:.2f} s ({opening / one:.0f} steps)")
-    print(f"{options.steps} steps: {100 * (watched / (one * options.steps) - 1):.1f} % longer, the opening included")
+    print(f"{options.steps} steps: {100 * longer:.1f} % longer, the opening included")
+    print(f"steps that measured nothing: {100 * hooks:.1f} % longer than unwatched ones (medians)")
     print(f"{len(measured)} measurements at {measured}")
     _print_costs(scope, one)
     print(f"left out: {failed or 'nothing'}")

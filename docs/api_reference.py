@@ -44,12 +44,23 @@ def page(package: str) -> str:
     return "\n".join([*head, ".. autosummary::", "   :toctree: names", "   :nosignatures:", "", *names, ""])
 
 
+def index() -> str:
+    """The packages with a line each; a name is found by the search, or on the page of its package."""
+    head = ["API reference", "=============", "", "Every public name, by package. The search finds a name too."]
+    rows = [f":doc:`{name}`\n   {said.replace('`', '``')}" for name, said in PACKAGES.items()]
+    tree = [".. toctree::", "   :hidden:", "   :maxdepth: 1", "", *(f"   {name}" for name in PACKAGES)]
+    return "\n".join([*head, "", *rows, "", *tree, ""])
+
+
 def write_reference(folder: Path) -> None:
-    """Pages that have not changed keep their time, so that Sphinx builds only what is new."""
+    """Pages that have not changed keep their time, so that Sphinx builds only what is new; names that are gone go."""
     assert set(PACKAGES) - {"gramscope"} <= set(gramscope.__all__), "a package has gone: see PACKAGES"
     folder.mkdir(exist_ok=True)
-    index = ["API reference", "=============", "", ".. toctree::", "", *(f"   {name}" for name in PACKAGES), ""]
-    for name, text in {"index": "\n".join(index), **{name: page(name) for name in PACKAGES}}.items():
+    for name, text in {"index": index(), **{name: page(name) for name in PACKAGES}}.items():
         file = folder / f"{name}.rst"
         if not file.exists() or file.read_text() != text:
             file.write_text(text)
+    listed = {name for package in PACKAGES for name in public_names(package)}
+    for old in (folder / "names").glob("*.rst"):
+        if old.stem not in listed:
+            old.unlink()

@@ -12,17 +12,30 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.kernels.dntk import dntk, dntk_velocity, dntk_velocity_operator, output_curvature
+from gramscope.kernels.kernel_velocity import dntk, dntk_velocity, dntk_velocity_operator, output_curvature
 
 torch.manual_seed(0)
 MLP = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 X, Y = torch.randn(12, 8), torch.randint(0, 4, (12,))
 F = MLP(X).detach()
+TANH = nn.Sequential(nn.Linear(8, 2), nn.Tanh(), nn.Linear(2, 1))
 CNN = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 4)).eval()
 IMAGES = torch.randn(12, 1, 8, 8)
 ENCODER, SEQUENCES = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(5, 4, 8)
 GRU, TRIALS = nn.GRU(3, 4, batch_first=True), torch.randn(5, 6, 3)
 WEIGHTS = [torch.randn(6, 8).double(), torch.randn(5, 6).double()]
+
+
+SCANS = nn.Sequential(gs.propagators.S4D(3, 1), gs.propagators.SelectiveSSM(3, 1))
+ODE = gs.propagators.NeuralODE(gs.propagators.Autonomous(nn.Linear(3, 3)), torch.linspace(0, 1, 3))
+SEVERAL = gs.tasks.recurrent("rnn", 7, 4, 3)
+
+
+def several_tasks():
+    task = gs.tasks.battery(("go_anti", "n_back"), trials=1)
+    gs.propagators.task_interference(SEVERAL, task, products=3)
+    gs.propagators.blocked_components(SEVERAL, task, products=3)
+    gs.tasks.battery(trials=1)
 
 
 def watched(folder):
@@ -58,6 +71,10 @@ CALLS = {
     "dntk_velocity_operator": lambda _: dntk_velocity_operator(MLP, X, F).dense(),
     "output_curvature": lambda _: output_curvature(MLP, X, F),
     "dntk": lambda _: dntk(MLP, X[:2]),
+    "ddntk": lambda _: gs.kernels.DDNTK(TANH, X[:2]).dense(),
+    "truncated training": lambda _: gs.kernels.train_truncated(TANH, X[:2], F[:2, :1], lr=0.01, steps=2),
+    "residual": lambda _: gs.theory.ResidualMLP([8, 16, 16, 1], "sin").flow(X.double()[:2]),
+    "convolution": lambda _: gs.theory.FiniteWidthConv1d([1, 4, 1], activation="sin").flow(X.double()[:1, None, :3]),
     "fields": lambda _: gs.hierarchy.Fields(WEIGHTS, X.double()).pullback(1).dense(),
     "trajectory": lambda _: gs.hierarchy.predict_trajectory(gs.hierarchy.Fields.from_module(MLP, X), F, 0.01, 3),
     "pullback": lambda _: gs.hierarchy.NetworkPullback(MLP, X, "0").dense(),
@@ -67,6 +84,10 @@ CALLS = {
     "flow tanh": lambda _: gs.theory.FiniteWidthMLP([8, 16, 16, 1], activation="tanh").flow(X.double()[:3]),
     "global kernel": lambda _: gs.propagators.GlobalNTK(GRU, TRIALS).operator.dense(),
     "global kernel of a network": lambda _: gs.propagators.GlobalNTK(MLP, X).operator.dense(),
+    "global kernel of scans": lambda _: gs.propagators.GlobalNTK(SCANS, TRIALS[:1, :2]).operator.dense(),
+    "global kernel of an ODE": lambda _: gs.propagators.GlobalNTK(ODE, X[:2, :3]).operator.dense(),
+    "tasks in one network": lambda _: several_tasks(),
+    "collapse beyond the task": lambda _: gs.propagators.collapse_beyond_task(GRU, TRIALS, TRIALS, products=3),
     "richness": lambda _: gs.measures.richness(MLP[0](X).detach(), F),
     "target_linearity": lambda _: gs.measures.layer_target_linearity(MLP, X, F),
     "cka": lambda _: gs.measures.cka(X, F),

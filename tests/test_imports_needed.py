@@ -32,7 +32,10 @@ CALLS = {
     "richness": (START + "gs.measures.richness(x + torch.eye(4, 30), x)", ALWAYS),
     "cka": (START + "gs.measures.cka(torch.eye(4), torch.eye(4))", ALWAYS),
     "esds": (START + "gs.spectra.esds(net)", ALWAYS),
-    "rivals": (START + "f = gs.spectra.fit_tail([1., 2., 4., 9.]); gs.spectra.rivals([1., 2., 4., 9.], f)", ALWAYS),
+    "alternatives": (
+        START + "f = gs.spectra.fit_tail([1., 2., 4., 9.]); gs.spectra.alternatives([1., 2., 4., 9.], f)",
+        ALWAYS,
+    ),
     "analyze": (START + "gs.spectra.analyze(net, workers=1)", ALWAYS | {"pandas"}),
     "analyze in threads": (
         START + "gs.spectra.analyze({'a': net.weight, 'b': net.weight.T}, workers=2)",
@@ -87,5 +90,7 @@ def test_what_is_required_is_imported_and_the_other_way_round():
     modules = {"scikit-learn": "sklearn"}
     required = {modules.get(name, name) for name in (one.split(">=")[0] for one in project["dependencies"])}
     assert required - imported_libraries() == set()
-    # The trainers are imported by the callbacks that are for them, matplotlib by the pictures: all are extras.
-    assert imported_libraries() - required <= {"transformers", "lightning", "pytorch_lightning", "matplotlib"}
+    # The trainers are imported by the callbacks that are for them, matplotlib by the pictures, Pillow by one form of
+    # CIFAR-10: all are extras.
+    extras = {"transformers", "lightning", "pytorch_lightning", "matplotlib", "PIL"}
+    assert imported_libraries() - required <= extras

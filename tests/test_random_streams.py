@@ -232,7 +232,7 @@ import random, sys
 import numpy as np, torch
 from torch import nn
 import gramscope as gs
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 net, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.ones(6, 4)
 sys.stderr.isatty = lambda: True  # so that progress bars are drawn
 python, arrays, tensors = random.getstate(), str(np.random.get_state()), torch.get_rng_state()

@@ -11,7 +11,12 @@ import pytest
 import gramscope as gs
 
 pytest.importorskip("mypy", reason="mypy is not installed")
-LAZY = ["gramscope", "gramscope.measures", "gramscope.scale", "gramscope.store", "gramscope.theory"]
+PACKAGES = ["gramscope"] + [
+    f"gramscope.{name}" for name in (
+        "hierarchy", "kernels", "linalg", "measures", "propagators", "record", "scale", "spectra", "store", "tasks",
+        "theory",
+    )
+]  # fmt: skip
 USER = """\
 import torch
 import gramscope as gs
@@ -35,12 +40,12 @@ TYPES = [
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
-    """mypy's lines on a user's script that reveals results, names all public names, and misspells one of each room."""
+    """mypy's lines on a user's script that reveals all public names, and misspells one of each package."""
     script = tmp_path_factory.mktemp("user") / "script.py"
-    rooms = [(room, importlib.import_module(room)) for room in LAZY]
-    named = [f"{room.replace('gramscope', 'gs', 1)}.{name}" for room, module in rooms for name in module.__all__]
-    misspelt = [f"{room.replace('gramscope', 'gs', 1)}.nonsense" for room in LAZY]
-    script.write_text(USER + "\n".join(["used: object"] + [f"used = {name}" for name in [*named, *misspelt]]) + "\n")
+    named = [f"{package}.{name}" for package in PACKAGES for name in importlib.import_module(package).__all__]
+    lines = [f"reveal_type({name.replace('gramscope', 'gs', 1)})  # {name}" for name in named]
+    lines += [f"used = {package.replace('gramscope', 'gs', 1)}.nonsense" for package in PACKAGES]
+    script.write_text(USER + "\n".join([*lines, ""]))
     root = Path(gs.__file__).parents[2]  # where mypy's settings and what it remembers are
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", str(script)], cwd=root, capture_output=True, text=True, check=False
@@ -48,12 +53,21 @@ def checked(tmp_path_factory):
     return done.stdout.splitlines()
 
 
+def revealed(lines):
+    return [line.split('Revealed type is "')[1].rstrip('"') for line in lines if "Revealed type" in line]
+
+
 def test_results_have_types(checked):
-    revealed = [line.split('Revealed type is "')[1].rstrip('"') for line in checked if "Revealed type" in line]
-    assert [re.sub(r"^[\w.]+\.(?=\w+$)", "", found) for found in revealed] == TYPES
+    found = [re.sub(r"^[\w.]+\.(?=\w+$)", "", kind) for kind in revealed(checked)[: len(TYPES)]]
+    assert found == TYPES
+
+
+def test_no_public_name_is_any_and_no_function_returns_it(checked):
+    untyped = [kind for kind in revealed(checked)[len(TYPES) :] if kind == "Any" or re.search(r"-> Any\b", kind)]
+    assert not untyped
 
 
 def test_every_public_name_is_known_and_no_other(checked):
     errors = [line for line in checked if ": error:" in line]
-    assert len(errors) == len(LAZY), errors
+    assert len(errors) == len(PACKAGES), errors
     assert all('no attribute "nonsense"' in line for line in errors)

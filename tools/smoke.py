@@ -18,13 +18,17 @@ def commands(folder: Path) -> None:
     torch.save(gs.tasks.mlp((30, 60, 20)).state_dict(), folder / "m.pt")
     (folder / "c.toml").write_text("[train]\nsteps = 4\n[watch]\nevery = 2\nprobe = 2\n[model]\nwidth = 8\ndepth = 2\n")
     run = folder / "run"
+    helped = ("demo", "run", "sweep", "kernel", "report", "serve", "analyze", "verify", "reproduce")
     for arguments in (
         ["--help"],
-        *([name, "--help"] for name in ("demo", "run", "report", "serve", "analyze", "verify")),
+        *([name, "--help"] for name in helped),
         ["analyze", folder / "m.pt", "--out", folder / "m.csv"],
         ["analyze", folder / "m.pt", "--json"],
         ["run", folder / "c.toml", "--set", f"watch.out={run}"],
         ["report", run, "-o", folder / "r.html"],
+        ["diagnose", run],
+        ["kernel", folder / "c.toml", "--out", folder / "K", "--examples", "20"],
+        ["sweep", folder / "c.toml", "--grid", "lr=0.1,0.2", "--out", folder / "sweep"],
         ["verify"],
     ):
         call = [sys.executable, "-m", "gramscope", *map(str, arguments)]
@@ -45,7 +49,7 @@ def networks(folder: Path) -> None:
     assert len(run.scalars()) > 0
     assert run.to_dataset().sizes["step"] > 0
     run.to_csv(folder / "scalars.csv")
-    gs.measures.layer_similarity(net, [x], ["0", "2"], debiased=False).to_frame()
+    gs.measures.layer_similarity(net, [x], ["0", "2"], debiased=False).to_dataframe()
     gs.measures.neural_feature_ansatz(net, x)
 
 

@@ -48,7 +48,7 @@ def draw(steps, seen, path) -> None:
         label = "all that was missed" if part == "all" else part
         below.plot(steps, [100 * s.errors[part] for s in seen], style, color=colour, label=label, linewidth=1.2)
     below.set(
-        ylabel="% of the outputs' change", xlabel="step", title="What first order does not foresee", xlim=(0, steps[-1])
+        ylabel="% of the outputs' change", xlabel="step", title="What first order does not predict", xlim=(0, steps[-1])
     )
     below.set_yscale("log")
     below.legend(loc="upper right", framealpha=0.9)

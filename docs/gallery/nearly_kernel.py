@@ -14,7 +14,7 @@ import torch
 from matplotlib import pyplot as plt
 from torch import nn
 
-from gramscope.kernels.rates import layer_rates
+from gramscope.kernels.learning_rates import layer_rates
 from gramscope.kernels.tangent_kernels import TangentKernels
 from gramscope.theory import NearlyKernelRegressor, QuadraticModel
 

@@ -1,4 +1,4 @@
-"""The experiments of arXiv:2410.04264 that one core can repeat, measured with gramscope: published, theory 5, here.
+"""The experiments of arXiv:2410.04264 that one core can repeat, measured with gramscope: published, earlier, here.
 
 Run from the repository root: python docs/gallery/richness_experiments.py [--only NAME] [--seeds N]
 All parts take about five minutes on one core and write docs/images/richness-experiments.svg; one part writes nothing.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.tasks import Task, label_encoded, mlp, mnist, modular
 from gramscope.tasks.idx import data_folder
 
@@ -27,7 +27,7 @@ RICH, LAZY = "#b2452f", "#2f5fb2"
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: what, the paper's value, that of theory 5, and one value for each seed here."""
+    """A line of the table: what, the paper's value, that of an earlier run, and one value for each seed here."""
 
     quantity: str
     published: str
@@ -282,7 +282,7 @@ def grokking(
 ) -> Grokking:  # fmt: skip
     """Addition modulo p by two hidden layers without biases; full-batch AdamW, weight decay 1, squared error.
 
-    Loss and biases are not stated; these were chosen because D_LR before grokking is then .75, as theory 5 has it.
+    Loss and biases are not stated; these were chosen because D_LR before grokking is then .75, as in an earlier run.
     """
     task = modular(p, seed=seed, train=share)
     x, x_test = (one_hot(tokens[:, :2], p).flatten(1) for tokens in (task.x, task.x_test))
@@ -334,7 +334,7 @@ PARTS: dict[str, tuple[str, bool, Callable[[int], Part]]] = {
 
 
 def show(title: str, part: Part, seconds: float) -> None:
-    print(f"\n{title} ({seconds:.0f} s)\n{'':36} {'published':>10} {'theory 5':>12}   here, seed by seed")
+    print(f"\n{title} ({seconds:.0f} s)\n{'':36} {'published':>10} {'earlier':>12}   here, seed by seed")
     for row in part.rows:
         here = "  ".join(f"{value:.3g}" if value < 1e4 else f"{value:.2g}" for value in row.here)
         print(f"{row.quantity:36} {row.published:>10} {row.theory:>12}   {here}")

@@ -64,7 +64,7 @@ def main(out: Path) -> None:
     axes[2].set(title="independent features: the true value is 0", xlabel="examples", ylabel="CKA")
     axes[2].spines[["top", "right"]].set_visible(False)
     axes[2].legend(frameon=False)
-    print(own.to_dataframe().round(2), other.to_frame().round(2), found, sep="\n")
+    print(own.to_dataframe().round(2), other.to_dataframe().round(2), found, sep="\n")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Date": None})
 

@@ -1,6 +1,6 @@
 """Results say their main numbers, give a table and a picture, all in one way."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -117,3 +117,60 @@ def test_results_draw_themselves() -> None:
     assert len(mlp.infinite_width(torch.eye(2)).plot().axes) == 4
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     assert gs.kernels.projected_trace(model, torch.randn(4, 2)).plot().axes[0].images
+
+
+@dataclass(frozen=True, repr=False)
+class Part(Result):
+    name: str
+    size: float
+
+
+@dataclass(frozen=True, repr=False)
+class Parts(TableResult):
+    shown: ClassVar[tuple[str, ...]] = ("total",)
+    rows_from: ClassVar[str] = "parts"
+
+    parts: tuple[Part, ...]
+
+    def total(self) -> float:
+        return sum(part.size for part in self.parts)
+
+
+def test_rows_of_dataclasses_are_a_table_and_a_picture() -> None:
+    found = Parts((Part("a", 1.5), Part("b", 2.0)))
+    assert repr(found) == "Parts(total=3.5)"
+    assert found.to_dataframe().to_dict("list") == {"name": ["a", "b"], "size": [1.5, 2.0]}
+    (line,) = found.plot().axes[0].lines
+    assert line.get_ydata().tolist() == [1.5, 2.0]
+    assert "b&#x27;</td><td>2</td>" in found._repr_html_()
+
+
+# No results: data that a run is described by, settings, and what is a result of nothing yet.
+NO_RESULTS = {
+    "Activation", "Alert", "CubicKernels", "CubicModel", "Damage", "Evidence", "Facts", "Fields", "Finding",
+    "Fingerprints", "KernelJob", "LookupSite", "OuterSite", "Projection", "QuadraticModel", "Reader", "Reading",
+    "Record", "ReducedState", "RowSite", "Rule", "Site", "Snapshot", "TilePlan",
+}  # fmt: skip
+PACKAGES = (
+    "diagnose",
+    "hierarchy",
+    "kernels",
+    "linalg",
+    "measures",
+    "propagators",
+    "scale",
+    "spectra",
+    "tasks",
+    "theory",
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_result_shows_itself(package: str) -> None:
+    module = getattr(gs, package)
+    public = {name: getattr(module, name) for name in module.__all__}
+    results = [found for found in public.values() if isinstance(found, type) and is_dataclass(found)]
+    dumb = [c.__name__ for c in results if c.__name__ not in NO_RESULTS and not hasattr(c, "_repr_html_")]
+    assert not dumb
+    tables = [c.__name__ for c in results if hasattr(c, "to_dataframe") and not hasattr(c, "plot")]
+    assert not tables

@@ -155,3 +155,25 @@ def test_a_basis_spans_the_columns_and_is_empty_for_zeros():
     assert basis.shape == (20, 1)
     assert torch.allclose(basis @ (basis.mT @ h), h)
     assert column_basis(0 * h, Rounding(), 20, 0 * h[0]).shape == (20, 0)
+
+
+@pytest.mark.parametrize("width", [8, 30])  # fewer columns than rows, and more
+def test_columns_of_zeros_span_nothing_and_need_no_svd(monkeypatch, width):
+    h = torch.randn(20, width, generator=torch.Generator().manual_seed(0)).relu()
+    h[:, ::3] = 0
+    wide, zero = h.double(), torch.zeros(20, dtype=torch.float64)
+    u, s, _ = torch.linalg.svd(wide)
+    exact = u[:, : int((s > 1e-6).sum())]
+    monkeypatch.setattr(torch.linalg, "svd", lambda *_: pytest.fail("an SVD, though all other columns are independent"))
+    basis = column_basis(wide, Rounding.of(h), 20, wide.norm(dim=0))
+    assert torch.allclose(basis @ basis.mT, exact @ exact.mT, atol=1e-12)  # float64, condition about 10
+    assert torch.equal(basis.mT @ zero, torch.zeros(basis.shape[1], dtype=torch.float64))
+
+
+def test_a_few_numbers_tell_rounding_only_where_all_do():
+    """The short way is taken for most numbers; where few digits stand first and many later, the long way decides."""
+    some = torch.zeros(64, 8)
+    some[-1, -1] = 1 / 3
+    some[-1, 0] = 1.0
+    assert Rounding.of(some).eps == EPS32
+    assert Rounding.of((some > 0.5).float()).eps == EPS64

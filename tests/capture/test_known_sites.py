@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gramscope.capture.capture import opened
+from gramscope.capture.capturing import opened
 from gramscope.capture.known_sites import KnownSites
 
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).double()

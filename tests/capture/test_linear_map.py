@@ -7,7 +7,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import UnsupportedError
 from gramscope.capture.linear_map import LinearMap
-from gramscope.kernels.dntk import dntk_velocity, output_curvature
+from gramscope.kernels.kernel_velocity import dntk_velocity, output_curvature
 from references.jacobian import reference_jacobian
 from zoo import once
 from zoo.case import Call
@@ -166,3 +166,11 @@ def test_out_of_memory_is_no_reason_for_the_slow_way(monkeypatch):
     monkeypatch.setattr(torch.autograd, "grad", full)
     with pytest.raises(torch.OutOfMemoryError):
         linear_map.vjp([torch.ones(2, 3)])
+
+
+def test_a_large_map_in_float32_is_not_taken_for_one_without_second_derivative():
+    rng = torch.Generator().manual_seed(0)
+    leaf, w = (torch.rand(8, 2**19, generator=rng) for _ in range(2))
+    product = LinearMap([(leaf.requires_grad_() * w).sum(1)], [leaf], quiet=True)
+    product.jvp([torch.ones(1, 8, 2**19)], 1)
+    assert product.slow == ""

@@ -7,7 +7,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.user_warnings import RandomOutputsWarning
-from gramscope.kernels.dntk import output_curvature
+from gramscope.kernels.kernel_velocity import output_curvature
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner, without_vanished
 
 CPU = torch.device("cpu")
 
@@ -95,6 +95,21 @@ def test_a_large_example_hides_no_mixture_of_the_others():
         tensor[0] *= 1e12
         tensor[1] += 1e-3 * tensor[2]
     assert quick_owner(plain, scaled[0], digits[0]) is None
+
+
+def test_vanished_signals_count_as_zeros_and_hide_no_mixture():
+    plain, scaled, digits = probed(torch.arange(5)[:, None].expand(5, 4), 5, torch.float32)
+    plain[1], scaled[0][1] = 3e-44, 5e-44  # what is left of numbers that ran out of bits
+    assert quick_owner(plain, scaled[0], digits[0]) is None
+    found = quick_owner(*without_vanished(plain, scaled), digits[0])
+    assert found is not None
+    assert found.regular == (1, 1)
+    for tensor in (plain, *scaled):
+        tensor[3] += 1e-3 * tensor[2]
+    assert quick_owner(*without_vanished(plain, scaled), digits[0]) is None
+    nothing = quick_owner(*without_vanished(plain * 1e-40, [scaled[0] * 1e-40]), digits[0])
+    assert nothing is not None
+    assert nothing.silent
 
 
 def test_sums_over_all_examples_are_seen_from_one_pass():

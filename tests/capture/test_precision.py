@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.capture.capture import capture
+from gramscope.capture.capturing import capture
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

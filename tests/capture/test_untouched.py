@@ -74,7 +74,7 @@ CALLS = {
     "capture": lambda model, x, case: gs.capture(model, x, outputs=case.outputs),
     "ntk": lambda model, x, case: gs.ntk(model, x, outputs=case.outputs),
     "trace by site in little memory": lambda model, x, case: gs.ntk(
-        model, x, reduce="trace", by_site=True, memory=20_000, outputs=case.outputs
+        model, x, reduce="trace", by_site=True, memory=60_000, outputs=case.outputs
     ),
     "frozen": lambda model, x, case: gs.ntk(model, x, frozen=True, outputs=case.outputs),
     "exact": lambda model, x, case: gs.ntk(model, x, coupled="exact", outputs=case.outputs),

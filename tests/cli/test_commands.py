@@ -64,6 +64,12 @@ def test_run(config, tmp_path):
     assert "accuracy/test" in run.scalars()
 
 
+def test_a_run_can_be_diagnosed_by_every_rule_that_its_network_allows(config, tmp_path):
+    assert call("run", config, "--set", "watch.measures=*", "--set", "train.steps=12").exit_code == 0
+    found = gs.diagnose.diagnose(tmp_path / "run")
+    assert all(why.startswith("not needed") for why in found.not_judged.values()), found.not_judged
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -1,10 +1,12 @@
 """The command line: fast help, and a demo that trains, prints and writes its page."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import gramscope as gs
@@ -15,6 +17,7 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
     arguments = ["demo", "--out", str(tmp_path / "page"), "--steps", "12", "--width", "16"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
+    printed = " ".join(re.sub("│", " ", result.output).split())  # lines of a box
     for words in (
         "rich",
         "lazy",
@@ -24,7 +27,8 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
         "5% of the time by default",
         "report.html",
     ):
-        assert words in result.output
+        assert words in printed
+    assert all(len(line) <= 80 for line in result.stdout.splitlines() if line[:1] in tuple("┏┃┡│└╭╰"))
     page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
     assert "<html" in page
     for name in ("rich", "lazy"):
@@ -98,4 +102,7 @@ def test_an_unknown_name_is_explained():
 
 
 def test_the_version():
-    assert CliRunner().invoke(app, ["--version"]).output.startswith("gramscope 0.")
+    printed = CliRunner().invoke(app, ["--version"]).output
+    assert printed.startswith(f"gramscope {gs.__version__}\n")
+    assert f"torch {torch.__version__}\n" in printed
+    assert "CUDA " in printed

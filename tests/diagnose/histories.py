@@ -21,7 +21,8 @@ def healthy_scalars(step: int) -> dict[str, float]:
         "gradient_overlap": 0.1 + 0.5 * fall, "gradient_zeros": 0.02, "update_size": 0.05, "precision": 1.2e-7,
         "step/error": 0.05, "step/predicted_loss_change": -0.03 * fall, "step/true_loss_change": -0.028 * fall,
         "optimizer/lr": 0.1, "optimizer/lowest_lr": 0.1, "optimizer/weight_decay": 0.0, "optimizer/momentum": 0.0,
-        "optimizer/adaptive": 0.0, "optimizer/decoupled": 0.0, "training_mode": 1.0,
+        "optimizer/adaptive": 0.0, "optimizer/decoupled": 0.0, "training_mode": 1.0, "dropout": 0.1,
+        "outputs/probabilities": 0.0,
         "train_mode/loss": 0.25 + 2.1 * fall, "train_mode/accuracy": accuracy - 0.02,
     }  # fmt: skip
     for layer in LAYERS:
@@ -33,7 +34,9 @@ def healthy_scalars(step: int) -> dict[str, float]:
     if step == 0:
         found |= {"probe/discrete": 0.0, "probe/duplicates": 0.0, "probe/chance_duplicates": 0.0, "probe/rms": 1.0,
                   "probe/mean_over_std": 0.1, "probe/scale_spread": 5.0, "probe/classes": 10.0,
-                  "probe/target_rank": 9.0, "probe/chance": 2.3, "probe/neighbors_agree": 0.9}  # fmt: skip
+                  "probe/target_rank": 9.0, "probe/chance": 2.3, "probe/neighbors_agree": 0.9, "probe/outputs": 10.0,
+                  "outputs/not_affine": 0.4, "outputs/rms": 0.5, "probe/targets_rms": 1.0,
+                  "probe/targets_mean": 0.2}  # fmt: skip
         for name in ("update_size", "gradient_given", "gradient_overlap", "gradient_zeros"):
             del found[name]
     return found
@@ -104,6 +107,22 @@ def _in_order(step, scalars):
 
 def _missing(step, scalars):
     scalars["class_recall/3"] = scalars["class_predicted/3"] = 0.0
+    scalars["loss/probe"] += 0.003 * step  # its examples cost more and more
+
+
+def _early(name, value):
+    """A number of the first record alone, where it is there."""
+
+    def change(step, scalars):
+        if name in scalars:
+            scalars[name] = value
+
+    return change
+
+
+def _bounded(step):
+    """Cross-entropy of the softmax of a softmax, of ten classes: between 1.461 and 2.461."""
+    return 1.5 + 0.8 * np.exp(-step / 60)
 
 
 FLAT = np.full(250, 2.3) * np.random.default_rng(1).uniform(0.95, 1.05, 250)
@@ -147,4 +166,17 @@ BROKEN = {
         _set(loss__probe=lambda s: 2.3 + s / 50, probe__discrete=1.0), losses=batch_losses() - 0.15),
     "loss_spikes": lambda: history(losses=_spiked()),
     "doubled_examples": lambda: history(_set(probe__duplicates=0.3)),
+    "softmax_twice": lambda: history(
+        _both(_set(outputs__probabilities=1.0, loss__probe=_bounded), _early("outputs/probabilities", 1.0)),
+        losses=np.array([_bounded(step) for step in range(1, 251)])),
+    "no_activation": lambda: history(_early("outputs/not_affine", 3e-7)),
+    "dropout_too_strong": lambda: history(_set(dropout=0.9)),
+    "momentum_too_large": lambda: history(_set(optimizer__momentum=1.0)),
+    "targets_not_normalized": lambda: history(
+        _set(probe__targets_rms=5e3, probe__targets_mean=5e3, probe__chance=1e6, loss__probe=lambda s: 2.6e7 - s),
+        losses=2.6e7 - np.arange(250.0)),
+    "constant_probe": lambda: history(_set(probe__classes=1.0)),
+    "not_a_number": lambda: history(
+        _set(loss__probe=lambda s: np.nan if s > 90 else 2.0, norm__parameters=lambda s: np.nan if s > 90 else 9.0),
+        losses=np.where(np.arange(250) < 90, batch_losses(), np.nan)),
 }  # fmt: skip

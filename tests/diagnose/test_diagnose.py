@@ -14,8 +14,8 @@ from gramscope.cli.main import app
 from gramscope.diagnose import RULES, Finding
 from gramscope.diagnose.finding import NOTHING_WRONG
 from gramscope.diagnose.history import history_of_records
-from gramscope.diagnose.judge import diagnosis_of, rank
-from gramscope.diagnose.opening import diagnose_all
+from gramscope.diagnose.ranking import diagnosis_of, rank
+from gramscope.diagnose.run_diagnosis import diagnose_all
 from gramscope.store import RunWriter
 from gramscope.tasks import digits, mlp
 
@@ -51,6 +51,15 @@ def test_a_run_without_the_new_measures_says_what_it_cannot_judge(tmp_path):
     assert set(found.not_judged) < set(RULES)
 
 
+def test_measures_that_were_left_out_are_the_reason():
+    """Whether a network has dropout, batch norm or tokens is not known without the set-up."""
+    found = diagnosis_of(history_of_records([(step, {"norm/parameters": 9.0}) for step in STEPS], {}, META))
+    assert found.not_judged["wrong_mode"] == found.not_judged["oversmoothing"] == "leave measures= at its default"
+    assert found.not_judged["labels"] == "pass a probe with targets: probe=(x, y); leave measures= at its default"
+    without = {name: value for name, value in healthy_scalars(1).items() if name != "training_mode"}
+    assert "not needed" in diagnosis_of(history_of_records([(0, without)] * 4, {}, META)).not_judged["wrong_mode"]
+
+
 def test_a_run_without_any_record(tmp_path):
     RunWriter.create(tmp_path / "a", META).close()
     found = gs.diagnose(tmp_path / "a")
@@ -63,7 +72,8 @@ def test_series_that_are_not_finite_are_left_out_and_never_raise(value):
     for broken in names.values():
         rows = [(step, healthy_scalars(step) | {broken: value}) for step in STEPS]
         found = diagnosis_of(history_of_records(rows, {}, META))
-        allowed = {NOTHING_WRONG, "lr_too_large"} if broken == "loss/probe" else {NOTHING_WRONG}
+        diverged = broken in ("loss/probe", "norm/parameters")
+        allowed = {NOTHING_WRONG, "lr_too_large"} if diverged else {NOTHING_WRONG}
         assert {f.kind for f in found.findings} <= allowed, broken
 
 
@@ -116,6 +126,13 @@ def test_the_command_prints_findings_and_json(folder):
     assert found[0]["run"] == "a"
     assert found[0]["findings"][0]["kind"] == "frozen_layer"
     assert runner.invoke(app, ["diagnose", str(folder / "nothing")]).exit_code == 2
+
+
+def test_what_is_not_finite_is_said_in_words():
+    rows = [(step, healthy_scalars(step) | ({"norm/parameters": float("nan")} if step > 9 else {})) for step in STEPS]
+    text = str(diagnosis_of(history_of_records(rows, {}, META)))
+    assert "(weights from step 10 on: not finite)" in text
+    assert "nan" not in text
 
 
 def test_json_holds_no_nan():
@@ -197,7 +214,7 @@ def test_real_runs_are_told_apart(change, kind):
 
 def test_findings_are_told_while_training(monkeypatch):
     monkeypatch.setattr("gramscope.record.findings.SURE", -1.0)
-    monkeypatch.setitem(gs.diagnose.rates.COUNTS, "frozen_layer", (9, 9))
+    monkeypatch.setitem(gs.diagnose.held_out_rates.COUNTS, "frozen_layer", (9, 9))
     told = []
     scope = train(frozen, steps=4, tell=told.append)
     assert [alert.what for alert in told] == ["frozen_layer"]
@@ -205,3 +222,17 @@ def test_findings_are_told_while_training(monkeypatch):
     assert "Try first" in str(told[0])
     assert scope.findings[0].kind == "frozen_layer"
     assert not scope.alerts  # those of the alert rules alone
+
+
+def test_a_consequence_has_no_remedy_of_its_own(tmp_path):
+    """Steps that are too long leave dead layers, which then look like steps that are too short."""
+    with RunWriter.create(tmp_path / "a", META) as writer:
+        for step in STEPS:
+            writer.append(step, healthy_scalars(step) | {"frozen/2": 1.0, "dead_units/2": 1.0})
+    found = gs.diagnose(tmp_path / "a")
+    later = rank({kind: _finding(kind) for kind in ("lr_too_large", "lr_too_small")})
+    assert [finding.follows_from for finding in later] == ["", "lr_too_large"]
+    assert "Try first" in str(later[0])
+    assert "Try first" not in str(later[1])
+    page = gs.report(tmp_path / "a", tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("Try first:") == sum(not finding.follows_from for finding in found.findings)

@@ -8,7 +8,7 @@ from diagnose.histories import BROKEN, CLASSES, TEST_STEPS, history
 from gramscope.diagnose import RULES
 from gramscope.diagnose.finding import NOTHING_WRONG
 from gramscope.diagnose.history import Series
-from gramscope.diagnose.judge import diagnosis_of
+from gramscope.diagnose.ranking import diagnosis_of
 
 
 def kinds(found) -> list[str]:
@@ -107,10 +107,23 @@ def test_an_evaluation_in_training_mode_is_told_from_the_two_accuracies():
 
 def test_a_loss_that_is_not_finite_is_named_at_its_step():
     losses = histories.batch_losses()
-    losses[40:] = np.nan
+    losses[36:40], losses[40:] = 40.0, np.nan
     found = diagnosis_of(history(losses=losses))
     assert found[0].kind == "lr_too_large"
     assert found[0].step == 41
+
+
+def test_a_loss_that_is_not_finite_without_any_growth_before_is_no_matter_of_the_rate():
+    losses = histories.batch_losses()
+    losses[40:] = np.nan
+    found = diagnosis_of(history(losses=losses))
+    assert [f.kind for f in found.findings] == ["not_a_number", "lr_too_large"]
+    assert found[0].step == 41
+    assert found[1].follows_from == "not_a_number"
+    long = diagnosis_of(
+        history(histories._set(update_ratio__2=lambda step: 2.0 if step == 32 else 0.01), losses=losses)
+    )
+    assert long[0].kind == "lr_too_large"  # a layer moved by twice its norm before
 
 
 def test_noise_that_both_probe_and_batches_share_leaves_related_labels_alone():
@@ -127,6 +140,324 @@ def test_two_missing_classes_are_both_named():
     def missing(step, scalars):
         for c in (3, 7):
             scalars[f"class_recall/{c}"] = scalars[f"class_predicted/{c}"] = 0.0
+        scalars["loss/probe"] += 0.006 * step
 
     assert diagnosis_of(history(missing))[0].where == ("class 3", "class 7")
     assert CLASSES == 10
+
+
+def test_a_class_that_is_merely_late_is_not_called_missing():
+    def late(step, scalars):
+        scalars["class_recall/3"] = scalars["class_predicted/3"] = 0.0
+
+    assert kinds(history(late)) == [NOTHING_WRONG]  # the probe costs no more than the batches
+
+
+def slow(drift: float, gone: float):
+    """A run with short steps: ``gone`` of the loss of chance at the end, and this kernel drift."""
+
+    def record(step, scalars):
+        part = step / 250
+        scalars |= {"loss/probe": 2.3 * (1 - gone * part), "kernel/drift": drift * part, "step/error": 1e-3,
+                    "richness/initial_similarity": 1 - 0.001 * part}  # fmt: skip
+        scalars |= {f"update_ratio/{layer}": 3e-5 for layer in histories.LAYERS}
+        scalars["train_mode/loss"] = scalars["loss/probe"]
+
+    return history(record, losses=2.3 * (1 - gone * np.arange(1, 251) / 250))
+
+
+def test_lazy_is_told_from_a_small_learning_rate_by_how_far_the_kernel_moves_for_what_is_learnt():
+    assert kinds(slow(drift=0.01, gone=0.05))[:2] == ["lazy", "lr_too_small"]
+    assert kinds(slow(drift=0.05, gone=0.05)) == ["lr_too_small"]
+    assert kinds(slow(drift=0.02, gone=0.002)) == ["lr_too_small"]
+
+
+def test_tokens_that_a_skip_connection_keeps_apart_are_not_called_alike():
+    def averaged(last):
+        return histories.history(histories._by_layer("token_variance", [0.9, 0.95, 0.95, 0.0002, last]))
+
+    assert "oversmoothing" in kinds(averaged(0.01))
+    assert "oversmoothing" not in kinds(averaged(0.95))
+
+
+def test_a_loss_that_rose_is_not_called_slow():
+    assert "lr_too_small" not in kinds(slow(drift=0.05, gone=-0.9))
+
+
+def test_fitting_the_mean_of_the_targets_is_not_lazy():
+    def mean_only(step, scalars):
+        scalars |= {"loss/probe": 2.3 + 1.0 * np.exp(-step / 20), "kernel/drift": 0.01}
+        scalars["richness/initial_similarity"] = 1.0
+
+    assert "lazy" not in kinds(history(mean_only))
+
+
+def test_a_collapse_is_dated_when_it_is_passed():
+    def collapsed(step, scalars):
+        scalars |= {"loss/probe": 1.9, **{f"feature_rank/{layer}": 1.1 if step >= 50 else 6.0 for layer in "0246"}}
+
+    found = diagnosis_of(history(collapsed, losses=histories.FLAT))
+    assert {f.kind: f.step for f in found.findings}["rank_collapse"] == 50
+
+
+def test_equal_units_are_the_cause_of_signals_that_explode():
+    def copies(step, scalars):
+        for place, layer in enumerate(histories.LAYERS):
+            scalars |= {f"feature_rank/{layer}": 1.0, f"signal/{layer}": 10.0**place}
+
+    assert "exploding_signals" not in kinds(history(copies))
+    assert kinds(history(copies))[0] == "rank_collapse"
+
+
+def test_gates_that_are_closed_before_training_are_saturated():
+    def gates(step, scalars):
+        if step == 0:
+            scalars["saturated_gates/cell"] = 0.3
+
+    found = diagnosis_of(history(gates))
+    assert found[0].kind == "saturated_units"
+    assert "30 % of the gates of layer cell" in found[0].what
+
+
+def test_one_class_for_all_is_no_order_where_batches_cost_as_much_as_chance():
+    def collapsed(step, scalars):
+        histories._stuck(step, scalars)
+        scalars |= {f"class_predicted/{c}": float(c == 3) for c in range(CLASSES)}
+
+    assert "classes_in_order" not in kinds(history(collapsed, losses=histories.FLAT))
+
+
+def test_labels_of_another_code_are_told_by_an_accuracy_below_chance():
+    def shifted(step, scalars):
+        scalars |= {"loss/probe": 2.3 + step / 50, "accuracy/probe": max(0.0, 0.1 - step / 500)}
+
+    found = diagnosis_of(history(shifted))
+    assert found[0].kind == "labels"
+    assert "wrong more often than by chance" in found[0].what
+
+    def unlucky(step, scalars):
+        scalars |= {"loss/probe": 2.3 + step / 50, "accuracy/probe": 0.06}
+
+    assert "labels" not in kinds(history(unlucky))  # three examples of fifty: chance may do that
+    assert "labels" not in kinds(history(histories._both(shifted, histories._set(probe__neighbors_agree=0.1))))
+
+
+def test_the_mean_of_targets_far_from_zero_is_no_memory_of_the_examples():
+    def shifted(step, scalars):
+        scalars["loss/probe"] = 1.1 * (2.3 + 100 * np.exp(-step / 20))
+
+    assert "memorization" not in kinds(history(shifted, losses=2.3 + 100 * np.exp(-np.arange(1, 251) / 20)))
+
+
+def test_one_class_that_never_changes_may_be_a_data_set_of_one_class():
+    def one(step, scalars):
+        histories._in_order(step, scalars)
+        scalars |= {f"class_predicted/{c}": 0.91 if c == 3 else 0.01 for c in range(CLASSES)}
+
+    found = diagnosis_of(history(one, losses=np.full(250, 0.1)))
+    assert found[0].kind == "classes_in_order"
+    assert found[0].alternatives == ("nearly all training examples are of class 3",)
+    assert not diagnosis_of(BROKEN["classes_in_order"]())[0].alternatives
+
+
+@pytest.mark.parametrize("kind", ["labels", "memorization", "batch_too_small", "lr_too_small", "lazy"])
+def test_a_probe_that_is_judged_by_another_loss_is_not_compared_with_the_batches(kind):
+    """A sum over the batch, or binary cross-entropy beside the squared error of the same targets."""
+    assert "by another loss" not in diagnosis_of(history()).not_judged.get(kind, "")
+    found = diagnosis_of(history(losses=64 * histories.batch_losses()))
+    assert [f.kind for f in found.findings] == [NOTHING_WRONG]
+    assert "divide a summed loss" in found.not_judged[kind]
+    assert np.isnan(found[0].confidence)
+
+
+def test_a_run_judged_by_another_loss_is_judged_by_its_batches():
+    def grows(step, scalars):  # the squared error of logits that rightly grow
+        scalars |= {"loss/probe": 0.25 * (1 + step), "step/true_loss_change": 1.0, "step/error": 3.0}
+        scalars["train_mode/loss"] = scalars["loss/probe"]
+
+    learns = 0.69 * np.exp(-np.arange(250) / 60)
+    learns[:6] = 0.69 * (1 + 5 * np.arange(6))
+    assert kinds(history(grows, losses=learns)) == [NOTHING_WRONG]
+    stuck = _longer_steps(losses=64 * histories.FLAT * np.linspace(1, 1.3, 250))
+    assert kinds(stuck)[0] == "lr_too_large"
+
+
+def _longer_steps(losses):
+    return history(histories._set(update_ratio__all=0.4), losses=losses)
+
+
+def test_batches_that_are_harder_from_some_later_step_on_are_still_compared():
+    losses = histories.batch_losses() + np.where(np.arange(250) < 3, 0.0, 3.0)
+    assert kinds(history(losses=losses))[0] == "labels"
+
+
+def test_features_that_have_widened_again_have_not_collapsed():
+    def widened(step, scalars):
+        scalars |= {"loss/probe": 1.9, **{f"feature_rank/{layer}": 1.1 if step < 200 else 1.5 for layer in "0246"}}
+        scalars |= {f"feature_rank/{layer}": 2.0 for layer in "0246"} if step < 3 else {}
+
+    assert "rank_collapse" not in kinds(history(widened, losses=histories.FLAT))
+
+
+def test_gradients_that_agree_are_no_noise_however_large():
+    """With batch norm the probe's gradient, in evaluation mode, may be far smaller than those of the batches."""
+    assert kinds(change(gradient_given=3.0, gradient_overlap=0.4)) == [NOTHING_WRONG]
+    assert kinds(change(gradient_given=3.0, gradient_overlap=0.1)) == ["batch_too_small"]
+
+
+@pytest.mark.parametrize(("numbers", "judged"), [(1.0, False), (0.0, True)])
+def test_squared_errors_of_zero_and_one_are_not_taken_for_what_binary_cross_entropy_trains(numbers, judged):
+    """Balanced classes: 0.69 for the batches and 0.5 for the probe, before training."""
+
+    def grows(step, scalars):
+        scalars |= {"loss/probe": 0.5 + 0.1 * step, "train_mode/loss": 0.5 + 0.1 * step, "accuracy/probe": np.nan}
+        scalars |= {"probe/zero_or_one": numbers, "probe/chance": 0.25} if step == 0 else {}
+
+    losses = np.concatenate([0.69 + 0.14 * np.arange(8), 0.6 * np.exp(-np.arange(242) / 60)])
+    assert (kinds(history(grows, losses=losses)) != [NOTHING_WRONG]) == judged
+
+
+def test_units_that_saturate_and_features_that_narrow_while_the_loss_falls_are_left_alone():
+    def narrow(scalars, loss):
+        scalars |= {"loss/probe": loss, "saturated_units/2": 0.6, **{f"feature_rank/{n}": 1.1 for n in "0246"}}
+
+    def learning(step, scalars):
+        narrow(scalars, 2.3 - 0.005 * step) if step > 5 else None
+
+    def stuck(step, scalars):
+        narrow(scalars, 2.2) if step > 5 else None
+
+    assert kinds(history(learning, losses=2.3 - 0.005 * np.arange(1, 251))) == [NOTHING_WRONG]
+    assert set(kinds(history(stuck, losses=histories.FLAT))) >= {"saturated_units", "rank_collapse"}
+
+
+def test_a_plateau_on_which_gradients_agree_is_no_matter_of_labels():
+    flat = histories.FLAT
+    assert "labels" in kinds(history(histories._both(histories._stuck, histories._set(gradient_overlap=0.1)), flat))
+    assert "labels" not in kinds(
+        history(histories._both(histories._stuck, histories._set(gradient_overlap=0.95)), flat)
+    )
+
+
+def test_batches_of_another_task_make_the_probe_worse():
+    def rises(step, scalars):
+        scalars |= {"loss/probe": 2.3 + step / 250, "accuracy/probe": 0.1}
+
+    part = 1.6 + 0.7 * np.exp(-np.arange(250) / 40)
+    assert kinds(history(rises, losses=part))[0] == "labels"
+    assert "labels" not in kinds(history(rises, losses=2.3 * np.exp(-np.arange(250) / 60)))  # memorised
+
+    def learns_first(step, scalars):
+        scalars["loss/probe"] = scalars["train_mode/loss"] = 2.3 + step / 250 if step > 20 else 1.9
+
+    assert "labels" not in kinds(history(learns_first, losses=part))  # overfitting
+
+
+def test_the_same_batch_is_told_by_a_loss_that_falls_at_every_step():
+    def half(step, scalars):
+        scalars["loss/probe"] = 2.3 - 0.5 * (1 - np.exp(-step / 20))
+
+    smooth = 2.3 * np.exp(-np.arange(250) / 25)
+    noisy = smooth * np.random.default_rng(0).uniform(0.5, 1.5, 250)
+    same, other = diagnosis_of(history(half, smooth))[0], diagnosis_of(history(half, noisy))[0]
+    assert same.kind == other.kind == "memorization"
+    assert same.cause == "The same few examples are shown at every step."
+    assert "the same batch at every step" in other.alternatives
+    assert kinds(history(losses=smooth)) == [NOTHING_WRONG]  # the probe is learnt as well
+
+
+def test_outputs_that_are_sure_before_training_are_too_large():
+    def sure(step, scalars):
+        scalars["loss/probe"] = scalars["train_mode/loss"] = 0.2 + 7.0 * np.exp(-step / 60)
+
+    losses = 0.2 + 7.0 * np.exp(-np.arange(1, 251) / 60)
+    assert kinds(history(sure, losses))[0] == "exploding_signals"
+    assert kinds(history(histories._both(sure, histories._set(probe__outputs=1000.0)), losses)) == [NOTHING_WRONG]
+
+
+def test_a_softmax_inside_the_loss_is_told_by_its_slope_and_its_bound():
+    bounded = np.array([histories._bounded(step) for step in range(1, 251)])
+
+    def damped(step, scalars):
+        if step:
+            scalars["gradient_given"] *= 0.15
+
+    assert kinds(history(damped, bounded))[0] == "softmax_twice"
+    assert "softmax_twice" not in kinds(history(damped))  # the batches fall below the bound
+    assert "softmax_twice" not in kinds(history(histories._set(loss__probe=histories._bounded), bounded))
+
+
+def test_probabilities_for_a_loss_that_takes_their_logarithm_are_right():
+    assert "softmax_twice" not in kinds(history(histories._early("outputs/probabilities", 1.0)))
+
+
+def test_large_targets_that_are_learnt_are_left_alone():
+    large = histories._set(probe__targets_rms=300.0, probe__targets_mean=300.0, probe__chance=25.0)
+    assert "targets_not_normalized" not in kinds(history(large))
+    far = histories._both(large, histories._set(loss__probe=lambda step: 9e4 - step))
+    assert kinds(history(far, 9e4 - np.arange(250.0)))[0] == "targets_not_normalized"
+
+
+def test_a_rate_of_zero_is_too_small_whatever_the_error_of_first_order():
+    assert kinds(history(histories._both(histories._stuck, histories._set(update_ratio__all=0.0)), histories.FLAT)) == [
+        "lr_too_small"
+    ]
+
+
+def test_two_classes_in_order_are_named():
+    def sorted_by_class(step, scalars):
+        for c in range(2, CLASSES):
+            del scalars[f"class_predicted/{c}"], scalars[f"class_recall/{c}"]
+        scalars |= {"loss/probe": 3.0, "class_predicted/0": float(step < 100), "class_predicted/1": float(step >= 100)}
+
+    found = diagnosis_of(history(sorted_by_class, np.full(250, 0.1)))
+    assert found[0].kind == "classes_in_order"
+    assert found[0].where == ("class 0", "class 1")
+
+
+def test_binary_cross_entropy_takes_the_place_of_squared_errors_that_are_not_trained_on():
+    def binary(step, scalars):
+        fall = np.exp(-step / 60)
+        scalars |= {
+            "loss/probe": 0.5 + 0.1 * step,
+            "train_mode/loss": 0.5 + 0.1 * step,
+            "yes_or_no/loss": 0.1 + 0.6 * fall,
+        }
+        scalars |= {"probe/zero_or_one": 1.0, "probe/chance": 0.25, "yes_or_no/chance": 0.69} if step == 0 else {}
+
+    found = diagnosis_of(history(binary, losses=0.1 + 0.6 * np.exp(-np.arange(250) / 60)))
+    assert found.healthy
+    assert not found.not_judged
+
+    def stuck(step, scalars):
+        binary(step, scalars)
+        scalars |= {"loss/probe": 0.5, "train_mode/loss": 0.5, "yes_or_no/loss": 0.69}
+
+    assert kinds(history(stuck, losses=0.3 * histories.FLAT))[0] == "labels"
+
+
+@pytest.mark.parametrize(
+    "close",
+    [change(dropout=0.5), change(optimizer__momentum=0.99), history(histories._early("outputs/not_affine", 1e-3))],
+)
+def test_usual_settings_are_no_fault(close):
+    assert kinds(close) == [NOTHING_WRONG]
+
+
+def test_a_probe_without_any_spread_or_without_any_finite_loss_is_judged_without_an_error():
+    assert kinds(change(probe__chance=0.0, probe__classes=1.0))[0] == "constant_probe"
+    nothing = history(lambda step, scalars: scalars.update({"loss/probe": np.nan}))
+    assert kinds(nothing)[0] in ("not_a_number", "lr_too_large")
+
+
+def test_the_nearer_of_two_losses_is_taken_where_they_begin_alike():
+    """63 % of ones: the squared error of zero outputs is 0.63, binary cross-entropy 0.69."""
+
+    def begins_alike(step, scalars):
+        fall = np.exp(-step / 60)
+        scalars |= {"loss/probe": 0.63 + 2.0 * step, "yes_or_no/loss": 0.1 + 0.6 * fall, "train_mode/loss": 0.63}
+        scalars |= {"probe/zero_or_one": 1.0, "probe/chance": 0.23, "yes_or_no/chance": 0.66} if step == 0 else {}
+
+    falls = 0.1 + 0.6 * np.exp(-np.arange(250) / 60)
+    assert kinds(history(begins_alike, losses=falls)) == [NOTHING_WRONG]
+    assert kinds(history(begins_alike, losses=0.63 + 2.0 * np.arange(250)))[0] == "lr_too_large"

@@ -73,8 +73,25 @@ def test_coupled_examples_are_found_out_even_one_by_one():
     x = torch.randn(6, 4)
     with pytest.raises(CoupledExamplesError, match="mix the 6 examples"):
         gs.ntk(OverTheBatch(), x)
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(CoupledExamplesError, match="mix the 6 examples"):
         gs.ntk(OverTheBatch(), x, memory=6 * 6 * 9 * 4)  # the kernel alone
+
+
+class ByPlace(nn.Module):
+    """Each example is scaled by its place in the batch: no example depends on another, and a part is not the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.net(x) * torch.arange(1, 1 + len(x))[:, None]
+
+
+def test_outputs_that_change_with_the_company_are_found_out():
+    x = torch.randn(6, 4)
+    with pytest.raises(InputError) as refused:
+        gs.ntk(ByPlace(), x, memory=6 * 6 * 9 * 4)  # the kernel alone
     smallest = int(re.search(r"at least ([\d,]+) bytes", str(refused.value))[1].replace(",", ""))
     with pytest.raises(CoupledExamplesError, match="change with the company"):
-        gs.ntk(OverTheBatch(), x, memory=smallest)
+        gs.ntk(ByPlace(), x, memory=smallest)

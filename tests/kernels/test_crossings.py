@@ -11,10 +11,10 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels.crossings import kink_crossings, ntk_step
-from gramscope.kernels.dntk import dntk_velocity
-from gramscope.kernels.expansion import Expansion, Reading
+from gramscope.kernels.expansion import Expansion, ExpansionSettings
+from gramscope.kernels.kernel_velocity import dntk_velocity
 from gramscope.kernels.kinks import REWRITES, FixedSides, Sides, Smoothed
-from gramscope.kernels.rates import layer_rates
+from gramscope.kernels.learning_rates import layer_rates
 from references.fingerprint import assert_same_fingerprint, fingerprint
 
 
@@ -336,7 +336,7 @@ def test_each_kink_that_is_not_followed_is_named_and_never_smoothed(name):
     model, x, ones = model.double(), torch.randn(2, 3).double(), torch.ones(2, 1).double()
     if name == "aminmax" and not _has_derivative(UNFOLLOWED[name]):
         pytest.skip("aminmax has no derivative in this version of torch")
-    assert name in kink_crossings(model, x, ones, lr=0.1).unseen
+    assert name in kink_crossings(model, x, ones, lr=0.1).nonsmooth_ops
     assert any(name in note for note in gs.explain_step(model, x, ones, lr=0.1, loss="half_squared").notes)
     with pytest.raises(UnsupportedError, match="has no smooth form"):
         dntk_velocity(model, x, ones, kink="distributional", bandwidth=0.1)
@@ -369,7 +369,7 @@ def test_what_has_no_kink_is_neither_named_nor_refused(name):
             return PLAIN[name](self.layer(x / (1 + scale))).sum(-1, keepdim=True)
 
     model, x, ones = Sorted().double(), torch.randn(2, 3).double(), torch.ones(2, 1).double()
-    assert kink_crossings(model, x, ones, lr=0.1).unseen == ()
+    assert kink_crossings(model, x, ones, lr=0.1).nonsmooth_ops == ()
     got = dntk_velocity(model, x, ones, kink="distributional", bandwidth=1e-9)
     torch.testing.assert_close(got, dntk_velocity(model, x, ones), rtol=1e-6, atol=1e-9)
 
@@ -403,7 +403,7 @@ def test_kinks_inside_networks(name):
     errors = [(step.measured - step.predicted - step.crossing).norm() for step in steps]
     assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.1)
     assert kink_crossings(model, x, loss, lr=0.02).crossed > 0
-    same = Expansion(model, x, Reading())
+    same = Expansion(model, x, ExpansionSettings())
     kept = same.at(torch.zeros(same.cols.size, dtype=torch.float64), keep_sides=True)
     torch.testing.assert_close(kept.f, same.f, rtol=1e-12, atol=1e-12)
 
@@ -411,7 +411,7 @@ def test_kinks_inside_networks(name):
 def test_what_is_not_followed_is_named():
     model = nn.Sequential(nn.Linear(3, 4), Function(lambda z: torch.where(z > 0, z, 0.0)), nn.Linear(4, 1))
     got = kink_crossings(model, torch.randn(2, 3), torch.ones(2, 1), lr=0.1)
-    assert got.unseen == ("gt", "where")
+    assert got.nonsmooth_ops == ("gt", "where")
     assert got.kinks == 0
     assert "not followed: gt, where" in str(got)
 

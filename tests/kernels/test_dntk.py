@@ -21,9 +21,9 @@ from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels import graph
 from gramscope.kernels.crossings import ntk_step
 from gramscope.kernels.dense import dense_kernel
-from gramscope.kernels.dntk import dntk, dntk_velocity, dntk_velocity_operator, output_curvature
-from gramscope.kernels.expansion import Expansion, Reading
-from gramscope.kernels.rates import layer_rates
+from gramscope.kernels.expansion import Expansion, ExpansionSettings
+from gramscope.kernels.kernel_velocity import dntk, dntk_velocity, dntk_velocity_operator, output_curvature
+from gramscope.kernels.learning_rates import layer_rates
 from gramscope.kernels.tangent_kernels import TangentKernels
 from references.dntk import dntk_by_definition, dntk_by_forward_equation, velocity_by_differences
 from references.fingerprint import assert_same_fingerprint, fingerprint
@@ -187,7 +187,7 @@ def test_unusual_networks_on_fixed_sides_by_differences(name):
     """Networks of the zoo whose second derivatives torch does not have, or that take derivatives themselves."""
     case = CASES[name]
     model, x, _ = case.build()
-    at = Expansion(model, x, Reading(outputs=case.outputs))
+    at = Expansion(model, x, ExpansionSettings(outputs=case.outputs))
     residual = 0.1 * torch.cos(torch.arange(at.rows.size, dtype=torch.float64)).reshape(at.rows.shape)
     before = state(model, x)
     got = dntk_velocity(model, x, residual, outputs=case.outputs).reshape(at.rows.size, -1)
@@ -301,7 +301,7 @@ def test_rates_in_every_form():
 def test_dense_kernels_are_those_of_products(name, metric):
     """Of examples by themselves and of coupled ones, with a rate for each parameter and for each entry."""
     model, x = ZOO[name]
-    at = graph.Graph(Expansion(model, x, Reading()))
+    at = graph.Graph(Expansion(model, x, ExpansionSettings()))
     rates = {
         "none": None,
         "numbers": at.expansion.flat_rates({n: 0.5 + i for i, (n, _) in enumerate(model.named_parameters())}),
@@ -521,7 +521,7 @@ def test_no_second_derivative_at_all():
 def test_the_first_call_makes_no_warning():
     code = (
         "import torch, warnings; warnings.simplefilter('error');"
-        "from gramscope.kernels.dntk import dntk_velocity;"
+        "from gramscope.kernels.kernel_velocity import dntk_velocity;"
         "model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1));"
         "dntk_velocity(model, torch.ones(2, 2), torch.ones(2, 1))"
     )

@@ -24,7 +24,7 @@ class Unknown(nn.Module):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("gramscope.kernels.ntk"), "LONG", 0.0)
+    monkeypatch.setattr(importlib.import_module("gramscope.kernels.empirical_ntk"), "LONG", 0.0)
 
 
 def test_the_parameter_is_named_with_its_time(at_once):

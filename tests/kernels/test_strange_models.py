@@ -21,7 +21,7 @@ MANY = 40
 @pytest.fixture(autouse=True)
 def always_from_a_few(monkeypatch):
     """Small networks too are searched by a few examples, which otherwise pays for large ones only."""
-    monkeypatch.setattr(importlib.import_module("gramscope.capture.capture"), "SPARED", -1)
+    monkeypatch.setattr(importlib.import_module("gramscope.capture.capturing"), "SPARED", -1)
 
 
 class Graphs(nn.Module):
@@ -149,6 +149,21 @@ def test_strange_networks(kind, n):
     assert_kernel_close(gs.ntk(model, x), want, 1e-12)
     assert_kernel_close(gs.ntk(model, x, reduce="trace"), torch.einsum("acbc->ab", want), 1e-12)
     assert gs.capture(model, x).fallback == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "tol"), [(torch.float32, 1.0, 1e-5), (torch.float32, 0.1, 1e-5), (torch.float64, 0.02, 1e-12)]
+)
+def test_gradients_that_vanish_over_time(dtype, scale, tol):
+    """So small in early time steps that powers of two scale them inexactly, or to zero: no reason for the slow path."""
+    torch.manual_seed(0)
+    model = nn.RNN(2, 8, batch_first=True).to(dtype)
+    with torch.no_grad():
+        model.weight_hh_l0.mul_(scale)
+    x = torch.randn(7, 240, 2, dtype=dtype)
+    options = {"outputs": lambda model, x: model(x)[1][0, :, :2]}
+    assert gs.capture(model, x, **options).fallback == ()
+    assert_kernel_close(gs.ntk(model, x, **options).double(), reference_ntk(model, x, **options), tol)
 
 
 def grown(x):

@@ -132,7 +132,7 @@ def test_a_budget_as_large_as_the_operator_is_exact(method, kind: str) -> None: 
 
 def test_partial_dependence_between_probe_images() -> None:
     """Y of low rank in which one column stands alone: only that one is missed when left out."""
-    from gramscope.linalg.xtrace import leave_one_out
+    from gramscope.linalg.exchangeable_trace import leave_one_out
 
     shared, alone = matrix(9, 1, F64), matrix(9, 1, F64, seed=1)
     image = torch.cat([shared, 2 * shared, alone, -shared], dim=1)

@@ -216,7 +216,7 @@ def test_deep_linear_balanced_exponent_is_one_over_depth(depth):
 def test_trained_deep_linear_network_reaches_the_exponent():
     """Three layers from a small balanced start, gradient descent at rate 0.002: a relative error of 1.9e-4 measured.
 
-    Balance holds for gradient flow; the error is that of finite steps (9e-4 at rate 0.01; theory 2 has 1.3e-4).
+    Balance holds for gradient flow; the error is that of finite steps (9e-4 at rate 0.01; 1.3e-4 was had elsewhere).
     """
     torch.manual_seed(0)
     depth, width = 3, 6

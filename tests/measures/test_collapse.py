@@ -196,10 +196,11 @@ def test_negative_labels_are_no_classes_unless_said():
 
 
 @pytest.mark.parametrize("factor", [1e200, 1e-200])
-def test_sums_of_squares_beyond_float64_are_warned_about(factor):
+def test_features_whose_powers_leave_float64_are_refused(factor):
     features, labels = clusters(40, 4, 3, 2)
-    with pytest.warns(UserWarning, match=r"leave float64, hence within=(inf|0\.0), between=(inf|0\.0)"):
+    with pytest.raises(InputError, match=r"features must have a largest entry between 2\^-200 and 2\^200"):
         gs.measures.neural_collapse(features * factor, labels)
+    assert gs.measures.neural_collapse(features * 0, labels).within == 0
 
 
 def test_collapsed_features_of_large_size_have_no_within_and_no_note():
@@ -207,8 +208,8 @@ def test_collapsed_features_of_large_size_have_no_within_and_no_note():
     labels = torch.arange(12) % 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = gs.measures.neural_collapse(torch.eye(3, dtype=torch.float64)[labels] * 2.0**450, labels)
-    assert (found.within, found.between, found.notes) == (0.0, pytest.approx(2.0 * 2.0**900), ())
+        found = gs.measures.neural_collapse(torch.eye(3, dtype=torch.float64)[labels] * 2.0**150, labels)
+    assert (found.within, found.between, found.notes) == (0.0, pytest.approx(2.0 * 2.0**300), ())
 
 
 @pytest.mark.parametrize("shape", [(20, 0), (20, 3, 0)])
@@ -218,8 +219,7 @@ def test_features_without_a_column_are_refused(shape):
 
 
 @pytest.mark.parametrize("n", [40, 400])  # rows and moments
-@pytest.mark.parametrize("factor", [2.0**600, 2.0**-600, 1e160, 1e-170])
-@pytest.mark.filterwarnings("ignore:neural collapse. squares")
+@pytest.mark.parametrize("factor", [2.0**180, 2.0**-180, 1e50, 1e-50])
 def test_features_of_any_size(factor, n):
     features, labels = clusters(n, 4, 3, 2)
     weight, bias = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -234,20 +234,16 @@ def test_features_of_any_size(factor, n):
         assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
         assert getattr(in_parts, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
     assert (scaled.nc4, scaled.nc3) == (plain.nc4, pytest.approx(plain.nc3, rel=1e-9))
-    assert scaled.within == (np.inf if factor > 1 else 0.0)  # 1e320 and 1e-340 are no numbers of float64
-    assert "leave float64" in scaled.notes[-1]
-    assert "within=" in scaled.notes[-1]
-    assert "between=" in scaled.notes[-1]
+    assert scaled.within == pytest.approx(plain.within * factor**2, rel=1e-12)
     joined = measure.compute(measure.merge(empty, measure.update(big, labels)))
     zeros = torch.cat([features[:3] * 0, features]), torch.cat([labels[:3], labels])
     assert joined.nc1 == pytest.approx(gs.measures.neural_collapse(*zeros).nc1, rel=1e-9)
-    assert gs.measures.neural_collapse(big, labels, ridge=1e-4).nc1 == (np.inf if factor > 1 else 0.0)
 
 
 def test_batches_of_unlike_sizes_merge():
     features, labels = clusters(300, 4, 3, 2)
-    size = torch.tensor([1e-90, 1e90], dtype=torch.float64).repeat_interleave(150)[:, None]
-    whole = gs.measures.neural_collapse(features * size * 1e-70, labels)
+    size = torch.tensor([1e-20, 1e50], dtype=torch.float64).repeat_interleave(150)[:, None]
+    whole = gs.measures.neural_collapse(features * size, labels)
     measure = gs.measures.Collapse()
     parts = [measure.update(features[a : a + 150] * size[a : a + 150], labels[a : a + 150]) for a in (0, 150)]
     for pair in (parts, parts[::-1]):

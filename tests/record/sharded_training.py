@@ -157,6 +157,7 @@ def refusals(folder, rank):
             warnings.simplefilter("always")
             scope.step()
             scope.step()
+            scope.close()
         found["left alone"] = " | ".join(str(w.message) for w in said)
         found["records"] = [record["step"] for record in scope.records]
     dist.barrier()
@@ -166,6 +167,7 @@ def refusals(folder, rank):
 CASES = {
     "FSDP2": lambda folder, rank: pair(fully_sharded, folder),
     "FSDP2, attached": lambda folder, rank: pair(fully_sharded, folder, attached=True, optimizer=torch.optim.SGD),
+    "FSDP2, closed": lambda folder, rank: pair(fully_sharded, folder, every=3),
     "tensor parallel": lambda folder, rank: pair(tensor_parallel, folder),
     "accelerate": lambda folder, rank: {"same": same(accelerated(None), accelerated(folder / "run"))},
     "refusals": refusals,

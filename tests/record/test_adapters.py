@@ -1,5 +1,7 @@
 """Records in TensorBoard, Weights & Biases and MLflow, read back with the real packages."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -57,6 +59,8 @@ def stored(data):
             place += left
             continue
         length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        if place + 7 + length > len(data):
+            return  # still being written
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
@@ -69,7 +73,12 @@ def history(folder):
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.rglob("*.wandb")
-    found = [Record.FromString(data) for data in stored(path.read_bytes())]
+    limit = time.monotonic() + 60
+    found = []
+    while not any(record.WhichOneof("record_type") == "exit" for record in found):  # finish() may return before it
+        assert time.monotonic() < limit, "wandb has not written the end of its run within a minute"
+        time.sleep(0.05)
+        found = [Record.FromString(data) for data in stored(path.read_bytes())]
     rows = [record.history.item for record in found if record.WhichOneof("record_type") == "history"]
     return [{item.key or "/".join(item.nested_key): item.value_json for item in row} for row in rows]
 

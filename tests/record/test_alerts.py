@@ -11,8 +11,8 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.record.alerts import AlertLog, find_alerts
-from gramscope.record.watch import WatchWarning
+from gramscope.record.alert_log import AlertLog, find_alerts
+from gramscope.record.scope import WatchWarning
 
 
 def alerts(name, values):

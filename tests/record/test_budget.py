@@ -8,7 +8,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.record import READERS, Reader, Reading
+from gramscope.record import WATCHED_MEASURES, MeasuredValues, WatchedMeasure
 from gramscope.record.budget import GUARANTEED, MARGIN, WIDEST, Budget
 from gramscope.record.closing import closing_line
 from gramscope.record.groups import CHEAP_PART
@@ -40,13 +40,13 @@ def register(monkeypatch, clock):
     def add(name, warm, cold=None, guess=None):
         steps = []
 
-        def take(moment):
+        def take(measurement):
             clock.now += warm if steps or cold is None else cold
-            steps.append(moment.step)
-            return Reading({f"{name}/value": 1.0})
+            steps.append(measurement.step)
+            return MeasuredValues({f"{name}/value": 1.0})
 
         estimate = None if guess is None else (lambda subject, one: guess)
-        monkeypatch.setitem(READERS, name, Reader(name, take, False, "", True, estimate))
+        monkeypatch.setitem(WATCHED_MEASURES, name, WatchedMeasure(name, take, False, "", True, estimate))
         return steps
 
     return add
@@ -199,13 +199,15 @@ def test_a_disturbed_start_of_an_expensive_measure_is_forgotten(clock, register)
     times = iter([3.0, 0.1] + [0.002] * 100)
     dear = []
 
-    def take(moment):
+    def take(measurement):
         clock.now += next(times)
-        dear.append(moment.step)
-        return Reading({"dear/value": 1.0})
+        dear.append(measurement.step)
+        return MeasuredValues({"dear/value": 1.0})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(READERS, "dear", Reader("dear", take, False, "", True, lambda subject, one: 0.025))
+        patch.setitem(
+            WATCHED_MEASURES, "dear", WatchedMeasure("dear", take, False, "", True, lambda subject, one: 0.025)
+        )
         train(watch(["plain", "dear"]), clock, 40)
     assert dear == LOG[:15]
 
@@ -293,7 +295,7 @@ def test_one_line_at_the_end(clock, register, capsys):
         assert capsys.readouterr().err == ""
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.strip() == closing_line(scope.records, scope.readers, scope.budget, scope._left_out)
+    assert said.strip() == closing_line(scope.records, scope.chosen_measures, scope.budget, scope._left_out)
     assert f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times, dear 0)" in said
     assert f"{scope._left_out} due steps were left out to keep overhead=0.05. This is more than" in said
     assert scope._left_out == 601 - len(scope.records) > 400

@@ -10,7 +10,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.record.along_loss import SAMPLED_POSITIONS, sample_positions
 from gramscope.record.condensed import EXACT_OUTPUTS, FEW_MIXTURES, MIXTURES, SEED
-from gramscope.record.moment import OUTPUT_ROWS
+from gramscope.record.measurement import OUTPUT_ROWS
 
 N, T, V, D = 5, 12, 23, 6
 OPTIONS = {"on_error": "raise", "overhead": None, "every": 1}
@@ -255,8 +255,8 @@ def test_the_outputs_can_still_be_had(language, monkeypatch):
     """A measure of one's own may ask for all of them."""
     model, x, y = language
     found = []
-    reader = gs.record.Reader("own", lambda m: found.append(m.f) or gs.record.Reading(), False, "")
-    monkeypatch.setitem(gs.record.READERS, "own", reader)
+    measure = gs.record.WatchedMeasure("own", lambda m: found.append(m.f) or gs.record.MeasuredValues(), False, "")
+    monkeypatch.setitem(gs.record.WATCHED_MEASURES, "own", measure)
     seen_by(model, x, y, measures=["own", "loss"])
     assert torch.allclose(found[0], model(x).detach().flatten(1))
 

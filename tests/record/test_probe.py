@@ -11,7 +11,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.record import WatchWarning
-from gramscope.record.judge import judge_of
+from gramscope.record.objective import objective_of
 from gramscope.record.schedule import due_at
 
 X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
@@ -140,7 +140,7 @@ def test_a_label_that_does_not_count_is_no_class():
         for place in range(3):
             if y[example, place] != -100:
                 rows[example, place, y[example, place]] = 1
-    assert torch.equal(judge_of(y, (3, 7), None).rows(y), rows.flatten(1))
+    assert torch.equal(objective_of(y, (3, 7), None).rows(y), rows.flatten(1))
     seen = first(model, (x, y), measures="kernel")
     kernel = torch.einsum("ncmc->nm", gs.ntk(model, x))
     expected = gs.measures.kernel_target_alignment(kernel, rows.flatten(1))

@@ -141,13 +141,13 @@ def test_a_run_begun_anew_is_compared_with_its_own_start(tmp_path):
 
 
 def test_runs_from_before_the_fingerprint_go_on_as_they_did(tmp_path, monkeypatch):
-    from gramscope.record import readings
+    from gramscope.record import watched_measures
 
-    def without(moment, name, values):
+    def without(measurement, name, values):
         return {f"start/{name}": values.numpy()}
 
     with monkeypatch.context() as old:
-        old.setattr(readings, "_first_moment", without)
+        old.setattr(watched_measures, "_first_measurement", without)
         model = begun(tmp_path / "a")
     assert "start/fingerprint" not in gs.open_run(tmp_path / "a").array_names(0)
     seen, said = resumed(tmp_path / "a", model, X[:9], Y[:9])

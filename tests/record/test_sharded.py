@@ -31,7 +31,8 @@ def assert_measured_like(records, whole) -> None:
 
 
 def test_fully_sharded(tmp_path):
-    found = run(tmp_path, "FSDP2", "FSDP2, attached")
+    found = run(tmp_path, "FSDP2", "FSDP2, attached", "FSDP2, closed")
+    assert [record["step"] for record in found["FSDP2, closed"][0]["records"]] == [0, 3, 4]  # the last by close()
     for case, ranks in found.items():
         assert [rank["same"] for rank in ranks] == [True, True], case
         assert [rank["count"] for rank in ranks] == [4, 4]

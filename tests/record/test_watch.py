@@ -9,7 +9,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.record import READERS, Reader, Reading, WatchWarning
+from gramscope.record import WATCHED_MEASURES, MeasuredValues, WatchedMeasure, WatchWarning
 from gramscope.record.logged import _floats
 from gramscope.record.schedule import due_at
 
@@ -34,7 +34,7 @@ def train(model, scope, steps, optimizer=None):
 
 
 def test_numbers_are_those_of_the_library(tmp_path):
-    """Each reading against the plain function it stands for."""
+    """Each measure against the plain function it stands for."""
     model = network()
     with gs.watch(model, probe=(X, Y), out=tmp_path / "a", every=10, lr=0.1, on_error="raise", overhead=None) as scope:
         train(model, scope, 10)
@@ -66,7 +66,7 @@ def test_numbers_are_those_of_the_library(tmp_path):
 def test_predictions_of_the_other_theories_by_name():
     """The dNTK and the state operator are dear, so that they are read only where they are asked for."""
     model = network()
-    assert not {"dntk", "states"} & set(gs.watch(model, (X[:6], Y[:6])).readers)
+    assert not {"dntk", "states"} & set(gs.watch(model, (X[:6], Y[:6])).chosen_measures)
     scope = gs.watch(model, (X[:6], Y[:6]), measures=["dntk", "states"], lr=0.01, on_error="raise", overhead=None)
     seen = scope.records[0]["scalars"]
 
@@ -84,7 +84,7 @@ def test_predictions_of_the_other_theories_by_name():
 def test_shares_of_every_kind_of_site():
     """Embeddings, shared tables and convolutions: the share is that of the gradient autograd gives."""
 
-    class Reader(nn.Module):
+    class WatchedMeasure(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.table = nn.Embedding(7, 4)
@@ -96,7 +96,7 @@ def test_shares_of_every_kind_of_site():
             return self.norm(torch.tanh(x)).mean(1) @ self.table.weight.T
 
     torch.manual_seed(0)
-    model = Reader().double()
+    model = WatchedMeasure().double()
     ids, y = torch.randint(0, 7, (6, 5)), torch.randint(0, 7, (6,))
     scope = gs.watch(model, probe=(ids, y), measures="shares", on_error="raise", overhead=None)
     F.cross_entropy(model(ids), y).backward()
@@ -113,7 +113,7 @@ def test_all_measures_share_one_forward_pass():
     But for sharpness, which differentiates twice.
     """
     model, calls = network(), []
-    measures = [name for name, reader in READERS.items() if reader.by_default and name != "sharpness"]
+    measures = [name for name, measure in WATCHED_MEASURES.items() if measure.by_default and name != "sharpness"]
     scope = gs.watch(model, probe=(X, Y), every=1, lr=0.1, overhead=None, measures=measures)
     model.register_forward_hook(lambda module, *_: calls.append(module is model and len(_[0][0])))
     scope.step()
@@ -122,10 +122,10 @@ def test_all_measures_share_one_forward_pass():
 
 
 def test_a_failing_measure_never_stops_training(tmp_path, monkeypatch):
-    def broken(moment):
+    def broken(measurement):
         raise ValueError("no such thing")
 
-    monkeypatch.setitem(READERS, "broken", Reader("broken", broken, False, ""))
+    monkeypatch.setitem(WATCHED_MEASURES, "broken", WatchedMeasure("broken", broken, False, ""))
     model = network()
     with (
         pytest.warns(WatchWarning, match="broken"),
@@ -309,9 +309,11 @@ def test_a_name_that_cannot_be_stored_is_refused_when_it_is_logged(tmp_path):
     assert gs.open_run(tmp_path / "a").steps == [0, 3]
 
 
-@pytest.mark.parametrize("reading", [Reading({"": 1.0}), Reading(arrays={"a": [1j]}), Reading(arrays={"a": ["text"]})])
-def test_a_reader_whose_numbers_cannot_be_stored_never_stops_training(tmp_path, monkeypatch, reading):
-    monkeypatch.setitem(READERS, "odd", Reader("odd", lambda moment: reading, False, ""))
+@pytest.mark.parametrize(
+    "measured", [MeasuredValues({"": 1.0}), MeasuredValues(arrays={"a": [1j]}), MeasuredValues(arrays={"a": ["text"]})]
+)
+def test_a_reader_whose_numbers_cannot_be_stored_never_stops_training(tmp_path, monkeypatch, measured):
+    monkeypatch.setitem(WATCHED_MEASURES, "odd", WatchedMeasure("odd", lambda measurement: measured, False, ""))
     options = {"out": tmp_path / "a", "every": 1, "measures": "odd", "overhead": None}
     with pytest.warns(WatchWarning, match="was not written") as said, gs.watch(network(), (X, Y), **options) as scope:
         scope.step()
@@ -415,10 +417,10 @@ def test_a_folder_that_cannot_be_made_is_refused_at_the_start(tmp_path, monkeypa
 
 
 def test_warnings_point_at_the_users_line(tmp_path, monkeypatch):
-    def broken(moment):
+    def broken(measurement):
         raise ValueError("no such thing")
 
-    monkeypatch.setitem(READERS, "broken", Reader("broken", broken, False, ""))
+    monkeypatch.setitem(WATCHED_MEASURES, "broken", WatchedMeasure("broken", broken, False, ""))
     model = network()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

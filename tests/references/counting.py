@@ -1,9 +1,9 @@
 """Brute-force counting: floating-point operations and live bytes of whatever runs inside."""
 
-import weakref
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,29 +27,36 @@ class CountFlops(TorchDispatchMode):
 
 
 class LivePeak(TorchDispatchMode):
-    """The most bytes of tensor memory made inside that were alive at one moment."""
+    """The most bytes of tensor memory made inside that were alive at one moment.
+
+    Weak references of torch's own tell when memory is freed: Python's wrapper of it may come and go meanwhile.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.live, self.peak = 0, 0
-        self.seen: set[int] = set()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._given: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._forget_freed()
+        for storage in _storages((args, kwargs)):
+            if storage._cdata not in self._made:
+                self._given[storage._cdata] = StorageWeakRef(storage)
         output = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor):
-                self._register(leaf.untyped_storage())
+        for storage in _storages(output):
+            if storage._cdata not in self._made and storage._cdata not in self._given:
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
         return output
 
-    def _register(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.seen:
-            return
-        self.seen.add(key)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._release, key, size)
+    def _forget_freed(self) -> None:
+        for key in [key for key, (reference, _) in self._made.items() if reference.expired()]:
+            self.live -= self._made.pop(key)[1]
+        for key in [key for key, reference in self._given.items() if reference.expired()]:
+            del self._given[key]
 
-    def _release(self, key: int, size: int) -> None:
-        self.seen.discard(key)
-        self.live -= size
+
+def _storages(values: Any) -> list[Any]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

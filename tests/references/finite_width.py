@@ -31,7 +31,7 @@ class Brackets:
 
 
 def reference_step(layer, jets, C_b, C_W, lambda_b, lambda_W, r, order=200):
-    """The recursions of theory 3, sections 1, 2 and 4, one component at a time; ``layer`` is a dict of tensors."""
+    """The recursions of PDLT (arXiv:2106.10165), chapters 4, 8 and 11, one component at a time; ``layer``: tensors."""
     m = Brackets(jets, layer["K"], order)
     return reference_loops(
         layer, m, C_b, C_W, lambda_b, lambda_W, r, zeros=lambda shape: torch.zeros(shape, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Theory 1 by brute force, one example, one neuron or one Jacobian at a time, in float64."""
+"""The Gram hierarchy (arXiv:2606.09744) by brute force, one example, neuron or Jacobian at a time, in float64."""
 
 from collections.abc import Callable, Sequence
 

@@ -28,6 +28,15 @@ def prediction(k, k_b, mu_aaa, mu_baa, mu_aba, y, algorithm, step=0.0):
     return k_b @ inverse @ y + at_b - k_b @ inverse @ at_a
 
 
+def ridge_prediction(k, k_b, mu_aaa, mu_baa, mu_aba, y, ridge):
+    """(test,) for one output, from the stationarity of the penalised loss at orders 0 and 1 in the meta kernel."""
+    inverse = np.linalg.inv(k + ridge * np.eye(len(k)))
+    v = inverse @ y
+    bent_a, bent_b = (0.5 * np.einsum("nac,a,c->n", mu, v, v) for mu in (mu_aaa, mu_baa))
+    moved_a, moved_b = (np.einsum("anc,a,c->n", mu, v, v) for mu in (mu_aaa, mu_aba))
+    return k_b @ v + bent_b - k_b @ inverse @ bent_a + moved_b - k_b @ inverse @ moved_a
+
+
 def random_quadratic(seed, features=24, inputs=3):
     """Feature and meta-feature functions of a small random model."""
     rng = np.random.default_rng(seed)

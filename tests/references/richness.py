@@ -1,4 +1,4 @@
-"""Slow and plain: D_LR and the three curves of arXiv:2410.04264, as theory 5 reads them."""
+"""Slow and plain: D_LR and the three curves of arXiv:2410.04264."""
 
 import numpy as np
 

@@ -38,7 +38,7 @@ def hsic_by_quadruples(k: Tensor, other: Tensor) -> Tensor:
 
 
 def hsic_one_pass(x: Tensor, y: Tensor) -> Tensor:
-    """The one-pass form of theory 5, from uncentred sums."""
+    """The one-pass form, from uncentred sums."""
     x, y = x.double().flatten(1), y.double().flatten(1)
     n, r, s = len(x), x.square().sum(1), y.square().sum(1)
     xy, sx, sy, rs = x.mT @ y, x.sum(0), y.sum(0), (r * s).sum()

@@ -1,4 +1,4 @@
-"""Slow and plain: spectra, tail fits and their rivals from the formulas, one candidate and one point at a time."""
+"""Slow and plain: spectra, tail fits and alternatives from the formulas, one candidate and one point at a time."""
 
 import math
 

@@ -283,6 +283,20 @@ def test_short_runs_and_constants_have_sensible_axes(watched, tmp_path):
     assert seen.wrong == []
 
 
+def test_step_0_of_a_logarithmic_axis_is_one_place(watched, tmp_path):
+    """Lines that begin at 0 begin together, however far away their next point is: a level has two points alone."""
+    write_meta(tmp_path / "a", "a")
+    for step in (0, 1, 2, 5, 10, 66):
+        append(tmp_path / "a", step, {"kernel/drift": step / 2.0})
+    seen = watched()
+    tab = seen.open(report(tmp_path / "a", tmp_path / "r.html"))
+    tab.locator("#log-steps").check()
+    seen.until("document.querySelector('[data-panel=kernel-moves] .plot').layout.xaxis.type === 'log'")
+    begins = tab.evaluate("document.querySelector('[data-panel=kernel-moves] .plot').data.map(t => t.x[0])")
+    assert begins == [0.5] * 3, "the run and the two levels of the verdict"
+    assert seen.wrong == []
+
+
 LABELS = """([key, place, axis]) => [...document.querySelectorAll(`[data-panel=${key}] .plot`)[place]
   .querySelectorAll(`.${axis}tick text`)].map(t => [t.textContent, t.getBoundingClientRect().toJSON()])"""
 

@@ -82,7 +82,7 @@ def test_all_panels_of_two_runs(two, tmp_path):
     text = " ".join(elements.words)
     assert "The run is rich" in text
     assert "The run is lazy" in text
-    assert "The kernel of rich moved most" in text
+    assert "Kernel drift: rich" in text
     for panel in data["panels"]:
         assert sum(tag == "section" and a.get("data-panel") == panel["key"] for tag, a in elements.tags) == 1
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import CoupledExamplesError, InputError, UnsupportedError
-from gramscope.kernels.ntk import ntk as ntk_in_memory
+from gramscope.kernels.empirical_ntk import ntk as ntk_in_memory
 from gramscope.scale import kernel_job
 from gramscope.scale.fill_tiles import fill_tiles
 from gramscope.scale.kernel_job import KernelJob

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gramscope as gs
-from scale import filling_process
+from scale import filling_process, limited_process
 
 SCRIPT = Path(filling_process.__file__)
 ROOT = Path(gs.__file__).parents[1]
@@ -91,3 +91,19 @@ def test_a_killed_job_a_second_one_and_one_that_joins(tmp_path, alone):
     shared = workers(tmp_path / "K")
     assert set(shared) == {str(job.pid) for job in jobs.values()}, "all three did a part"
     assert not [path for path in (tmp_path / "K" / "claims").iterdir() if not path.name.startswith(".clock")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="a limit of the address space is read on Linux")
+def test_a_kernel_larger_than_what_the_system_gives(tmp_path):
+    command = [sys.executable, limited_process.__file__, str(tmp_path)]
+    # Each thread of the C library would reserve an address space of its own, used or not.
+    environment = {**ENVIRONMENT, "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "refused: memory must be at least" in done.stdout
+    kernel = gs.open_kernel(tmp_path / "K")
+    assert kernel.plan.bytes > limited_process.ROOM > 2 * kernel.plan.memory
+    model, x = limited_process.build()
+    some = [0, 1234, 5999]
+    found = torch.tensor(kernel.array[some, some].values)
+    torch.testing.assert_close(found, gs.ntk(model, x[some], reduce="trace"), rtol=1e-4, atol=1e-4)

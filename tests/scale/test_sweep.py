@@ -268,7 +268,7 @@ def config(tmp_path):
 
 
 def test_the_command_makes_runs_and_does_none_twice(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("gramscope.cli.sweep.open_engine", lambda *given: InThisProcess())
+    monkeypatch.setattr("gramscope.cli.sweep_command.open_engine", lambda *given: InThisProcess())
     out = tmp_path / "sweep"
     first = invoke(config, "--grid", "lr=0.2", "train.seed=3", "--out", out, "--json")
     assert first.exit_code == 0, first.output

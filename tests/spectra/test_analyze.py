@@ -15,7 +15,7 @@ import gramscope as gs
 from fresh import run_after_torch
 from gramscope.base.errors import InputError
 from gramscope.linalg import Dense, Diagonal, LowRank
-from gramscope.spectra import analyze, esd, esds, fit_marchenko_pastur, fit_tail, p_value, ranks, rivals, skipped
+from gramscope.spectra import alternatives, analyze, esd, esds, fit_marchenko_pastur, fit_tail, p_value, ranks, skipped
 
 
 def assert_every_nan_has_a_reason(frame: pd.DataFrame) -> None:
@@ -45,7 +45,7 @@ def test_a_row_holds_what_the_functions_say():
     assert row["sigma"] == fit.sigma
     assert row["alpha_hat"] == pytest.approx(fit.alpha_hat, rel=1e-12)
     assert row["log_alpha_norm"] == pytest.approx(math.log10(float((values**fit.alpha).sum())), abs=1e-9)
-    assert row["exponential_ratio"] == rivals(values, fit)["exponential"].ratio
+    assert row["exponential_ratio"] == alternatives(values, fit)["exponential"].ratio
     assert row["stable_rank"] == pytest.approx(float(values.sum() / values.max()), rel=1e-12)
     assert row["entropy"] == ranks(values, size=60).entropy
     noise = fit_marchenko_pastur(values, (60, 40))
@@ -127,7 +127,7 @@ def test_operators_and_matrices_as_sources():
     W = torch.randn(30, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(30) % 3 > 0).double()
     dense = Dense(W)
-    metric = dense.T @ Diagonal(mask) @ dense  # Wᵀ P W of theory 1
+    metric = dense.T @ Diagonal(mask) @ dense  # Wᵀ P W, a pullback metric
     frame = analyze({"metric": metric, "kernel": LowRank(W), "masked": mask[:, None] * W}, shuffles=1).set_index("name")
     assert frame.loc["metric", "alpha"] == pytest.approx(frame.loc["masked", "alpha"], rel=1e-9)
     assert frame.loc["kernel", "rank"] == 20

@@ -78,7 +78,7 @@ def test_blocks_change_nothing(shape, monkeypatch):
 
 
 def test_small_eigenvalues_are_those_of_float64():
-    """Theory 6: a float32 Gram matrix errs by 20 % on the smallest values."""
+    """A float32 Gram matrix errs by 20 % on the smallest values."""
     weight = torch.randn(200, 200, generator=torch.Generator().manual_seed(2))
     exact = squared_singular_values(weight)
     assert abs(float(esd(weight)[0]) / exact[0] - 1) < 1e-6
@@ -111,7 +111,7 @@ def test_symmetric_operators(dtype):
 
 
 def test_a_pullback_metric():
-    """M = Wᵀ P W of theory 1, with a co-activation projector P, as operator and as the spectrum of D W."""
+    """M = Wᵀ P W with a co-activation projector P, as operator and as the spectrum of D W."""
     rng = torch.Generator().manual_seed(4)
     weight = torch.randn(40, 25, dtype=torch.float64, generator=rng)
     mask = (torch.rand(40, generator=rng) > 0.4).double()

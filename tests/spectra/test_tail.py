@@ -1,4 +1,4 @@
-"""The tail fit against the loop over all candidates, and against the reference values of theory 6."""
+"""The tail fit against the loop over all candidates, and against reference values computed once with other code."""
 
 import inspect
 import math
@@ -69,9 +69,9 @@ def test_equals_the_loop_over_all_candidates(values, convention):
     # Both sum the same logarithms in another order; tails may tie to rounding, so D is compared first.
     assert pytest.approx(reference["D"], abs=1e-11) == fit.D
     same = scan_tail(x, convention=convention)
-    rivals = same.xmin[np.abs(same.D - reference["D"]) < 1e-11]
-    assert fit.xmin in rivals
-    if len(rivals) == 1:
+    alternatives = same.xmin[np.abs(same.D - reference["D"]) < 1e-11]
+    assert fit.xmin in alternatives
+    if len(alternatives) == 1:
         assert fit.alpha == pytest.approx(reference["alpha"], rel=1e-8)
         assert (fit.xmin, fit.n_tail) == (reference["xmin"], reference["n_tail"])
         assert fit.sigma == pytest.approx(reference["sigma"], rel=1e-8)
@@ -208,7 +208,7 @@ def test_p_value_follows_its_seed_and_no_global_stream():
 
 
 def test_alpha_of_noise_is_wild():
-    """Theory 6: median 9.96 and 5-95 % 5.7-23.5 over 40 Gaussian draws. Samples of 40 scatter; this is one of them."""
+    """Known: median 9.96 and 5-95 % 5.7-23.5 over 40 Gaussian draws. Samples of 40 scatter; this is one of them."""
     rng = np.random.default_rng(0)
     alphas = [fit_tail(esd(torch.from_numpy(rng.standard_normal((256, 256)) / 16))).alpha for _ in range(40)]
     assert 5 < np.median(alphas) < 15

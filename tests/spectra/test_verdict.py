@@ -1,4 +1,4 @@
-"""A power law is claimed only where the bootstrap, the rivals and the shuffled weight allow it."""
+"""A power law is claimed only where the bootstrap, the alternatives and the shuffled weight allow it."""
 
 import math
 
@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from gramscope.linalg import LowRank
-from gramscope.spectra import ShuffledNull, TailFit, analyze, esd, fit_tail, p_value, rivals, shuffled_null, verdict
+from gramscope.spectra import (
+    ShuffledNull,
+    TailFit,
+    alternatives,
+    analyze,
+    esd,
+    fit_tail,
+    p_value,
+    shuffled_null,
+    verdict,
+)
 
 CLAIMS = {"power law", "truncated power law"}
 
@@ -48,7 +58,7 @@ def test_noise_and_spikes_are_no_power_law(make):
 
 
 def test_what_the_shuffled_weight_has_as_well_is_not_called_a_power_law():
-    """Nearly every draw passes bootstrap and rivals; the shuffled weight has the same α.
+    """Nearly every draw passes bootstrap and alternatives; the shuffled weight has the same α.
 
     Chance puts a weight beyond all ten shuffles in both α and λ_max once in 11 draws at most.
     """
@@ -92,7 +102,7 @@ def evidence(alpha=2.5, n=600, seed=1):
     """A clean power law: everything speaks for it but the null, which the tests choose."""
     x = (1 - np.random.default_rng(seed).random(n)) ** (-1 / (alpha - 1))
     fit = fit_tail(x, min_tail=n // 2)
-    return fit, rivals(x, fit), 0.9
+    return fit, alternatives(x, fit), 0.9
 
 
 def null_of(alphas, p) -> ShuffledNull:
@@ -144,7 +154,7 @@ def test_other_laws_are_ruled_out_whatever_the_null(kind):
     x = 3 + rng.exponential(2.0, 600) if kind == "exponential" else 5 + rng.random(600)
     fit = fit_tail(x, min_tail=300)
     for null in (None, null_of([9.6] * 10, 1 / 11)):
-        assert verdict(fit, rivals(x, fit), p_value(x, min_tail=300), null) == "no power law"
+        assert verdict(fit, alternatives(x, fit), p_value(x, min_tail=300), null) == "no power law"
 
 
 def test_a_cut_off_is_named():
@@ -154,7 +164,7 @@ def test_a_cut_off_is_named():
     logs = np.log(x / x.min())
     alpha = 1 + len(x) / logs.sum()
     fit = TailFit(alpha, 0.0, float(x.min()), len(x), (alpha - 1) / math.sqrt(len(x)), float(x.max()), len(x))
-    assert verdict(fit, rivals(x, fit), 0.9, null_of([9.6] * 10, 1 / 11)) == "truncated power law"
+    assert verdict(fit, alternatives(x, fit), 0.9, null_of([9.6] * 10, 1 / 11)) == "truncated power law"
 
 
 def test_a_row_says_what_the_functions_say():
@@ -163,5 +173,5 @@ def test_a_row_says_what_the_functions_say():
     fit = fit_tail(values)
     frame = analyze({"w": weight}, shuffles=10)
     null = shuffled_null(weight, shuffles=10)
-    against = rivals(values, fit)
+    against = alternatives(values, fit)
     assert frame["verdict"][0] == verdict(fit, against, float(frame["p_value"][0]), null) == "power law"

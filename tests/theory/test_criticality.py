@@ -36,7 +36,7 @@ def critical_flow(activation, depth, lambda_b, lambda_W, K=None):
     ],
 )
 def test_tuned_hyperparameters(name, C_b, C_W, K_star):
-    """Values of PDLT (chapter 5; GELU also of theory 3, section 5)."""
+    """Values of PDLT (chapter 5; GELU also computed by quadrature)."""
     point = gs.theory.critical_point(name)
     assert (point.C_b, point.C_W) == (pytest.approx(C_b, abs=1e-8), pytest.approx(C_W, abs=1e-8))
     assert point.K_star == (None if K_star is None else pytest.approx(K_star, abs=1e-7))

@@ -34,7 +34,7 @@ def network(shape, rates, seed=0):
 @pytest.mark.parametrize("name", ["tanh", "gelu"])
 @pytest.mark.parametrize("hidden", [1, 2, 3])
 def test_estimators_against_dense_ntk_and_dntk(name, hidden):
-    """F, B, P, Q of a network with the last weights integrated out, from the definitions of H and dH (theory 3)."""
+    """F, B, P, Q of a network with the last weights integrated out, by definitions of H and dH (PDLT chapter 11)."""
     rates = tuple(Rates(0.1 + 0.1 * i, 1.2 + 0.2 * i, 0.3 + 0.1 * i, 0.7 + 0.2 * i) for i in range(hidden + 1))
     widths = [2, 4, 3, 4][: hidden + 1]
     activation = resolve(name)

@@ -102,7 +102,7 @@ def softened(a_plus, a_minus, sharpness):
 
 @pytest.mark.parametrize(("slopes", "n"), [((1.0, 0.0), 3), ((1.0, -0.4), 2)])
 def test_kinks_are_the_limit_of_smooth_activations(slopes, n):
-    """The closed forms and the δ s'ᵐ rule; the gap falls with the sharpness (theory 3, section 4b)."""
+    """The closed forms and the δ s'ᵐ rule; the gap falls with the sharpness (derived in docs/finite-width.md)."""
     K = kernel(n, 3, seed=5, shift=0.2)
     exact = gaussian_moments(Kinked(*slopes), K)
     off_diagonal = ~torch.eye(n, dtype=torch.bool)

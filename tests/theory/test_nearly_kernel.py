@@ -1,7 +1,9 @@
 """Nearly-kernel machines against tensors written out, against training, and against scikit-learn's rules."""
 
+import copy
 import math
 import pickle
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -13,11 +15,13 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 from gramscope.base.errors import InputError
-from gramscope.kernels.rates import layer_rates
+from gramscope.kernels.learning_rates import layer_rates
 from gramscope.kernels.tangent_kernels import TangentKernels
-from gramscope.theory.nearly_kernel import NearlyKernelRegressor, Spectrum, algorithm_matrices
+from gramscope.theory.nearly_kernel import NearlyKernelRegressor, OutsideRegimeWarning
 from gramscope.theory.quadratic import QuadraticModel
-from references.nearly_kernel import algorithm_tensors, prediction, random_quadratic
+from gramscope.theory.training_algorithms import Spectrum, algorithm_matrices
+from references.dntk import flat_jacobian
+from references.nearly_kernel import algorithm_tensors, prediction, random_quadratic, ridge_prediction
 
 ALGORITHMS = {"direct": None, "gradient-descent": 1.5, "gradient-flow": None, "minimum-norm": None}
 
@@ -289,3 +293,132 @@ def test_modes_that_are_rounding_of_float32_are_null():
     for _ in range(20):
         phi = rng.normal(size=(5, 3)).astype(np.float32)
         assert len(Spectrum((phi @ phi.T).astype(np.float64)).values) == 3
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 4), ridge=st.sampled_from([1e-3, 0.7, 30.0]))
+@settings(max_examples=20, deadline=None)
+def test_a_ridge_against_the_formula_written_out(seed, n, ridge):
+    x, x_test, y = data(seed, n)
+    model = QuadraticModel(*random_quadratic(seed), 0.3)
+    mu = [model.meta_kernel(*sets) for sets in ((x, x, x), (x_test, x, x), (x, x_test, x))]
+    want = np.stack(
+        [ridge_prediction(model.kernel(x, x), model.kernel(x_test, x), *mu, target, ridge) for target in y.T], axis=1
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutsideRegimeWarning)
+        fit = NearlyKernelRegressor(model.kernel, model.meta_kernel, "ridge", ridge=ridge).fit(x, y)
+    np.testing.assert_allclose(fit.predict(x_test), want, rtol=1e-10, atol=1e-10 * np.abs(want).max())
+
+
+def test_a_ridge_errs_at_second_order():
+    """Against the minimum of the penalised loss itself; as the ridge falls it becomes the interpolant of least norm."""
+    x, x_test, y = data(2)
+    errors = []
+    for epsilon in (2e-3, 1e-3):
+        model = QuadraticModel(*random_quadratic(2), epsilon)
+        exact = model(x_test, model.train(x, y, "ridge", ridge=0.7))
+        fit = NearlyKernelRegressor(model.kernel, model.meta_kernel, "ridge", ridge=0.7).fit(x, y)
+        errors.append(np.linalg.norm(fit.predict(x_test) - exact))
+        assert np.abs(fit.predict(x) - y).max() > 1e-3  # it does not interpolate
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.1)
+    limits = [NearlyKernelRegressor(model.kernel, model.meta_kernel, "ridge", ridge=rho).fit(x, y) for rho in (0, 1e-7)]
+    least = NearlyKernelRegressor(model.kernel, model.meta_kernel, "minimum-norm").fit(x, y).predict(x_test)
+    np.testing.assert_allclose(limits[0].predict(x_test), least, atol=1e-12)
+    np.testing.assert_allclose(limits[1].predict(x_test), least, atol=1e-5)
+
+
+def test_the_product_meta_kernel_with_a_ridge():
+    x, x_test, y = data(1)
+    kernel = QuadraticModel(*random_quadratic(1), 0.0).kernel
+
+    def product(x0, x1, x2):
+        return 0.02 * kernel(x0, x1)[:, :, None] * kernel(x0, x2)[:, None, :]
+
+    want = NearlyKernelRegressor(kernel, product, "ridge", ridge=2.0).fit(x, y)
+    got = NearlyKernelRegressor(kernel, "product", "ridge", epsilon=0.02, ridge=2.0).fit(x, y)
+    np.testing.assert_allclose(got.predict(x_test), want.predict(x_test), rtol=1e-9, atol=1e-9)
+
+
+def test_the_effective_kernel_on_the_way():
+    """After t steps of gradient descent on the quadratic model itself; the kernel of the end has slope one there."""
+    x, x_test, y = data(3, outputs=1)
+    errors = []
+    for epsilon in (2e-3, 1e-3):
+        model = QuadraticModel(*random_quadratic(3), epsilon)
+        step = 0.4 / np.linalg.eigvalsh(model.kernel(x, x))[-1]
+        weights = np.zeros((1, 24))
+        for _ in range(7):
+            residual = model(x, weights) - y
+            weights = weights - step * np.einsum("nif,ni->if", model.effective_features(x, weights), residual)
+        fit = NearlyKernelRegressor(model.kernel, model.meta_kernel, "gradient-descent", step=step).fit(x, y)
+        real = model.effective_kernel(x_test, x, weights)[0]
+        guesses = fit.effective_kernel_after(x_test, steps=7), fit.effective_kernel(x_test)
+        errors.append([np.linalg.norm(guess - real) for guess in guesses])
+    np.testing.assert_allclose(np.log2(np.divide(*errors)), [2, 1], atol=0.15)
+    np.testing.assert_allclose(fit.effective_kernel_after(x_test, steps=0), model.kernel(x_test, x), atol=1e-14)
+    np.testing.assert_allclose(fit.effective_kernel_after(x, steps=10**6), fit.effective_kernel(x), rtol=1e-10)
+    with pytest.raises(InputError, match="needs algorithm='gradient-descent'"):
+        NearlyKernelRegressor(model.kernel, model.meta_kernel).fit(x, y).effective_kernel_after(x, steps=3)
+
+
+def test_bad_ridges():
+    x, _, y = data(5)
+    twice = np.concatenate([x, x[:1]])
+    with pytest.raises(InputError, match=r"ridge must be above 0 for a singular kernel.*rank 4 for 5 rows"):
+        NearlyKernelRegressor(algorithm="ridge", ridge=0).fit(twice, np.concatenate([y, y[:1]]))
+    with pytest.raises(InputError, match="ridge must be one finite number at least 0"):
+        NearlyKernelRegressor(algorithm="ridge", ridge=-0.1).fit(x, y)
+    with pytest.raises(InputError, match="ridge must be given for algorithm='ridge' and only there"):
+        NearlyKernelRegressor(algorithm="ridge").fit(x, y)
+    with pytest.raises(InputError, match="ridge must be given for algorithm='ridge' and only there"):
+        NearlyKernelRegressor(ridge=0.1).fit(x, y)
+    with pytest.raises(InputError, match="ridge must be one finite number greater than 0"):
+        QuadraticModel(*random_quadratic(5), 0.1).train(x, y, "ridge", ridge=0.0)
+    NearlyKernelRegressor(algorithm="ridge", ridge=0.1).fit(twice, np.concatenate([y, y[:1]]))
+
+
+def test_far_targets_draw_a_warning():
+    model = network(32, 0)
+    kernels = TangentKernels(model, metric=layer_rates(model, 0.4, 1.0))
+    y = np.array([[1.0], [-1.0], [-1.0], [1.0]])
+    near = kernels.initial(POINTS) + 1e-3 * y
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close = NearlyKernelRegressor(kernels).fit(POINTS, near)
+        plain = NearlyKernelRegressor(lambda a, b: kernels(torch.as_tensor(a), torch.as_tensor(b)), None).fit(
+            POINTS, 8 * y
+        )
+    with pytest.warns(OutsideRegimeWarning, match="predicted worse than by the kernel alone"):
+        far = NearlyKernelRegressor(kernels).fit(POINTS, kernels.initial(POINTS) + 8 * y)
+    assert plain.feature_movement_ == 0.0
+    # Features move linearly with the targets at this order.
+    assert far.feature_movement_ == pytest.approx(8e3 * close.feature_movement_, rel=1e-6)
+
+
+def test_how_far_features_move():
+    """Against Jacobians before and after a short way; from kernels alone, the part within the span of the features."""
+    model = network(6, 1, outputs=2)
+    rates = layer_rates(model, 0.4, 1.0)
+    kernels = TangentKernels(model, metric=rates)
+    v = np.random.default_rng(1).normal(size=8)
+    flat = torch.cat([torch.full((p.numel(),), rates[name]).double() for name, p in model.named_parameters()])
+    J = flat_jacobian(model, POINTS).detach()
+    direction = flat * (J.T @ torch.from_numpy(v))
+    step, moved = 1e-5, []
+    for sign in (1, -1):
+        other = copy.deepcopy(model)
+        nn.utils.vector_to_parameters(
+            nn.utils.parameters_to_vector(model.parameters()).detach() + sign * step * direction, other.parameters()
+        )
+        moved.append(flat_jacobian(other, POINTS).detach())
+    change = (moved[0] - moved[1]) / (2 * step)
+    want = float(((flat * change**2).sum() / (flat * J**2).sum()).sqrt())
+    assert kernels.feature_movement(POINTS, v) == pytest.approx(want, rel=1e-7)
+    x, _, y = data(7, outputs=1)
+    quadratic = QuadraticModel(*random_quadratic(7), 0.01)
+    fit = NearlyKernelRegressor(quadratic.kernel, quadratic.meta_kernel).fit(x, y)
+    phi = quadratic.phi(x)
+    turned = 0.01 * quadratic.psi(x) @ (phi.T @ fit.dual_coef_[:, 0])
+    within = turned @ np.linalg.pinv(phi) @ phi
+    assert fit.feature_movement_ == pytest.approx(np.linalg.norm(within) / np.linalg.norm(phi), rel=1e-8)
+    assert fit.feature_movement_ < np.linalg.norm(turned) / np.linalg.norm(phi)

@@ -12,7 +12,7 @@ from gramscope.theory.activation_functions import resolve
 from gramscope.theory.finite_width import FiniteWidthMLP
 from references.finite_width import TENSORS, reference_step
 
-# Theory 3, section 14: tanh, x = (1, -0.5), C_b = 0.1, C_W = 1.6, λ_b = 0.4, λ_W = 1, equal widths.
+# Reference values: tanh, x = (1, -0.5), C_b = 0.1, C_W = 1.6, λ_b = 0.4, λ_W = 1, equal widths.
 TABLE = """
 1 1.1 1.025 0 0 0 0 0 0 0
 2 0.7586587628 1.545637545 0.2595950253 -0.128154294 0.1930384195 0.08037906522 0.8806967409 -0.2503184415 -0.1296694293
@@ -68,13 +68,13 @@ def test_two_inputs_against_loops(seed, name, ratio, singular):
         r = widths[layer] / widths[layer - 1] if layer > 1 else 1.0
         want = reference_step(flow[layer].tensors(), jets, flow.rates[0].C_b, 1.3, 0.3, 0.7, r)
         for tensor in TENSORS:
-            # 200 nodes a variable leave less than 1e-9 for tanh at kernels of order 1 (theory 3, section 11).
+            # 200 nodes a variable leave less than 1e-9 for tanh at kernels of order 1.
             torch.testing.assert_close(getattr(flow[layer + 1], tensor), want[tensor], rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["tanh", "gelu", "sin", "relu", "leaky_relu", "linear"])
 def test_one_input_against_the_scalar_recursions(name):
-    """Theory 3: the single-input forms with χ_∥, χ_⊥ and h, unequal widths."""
+    """The single-input forms with χ_∥, χ_⊥ and h, unequal widths."""
     widths = [2, 20, 10, 40, 5]
     flow = FiniteWidthMLP(widths=widths, activation=name, C_b=0.2, C_W=1.4, lambda_b=0.3, lambda_W=0.7).flow(
         torch.tensor([[1.0, -0.5]])
@@ -175,7 +175,7 @@ def test_linear_networks_in_closed_form():
     torch.testing.assert_close(flow[2].V, c**2 * wick, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(flow[2].F, c**2 * torch.einsum("ac,bd->abcd", K1, Th1), rtol=1e-12, atol=1e-12)
     assert float(flow[3].P.abs().max()) == 0
-    assert torch.equal(flow[2].Q, lw / c * flow[2].F.permute(1, 0, 3, 2))
+    torch.testing.assert_close(flow[2].Q, lw / c * flow[2].F.permute(1, 0, 3, 2), rtol=1e-14, atol=0)
 
 
 def test_reference_fed_a_wrong_answer():
@@ -216,3 +216,12 @@ def test_ntk_drift_of_one_and_of_several_inputs():
         for p, q in ((i, j), (j, i)):
             want[i, j] -= (P[p, q, a, a] + 2 * Q[p, q, a, a] + Q[p, a, q, a]) / 12
     torch.testing.assert_close(flow.ntk_drift(torch.tensor([0, 2])), want, rtol=1e-12, atol=1e-12)
+
+
+def test_a_smooth_activation_has_no_kink_to_choose():
+    """``kink`` is about ReLU-like activations; it once took the s'' of tanh away (P = 0, and another Q)."""
+    mlp = FiniteWidthMLP(widths=[2, 8, 8, 1], activation="tanh", **PAPER)
+    x = torch.tensor([[1.0, -0.5], [0.3, 0.8]], dtype=torch.float64)
+    one, other = (mlp.flow(x, kink=kink)[3].tensors() for kink in ("distributional", "autograd"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert float(one["P"].abs().max()) > 0

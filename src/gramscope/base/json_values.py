@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Json: TypeAlias = object  # None, a bool, an int, a finite float, text, or lists and dicts of these
+JSONObject: TypeAlias = dict[str, Any]  # as it was read, or is to be written: entries are checked where they are used
 NotFinite = Literal["text", "null"]
 
 

@@ -1,9 +1,11 @@
 """How results show themselves: one line in a terminal, a table in a notebook, a pandas frame."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
+from inspect import ismethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gramscope.base.html import html_table
+from gramscope.base.pyplot import Axes, Figure
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -14,15 +16,15 @@ MAX_ITEMS = 4  # of a list, a tuple or a dict that are written out
 class Result:
     """Mixin of result dataclasses (made with ``repr=False``): their main numbers, four digits each.
 
-    ``shown`` names the fields and properties to show, the main one first; all fields if empty. Tensors and arrays are
-    shown by shape and dtype.
+    ``shown`` names the fields, properties and methods to show, the main one first; all fields if empty. Tensors and
+    arrays are shown by shape and dtype.
     """
 
     shown: ClassVar[tuple[str, ...]] = ()
 
     def _shown_values(self) -> dict[str, str]:
         names = self.shown or tuple(field.name for field in fields(self) if field.repr)  # type: ignore[arg-type]
-        values = {name: getattr(self, name) for name in names}
+        values = {name: value() if ismethod(value := getattr(self, name)) else value for name in names}
         told = {name: value for name, value in values.items() if value is not None}
         return {name: in_short(value) for name, value in told.items() if not isinstance(value, tuple) or value}
 
@@ -34,16 +36,33 @@ class Result:
 
 
 class TableResult(Result):
-    """Mixin of results that are a table: ``columns`` names fields of one length, a column each."""
+    """Mixin of results that are a table: ``columns`` names fields of one length, a column each.
+
+    Or ``rows_from`` names a field of dataclasses, a row each. ``plotted``: the columns of the picture; all numbers if
+    empty.
+    """
 
     columns: ClassVar[tuple[str, ...]] = ()
+    rows_from: ClassVar[str] = ""
+    plotted: ClassVar[tuple[str, ...]] = ()
 
     def to_dataframe(self) -> "DataFrame":
         """The columns as a pandas frame."""
         from pandas import DataFrame
 
+        if self.rows_from:
+            return DataFrame([asdict(row) for row in getattr(self, self.rows_from)])
         given = {name: getattr(self, name) for name in self.columns}
         return DataFrame({name: as_column(value) for name, value in given.items() if value is not None})
+
+    def plot(self, *, axes: Axes | None = None) -> Figure:
+        """The columns as lines over the rows."""
+        from gramscope.base.charts import line_chart
+
+        frame = self.to_dataframe()
+        names = self.plotted or tuple(frame.select_dtypes("number").columns)
+        lines = {name: frame[name].to_numpy() for name in names}
+        return line_chart(range(len(frame)), lines, type(self).__name__, "row", axes=axes)
 
     def _repr_html_(self) -> str:
         frame = self.to_dataframe()

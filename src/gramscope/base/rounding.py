@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+SOME = 16  # rows, and of them about so many numbers, that most often show whether all are rounded
 EPS32, EPS64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
@@ -47,6 +48,9 @@ class Rounding:
             return cls()
         x = x.detach().cpu() if x.device.type == "mps" else x.detach()  # mps knows no float64
         own = max(torch.finfo(x.dtype).eps, torch.finfo(dtype or x.dtype).eps)
+        some = x[:SOME].reshape(-1)  # along the diagonal
+        if _rounded(some[:: len(some) // SOME + 1].double().tolist(), own):
+            return cls(own, own)
         shorter = (torch.bfloat16, torch.float16, torch.float32)
         fits = next((eps for d in shorter if (eps := torch.finfo(d).eps) > own and _holds(d, x)), own)
         return cls() if _exact(x, fits) else cls(own, fits)
@@ -84,12 +88,25 @@ def column_basis(
     ``h`` is H, or ``Q H`` with orthonormal columns in Q, of n examples. ``lengths`` are those of the columns before
     they were centred: what centring leaves of a constant column is rounding.
     """
-    unit = h / rounding.errors(lengths)
-    if unit.shape[0] < unit.shape[1]:  # only U is asked for, so a square factor will do
-        unit = torch.linalg.qr(unit.mT, mode="r")[1].mT
-    u, s, _ = torch.linalg.svd(unit, full_matrices=False)
-    own = max(n, h.shape[1]) * EPS64 * float(s[0])  # the error of the SVD
-    return u[:, s > max(floor(n, h.shape[1]), own)]
+    unit, p = (h / rounding.errors(lengths))[:, h.any(0)], h.shape[1]  # columns of zeros (dead units) span nothing
+    wide = len(unit) < unit.shape[1]
+    if wide:  # only U is asked for, so a square factor will do
+        q, r = torch.eye(len(unit), dtype=unit.dtype, device=unit.device), torch.linalg.qr(unit.mT, mode="r")[1]
+    else:
+        q, r = torch.linalg.qr(unit)
+    own = max(n, p) * EPS64  # the error of the SVD, relative to the greatest singular value
+    if _all_above(r, max(floor(n, p), own * float(r.norm()))):
+        return q
+    u, s, _ = torch.linalg.svd(r.mT if wide else r)
+    return q @ u[:, s > max(floor(n, p), own * float(s[0]))]
+
+
+def _all_above(r: Float[Tensor, "k k"], bound: float) -> bool:
+    """Whether all singular values of a triangle are certainly above a bound, since ``1/‖R⁻¹‖_F`` is. Saves an SVD."""
+    if not bool((r.diagonal().abs() > bound).all()):  # the smallest singular value is below each of these
+        return False
+    eye = torch.eye(len(r), dtype=r.dtype, device=r.device)
+    return float(torch.linalg.solve_triangular(r, eye, upper=True).norm()) * bound < 1
 
 
 def above_rounding(values: Float[Tensor, " k"], floors: Float[Tensor, " k"] | float) -> Bool[Tensor, " k"]:
@@ -120,16 +137,22 @@ def _holds(dtype: torch.dtype, x: Tensor) -> bool:
     return all(torch.equal(part.to(dtype).to(x.dtype), part) for part in (x[:1], x))  # one row tells most often
 
 
+def _rounded(some: list[float], eps: float) -> bool:
+    """Whether a few numbers show that not all are :func:`_exact`: most often they do."""
+    top = math.frexp(max(map(abs, some)))[1] - 1
+    last_digit_used = any(math.frexp(v)[0] * (2 / eps) % 2 != 0 for v in some)
+    return last_digit_used and any(math.ldexp(v, -top) / eps % 1 != 0 for v in some)
+
+
 def _exact(x: Tensor, eps: float) -> bool:
     """No number uses the last digit of the dtype; or all are whole multiples of the last digit of the largest.
 
     Rounded numbers use it in half of the cases, and smaller ones are finer than larger ones.
     """
-    for part in (x[:1], x):
-        size = part.double().abs()
-        top = 2.0 ** (math.frexp(float(size.max()))[1] - 1)
-        steps = size / (eps * top)
-        last_digit_used = bool((torch.frexp(size).mantissa * (2 / eps) % 2 != 0).any())
-        if last_digit_used and not bool((steps == steps.round()).all()):
-            return False
+    size = x.double().abs()
+    top = 2.0 ** (math.frexp(float(size.max()))[1] - 1)
+    steps = size / (eps * top)
+    last_digit_used = bool((torch.frexp(size).mantissa * (2 / eps) % 2 != 0).any())
+    if last_digit_used and not bool((steps == steps.round()).all()):
+        return False
     return not last_digit_used or bool(((size > 0) & (size < top)).any())

@@ -21,7 +21,15 @@ _BETWEEN = {
 
 
 class UndefinedMeasureWarning(UserWarning):
-    """A measure is not defined on this data and is given as NaN; the message says why."""
+    """A measure is not defined on this data and is given as NaN; the message says why.
+
+    >>> import warnings, torch, gramscope as gs
+    >>> with warnings.catch_warnings(record=True) as told:
+    ...     warnings.simplefilter("always")
+    ...     value = gs.measures.participation_ratio(torch.zeros(3))
+    >>> value, told[0].category.__name__
+    (nan, 'UndefinedMeasureWarning')
+    """
 
 
 class RandomOutputsWarning(UserWarning):

@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from gramscope.capture.capture import capture
+from gramscope.capture.capturing import capture
 from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site, Snapshot
 
 __all__ = ["LookupSite", "OuterSite", "RowSite", "Site", "Snapshot", "capture"]

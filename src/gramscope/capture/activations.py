@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import exact_arithmetic, users_autocast
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.nested import tensors_in
+from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap_with_input
 from gramscope.capture.side_effects import eager_execution, in_modes, untouched
+from gramscope.capture.torch_calls import Args, Kwargs
 
 At = Literal["output", "input"]
 Mode = Literal["eval", "train", "as_is"]
@@ -38,7 +39,7 @@ Reader = Callable[[Tensor, Visit], Tensor]
 
 def activations(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     layers: Layers = "*",
     *,
     at: At | Mapping[str, At] = "output",
@@ -125,7 +126,7 @@ def _matches(pattern: str, named: dict[str, nn.Module]) -> list[tuple[str, int |
 
 def _run(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     n: int,
     chosen: dict[str, tuple[nn.Module, int | None]],
     at: At | Mapping[str, At],
@@ -142,7 +143,7 @@ def _run(
     visits: list[tuple[Visit, Tensor]] = []
     calls = dict.fromkeys(names, 0)
 
-    def watch(module: nn.Module, side: At, value: Any) -> None:
+    def watch(module: nn.Module, side: At, value: object) -> None:
         calls[id(module)] += 1
         numbers = wanted[id(module)]
         if None not in numbers and calls[id(module)] not in numbers:
@@ -154,10 +155,10 @@ def _run(
         shares = kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
         visits.append((visit, kept.clone() if shares else kept))
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         watch(module, "input", (args, kwargs))
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def after(module: nn.Module, args: Args, kwargs: Kwargs, output: object) -> None:
         watch(module, "output", output)
 
     with ExitStack() as stack:
@@ -197,7 +198,7 @@ def _release_tables(model: nn.Module) -> None:
                 parameter.requires_grad_(False)
 
 
-def _first_floating(value: Any, visit: Visit, at: At) -> Tensor:
+def _first_floating(value: object, visit: Visit, at: At) -> Tensor:
     """The tensor itself; the logits of an output object; else its first floating tensor that is not a single number."""
     plain = isinstance(value, Tensor | Mapping | tuple | list)
     fields = value if plain or not hasattr(value, "__dict__") else vars(value)

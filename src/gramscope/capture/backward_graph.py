@@ -19,10 +19,12 @@ from gramscope.base.errors import UnsupportedError
 
 Node = Any  # an AutogradNode, with what its own kind has beside
 Edge = tuple[Node, int]
+Ends = Sequence[Tensor] | Sequence[GradientEdge]  # where a backward pass starts, or ends
 UNLIMITED = 2**62
-# Bytes of signals, for one direction, below which all directions run in one batched pass: small operations cost their
-# overhead, large ones their arithmetic, and these need no batching rules when taken one direction at a time.
-TOGETHER = {"cpu": 2**23, "cuda": 2**25}
+# Bytes that the backward pass of one direction writes, up to which all directions run in one batched pass: small
+# operations cost their overhead, large ones their arithmetic, and these need no batching rules when taken one direction
+# at a time. A loop over time steps writes much, since the gradient of each step is a tensor for all steps.
+TOGETHER = {"cpu": 2**26, "cuda": 2**28}
 
 
 def is_leaf(node: Node) -> bool:
@@ -118,27 +120,12 @@ class BackwardGraph:
             for slot, (child, number) in used:
                 self.consumers[child].append((node, slot, number))
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """Bytes of all gradients of one backward pass, those of nodes alone that lead to measured parameters."""
-        arriving = [each for node in self.nodes if not is_leaf(node) for each in node._input_metadata]
-        return sum(math.prod(each.shape) * each.dtype.itemsize for each in arriving if not each.is_nested_tensor)
-
-    def twins(self, other: "BackwardGraph") -> dict[Node, Node] | None:
-        """For each node the one of another graph in its place; None where the two are not built in the same way."""
-        if len(self.nodes) != len(other.nodes):
-            return None
-        twin = dict(zip(self.nodes, other.nodes, strict=True))
-        for node, match in twin.items():
-            slots, others = node.next_functions, match.next_functions
-            if node.name() != match.name() or self.names.get(node) != other.names.get(match):
-                return None
-            if len(slots) != len(others):
-                return None
-            for (child, number), (theirs, position) in zip(slots, others, strict=True):
-                if number != position or twin.get(child) != (theirs if theirs in other.consumers else None):
-                    return None
-        return twin
+        """Bytes that one backward pass writes, the gradients of weights aside: what nodes pass on to one another."""
+        edges = [edge for node in self.nodes for edge in self.leaving[node] if not is_leaf(edge[0])]
+        passed_on = [node._input_metadata[number] for node, number in edges]
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in passed_on if not each.is_nested_tensor)
 
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""
@@ -169,8 +156,7 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        size = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, wanted))
-        together = size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
+        together = self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]
@@ -181,9 +167,10 @@ class BackwardGraph:
             found = {edge: signals for edge, signals in zip(ends, arrived, strict=True) if signals is not None}
             for edge in crossing:
                 if edge in found:
-                    mine = found[edge]
-                    pending[edge] = pending[edge] + mine if edge in pending else mine
-            yield {edge: found[edge] for edge in targets if edge in found}
+                    pending[edge] = pending[edge] + found[edge] if edge in pending else found[edge]
+            leaving = {edge: found[edge] for edge in targets if edge in found}
+            del given, arrived, found  # or they would be held throughout the next part
+            yield leaving
 
     def _parts(self, wanted: Sequence[Edge], room: int) -> Iterator[tuple[set[Node], list[Edge], list[Edge]]]:
         """Parts of the graph: their nodes, the edges wanted there, and the edges by which gradients leave them."""
@@ -235,9 +222,7 @@ class BackwardGraph:
         return reach
 
 
-def batched_gradients(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor]
-) -> list[Tensor | None]:
+def batched_gradients(outputs: Ends, inputs: Ends, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
     """``Jᵀ c`` for k cotangents, (k, *output shape) for each output: (k, *input shape) for each input.
 
     Outputs and inputs are tensors or gradient edges; None where the outputs do not depend on an input.
@@ -247,7 +232,7 @@ def batched_gradients(
 
 
 def _gradients(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Directions], together: bool
+    outputs: Ends, inputs: Ends, cotangents: Sequence[Directions], together: bool
 ) -> list[Directions | None]:
     """All directions in one traversal of the graph if ``together`` and where torch can batch its operations.
 
@@ -305,7 +290,7 @@ def check_differentiable(output: Tensor) -> None:
 
 def leaves_below(outputs: Iterable[Tensor]) -> dict[AutogradNode, Tensor]:
     """The leaf tensors that some outputs were computed from, by their graph nodes."""
-    found: list[Any] = [node for node in nodes_below(outputs) if is_leaf(node)]
+    found: list[Node] = [node for node in nodes_below(outputs) if is_leaf(node)]
     return {node: node.variable for node in found}
 
 

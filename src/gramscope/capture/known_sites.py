@@ -1,22 +1,30 @@
-"""Where the weight sites of a network are, remembered from one forward pass of some examples to the next.
+"""Where the weight sites of a network are, carried over from one forward pass to another.
 
-The search for the sites takes two backward passes and looks at every signal. A network that is measured many times on
-the same examples needs it once: the sites are where they were, as long as the backward graph is built in the same way.
+The search for the sites takes two backward passes and looks at every signal. It is spared where the backward graph is
+built as one that was searched: of the same examples at an earlier step, or of a few of the examples alone.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gramscope.capture.backward_graph import BackwardGraph, Edge, Node, is_leaf
+from gramscope.capture.backward_graph import BackwardGraph, Edge, Node, incoming
 from gramscope.capture.owners import Owner
 
 Place = tuple[int, int]  # of an edge: its node's place in the graph, and its number
+Step = tuple[str, str | None, list[Place]]  # of a node: its name, the parameter it gathers, and where it leads
+
+
+class Cut(NamedTuple):
+    """Where a weight enters: the slot of a node, and the edge behind it, from which the weight was made."""
+
+    slot: int
+    weight: Edge
 
 
 class FoundSites(NamedTuple):
-    """The slots and weights at which each node is cut, and the owners of the signals there."""
+    """The cuts of each node, and the owners of the signals there."""
 
-    cuts: dict[Node, list[tuple[int, Edge]]]
+    cuts: dict[Node, list[Cut]]
     owners: dict[Edge, Owner]
 
 
@@ -24,23 +32,39 @@ class KnownSites:
     """What was found in the last pass that was searched."""
 
     def __init__(self) -> None:
-        self._plan: list[Any] | None = None
+        self._plan: list[Step] | None = None
+        self._examples = 0
         self._cuts: dict[int, list[tuple[int, Place]]] = {}
         self._owners: dict[Place, Owner] = {}
 
-    def recall(self, graph: BackwardGraph) -> FoundSites | None:
-        """The sites of a graph that is built as the remembered one was; None for any other."""
-        if self._plan is None or _plan(graph) != self._plan:
+    @property
+    def found(self) -> bool:
+        """Whether there is anything to recall."""
+        return self._plan is not None
+
+    def recall(self, graph: BackwardGraph, more: bool = False) -> FoundSites | None:
+        """The sites of a graph that is built as the remembered one was; None for any other.
+
+        It must be of as many examples; or of any number if ``more``.
+        """
+        n, nodes = len(graph.f), graph.nodes
+        if self._plan is None or (n != self._examples and not more) or _plan(graph) != self._plan:
             return None
-        nodes = graph.nodes
+        owners: dict[Edge, Owner] = {}
+        for (place, number), owner in self._owners.items():
+            edge = nodes[place], number
+            mine = owner.like(n, incoming(edge)[0])
+            if mine is None:
+                return None
+            owners[edge] = mine
         cuts = {
-            nodes[place]: [(slot, (nodes[weight], number)) for slot, (weight, number) in own]
+            nodes[place]: [Cut(slot, (nodes[weight], number)) for slot, (weight, number) in own]
             for place, own in self._cuts.items()
         }
-        return FoundSites(cuts, {(nodes[place], number): owner for (place, number), owner in self._owners.items()})
+        return FoundSites(cuts, owners)
 
     def remember(
-        self, graph: BackwardGraph, cuts: Mapping[Node, Sequence[tuple[int, Edge]]], owners: Mapping[Edge, Owner | None]
+        self, graph: BackwardGraph, cuts: Mapping[Node, Sequence[Cut]], owners: Mapping[Edge, Owner | None]
     ) -> None:
         """Keep the sites, unless the values of data decided where they are."""
         own = {edge: owner for edge, owner in owners.items() if edge[0] in cuts and owner is not None}
@@ -53,18 +77,13 @@ class KnownSites:
             for node, slots in cuts.items()
         }
         self._owners = {(place[node], number): owner for (node, number), owner in own.items()}
-        self._plan = _plan(graph)
+        self._plan, self._examples = _plan(graph), len(graph.f)
 
 
-def _plan(graph: BackwardGraph) -> list[Any]:
-    """How a graph is built: operations, parameters, connections, and shapes of gradients."""
+def _plan(graph: BackwardGraph) -> list[Step]:
+    """How a graph is built: operations, parameters and connections."""
     place = {node: number for number, node in enumerate(graph.nodes)}
     return [
-        (
-            node.name(),
-            graph.names.get(node),
-            [(place.get(child, -1), number) for child, number in node.next_functions],
-            None if is_leaf(node) else [(tuple(each.shape), each.dtype) for each in node._input_metadata],
-        )
+        (node.name(), graph.names.get(node), [(place.get(child, -1), number) for child, number in node.next_functions])
         for node in graph.nodes
     ]

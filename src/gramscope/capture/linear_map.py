@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import UnsupportedError
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.base.rng import gaussian, generator
 from gramscope.base.user_warnings import warn
 from gramscope.capture.backward_graph import batched_gradients, dense, is_out_of_memory, nodes_below
@@ -86,7 +87,7 @@ class LinearMap:
         w = [_random_like(o) for o in self._live]
         found = torch.autograd.grad(self._live, self.inputs, w, retain_graph=True, allow_unused=True)
         gradients = [None if g is None else dense(g) for g in found]
-        norms = [0.0 if g is None else float(torch.linalg.vector_norm(g)) for g in gradients]
+        norms = [0.0 if g is None else _norm(g) for g in gradients]
         if not 0 < max(norms, default=0.0) < math.inf or any(math.isnan(norm) for norm in norms):
             return True  # nothing to compare: J is zero, or not finite itself
         dtype = self._live[0].dtype
@@ -166,6 +167,11 @@ def _slow_path(outputs: Sequence[Tensor], why: str) -> str:
     names = ", ".join(dict.fromkeys(custom)) or "an operation or a backward hook"
     count = sum(output.numel() for output in outputs)
     return f"The backward pass of {names} {why}: J v takes {count:,} plain backward passes, one for each output."
+
+
+def _norm(x: Tensor) -> float:
+    """In float64: of some million float32 squares, a sum in float32 is off by more than the check allows."""
+    return float(torch.linalg.vector_norm(real_view(x), dtype=torch.float64))
 
 
 def _random_like(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic
 from gramscope.base.complex_numbers import real_view
+from gramscope.base.nested import ModelInput
 from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import check_differentiable
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import (
     Outputs,
     Precision,
@@ -35,7 +37,7 @@ class ModelFunction:
     such work, too: a backward pass may call the model again (adjoint solvers do), and must meet the same tensors.
     """
 
-    def __init__(self, model: nn.Module, x: Any, outputs: Outputs, frozen: bool, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, x: ModelInput, outputs: Outputs, frozen: bool, precision: Precision) -> None:
         check_precision(precision)
         self.examples = count_examples(x)
         self.model, self.x = at_precision(model, x, precision)
@@ -52,10 +54,13 @@ class ModelFunction:
         self._holder = _Holder(self.model)
 
     @contextmanager
-    def context(self) -> Iterator[None]:
-        """The model as it was when this was made, every operation open to differentiation; all put back after."""
+    def context(self, forward: bool = True) -> Iterator[None]:
+        """The model as it was when this was made, every operation open to differentiation; all put back after.
+
+        Without a ``forward`` pass inside no operation is watched for writing to parameters.
+        """
         with ExitStack() as stack:
-            stack.enter_context(untouched(self.model))
+            stack.enter_context(untouched(self.model, throughout=forward))
             stack.enter_context(exact_arithmetic(self.tf32, self._autocast))
             stack.enter_context(plain_execution())
             stack.enter_context(open_recurrences(self.model))
@@ -82,14 +87,31 @@ class ModelFunction:
         filled = [p.new_zeros(count, *p.shape) if part is None else part for part, p in pairs]
         return torch.cat([part.reshape(count, -1) for part in filled], dim=1).T
 
-    def evaluate(self, x: Any = None) -> Tensor:
+    def vjp(self, graph: LinearMap, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+        """``Jᵀ w`` for each column w, J the map from parameters in the model to one output (n, C)."""
+        count, (f,) = vectors.shape[1], graph.outputs
+        if count == 0:
+            return vectors.new_zeros(sum(p.numel() for p in self.parameters.values()), 0)
+        cotangents = vectors.T.reshape(count, *f.shape)
+        found = self.at(graph.inputs, lambda: graph.vjp([cotangents]))
+        return self.join(found, count).to(torch.promote_types(f.dtype, torch.float32))
+
+    def jvp(self, graph: LinearMap, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+        """``J v`` for each column v."""
+        count, (f,) = vectors.shape[1], graph.outputs
+        if count == 0:
+            return vectors.new_zeros(f.numel(), 0)
+        (found,) = self.at(graph.inputs, lambda: graph.jvp(self.split(vectors), count))
+        return found.reshape(count, -1).T.to(torch.promote_types(f.dtype, torch.float32))
+
+    def evaluate(self, x: ModelInput = None) -> Tensor:
         """The outputs (n, C), of other examples if given, with the random numbers of when this was made."""
         self._streams.rewind()
         # A model may overwrite its input.
         given = prepare_input(self.x) if x is None else x
         return evaluate(self.model, given, count_examples(given), self.outputs)
 
-    def outputs_with_graph(self, x: Any = None) -> Tensor:
+    def outputs_with_graph(self, x: ModelInput = None) -> Tensor:
         """The same, where every operation has a derivative."""
         f = self.evaluate(x)
         check_differentiable(f)

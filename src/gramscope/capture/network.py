@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from gramscope.base.arithmetic import users_autocast
 from gramscope.base.checks import check_one_device, check_plain
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
-from gramscope.base.nested import map_tensors, tensors_in
+from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.base.streams import RandomStreams, streams_put_back
 from gramscope.base.user_warnings import warn_of_random_outputs
 
@@ -25,6 +25,7 @@ Outputs = (
     int | np.integer | slice | Sequence[int] | Tensor | np.ndarray | str | Callable[[nn.Module, Any], Tensor] | None
 )
 Precision = Literal["float64", "float32", "tf32"] | None
+X = TypeVar("X")  # what a model is called with
 PREFIXES = ("_orig_mod.",)
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 # Largest difference of an example's outputs in another batch, relative to the largest output: the rounding of kernels
@@ -48,7 +49,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def unwrap_with_input(model: nn.Module, x: Any) -> tuple[nn.Module, Any]:
+def unwrap_with_input(model: nn.Module, x: X) -> tuple[nn.Module, X]:
     """The same, with x where the wrapper would bring it: data-parallel ones move their inputs to the model's device."""
     inner = unwrap(model)
     first = next(inner.parameters(), None)
@@ -67,7 +68,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return named
 
 
-def copied(model: nn.Module, memo: dict[Any, Any] | None = None) -> nn.Module:
+def copied(model: nn.Module, memo: dict[Any, object] | None = None) -> nn.Module:
     """A copy that shares nothing with the user's model; ``memo`` is deepcopy's, for what goes along with it."""
     # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew.
     memo = {} if memo is None else memo
@@ -106,7 +107,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         ) from error
 
 
-def prepare_input(x: Any, dtype: torch.dtype | None = None) -> Any:
+def prepare_input(x: X, dtype: torch.dtype | None = None) -> X:
     """x as fresh tensor objects that share no autograd history with the user's, floats cast to ``dtype`` if given."""
 
     def fresh(tensor: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ def check_precision(precision: str | None) -> None:
         raise InputError(f'precision must be None, "float64", "float32" or "tf32", got {precision!r}.')
 
 
-def at_precision(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Module, Any]:
+def at_precision(model: nn.Module, x: X, precision: Precision) -> tuple[nn.Module, X]:
     """The model without its wrappers and x as fresh tensors, in the dtype asked for: copies, where that is another."""
     model, x = unwrap_with_input(model, x)
     dtype = {"float64": torch.float64, "float32": torch.float32}.get(precision or "")
@@ -132,7 +133,7 @@ def at_precision(model: nn.Module, x: Any, precision: Precision) -> tuple[nn.Mod
     return model, prepare_input(x, dtype)
 
 
-def count_examples(x: Any) -> int:
+def count_examples(x: ModelInput) -> int:
     """Number of examples: the length of axis 0 of the first tensor of x."""
     first = next(iter(tensors_in(x)), None)
     if first is None:
@@ -150,12 +151,12 @@ def count_examples(x: Any) -> int:
     return int(first.shape[0])
 
 
-def slice_examples(x: Any, n: int, examples: slice) -> Any:
+def slice_examples(x: X, n: int, examples: slice) -> X:
     """Some examples of x; tensors without n rows are passed whole."""
     return map_tensors(lambda t: t[examples] if t.dim() and t.shape[0] == n else t, x)
 
 
-def join_examples(x: Any, x2: Any) -> Any | None:
+def join_examples(x: X, x2: ModelInput) -> X | None:
     """The examples of both in one batch; None where their shapes differ, or what all of them share."""
     n, m = count_examples(x), count_examples(x2)
     first, second = tensors_in(x), tensors_in(x2)
@@ -171,7 +172,7 @@ def join_examples(x: Any, x2: Any) -> Any | None:
     return map_tensors(lambda _: next(joined), x)
 
 
-def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Parameter]:
+def check_model(model: nn.Module, x: ModelInput, frozen: bool) -> dict[str, nn.Parameter]:
     """The parameters to be measured; raises where they, or x, cannot be."""
     named = named_parameters(model)
     for name, parameter in named.items():
@@ -195,7 +196,7 @@ def check_model(model: nn.Module, x: Any, frozen: bool) -> dict[str, nn.Paramete
     return chosen
 
 
-def call(model: nn.Module, x: Any) -> Any:
+def call(model: nn.Module, x: ModelInput) -> object:
     """``model(x)``; a tuple is positional arguments, a dict keyword arguments."""
     if isinstance(x, Mapping):
         return model(**x)
@@ -204,7 +205,7 @@ def call(model: nn.Module, x: Any) -> Any:
     return model(x)
 
 
-def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor, "n C"]:
+def evaluate(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Float[Tensor, "n C"]:
     """The chosen outputs as (n, C), with every failure explained."""
     tensor = output_tensor(model, x, n, outputs)
     table = tensor.reshape(n, -1)
@@ -213,7 +214,7 @@ def evaluate(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Float[Tensor
     return table if callable(outputs) or outputs is None or isinstance(outputs, str) else _select(table, outputs)
 
 
-def output_tensor(model: nn.Module, x: Any, n: int, outputs: Outputs) -> Tensor:
+def output_tensor(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Tensor:
     """The output tensor in its own shape, examples first. A warning says so where it is random."""
     streams = RandomStreams()
     try:
@@ -262,7 +263,9 @@ def same_outputs(some: Tensor, others: Tensor) -> bool:
     return bool(gap <= SAME.get(others.dtype, 5e-2) * scale)
 
 
-def depends_on_others(run: Callable[[Any], Float[Tensor, "n C"]], x: Any, f: Float[Tensor, "n C"]) -> bool:
+def depends_on_others(
+    run: Callable[[ModelInput], Float[Tensor, "n C"]], x: ModelInput, f: Float[Tensor, "n C"]
+) -> bool:
     """Do the outputs of the first or of the last example change when it takes the places of all the others?
 
     A difference proves that the examples are coupled. The batch keeps its size, so that dropout masks stay the same.
@@ -296,7 +299,7 @@ def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tu
     return slots
 
 
-def _named(raw: Any, name: str) -> Tensor:
+def _named(raw: object, name: str) -> Tensor:
     """One entry of an output that is a mapping or an object with fields."""
     found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
     if not isinstance(found, Tensor) or not found.is_floating_point():
@@ -305,7 +308,7 @@ def _named(raw: Any, name: str) -> Tensor:
     return found
 
 
-def _choose(raw: Any) -> Tensor:
+def _choose(raw: object) -> Tensor:
     """The output tensor by rule: itself; "logits" of a mapping or data class; else the first floating tensor."""
     if isinstance(raw, Mapping):
         logits = raw.get("logits")
@@ -325,7 +328,7 @@ def _choose(raw: Any) -> Tensor:
     )
 
 
-def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
+def _select(table: Float[Tensor, "n C"], outputs: object) -> Float[Tensor, "n k"]:
     width = table.shape[1]
     if isinstance(outputs, slice):
         places = list(range(width))[outputs]
@@ -335,12 +338,16 @@ def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
     if wrong or not places:
         what = f"{wrong[0]}" if wrong else "none"
         raise InputError(f"outputs must name columns between 0 and {width - 1} of the flattened output, got {what}.")
-    return table[:, places]
+    own = [place % width for place in places]
+    step = own[1] - own[0] if len(own) > 1 else 1
+    if step > 0 and own == list(range(own[0], own[-1] + 1, step)):
+        return table[:, own[0] : own[-1] + 1 : step]  # a slice moves nothing by an index, which the search would ask
+    return table[:, own]
 
 
-def _places(outputs: Any, width: int) -> list[int]:
+def _places(outputs: object, width: int) -> list[int]:
     """Columns that were asked for by number, by numbers (of Python, torch or numpy), or by a mask over all of them."""
-    listed = outputs.tolist() if hasattr(outputs, "tolist") else outputs
+    listed: Any = outputs.tolist() if hasattr(outputs, "tolist") else outputs  # whatever the user gave
     listed = [listed] if isinstance(listed, int) and not isinstance(listed, bool) else listed
     if isinstance(listed, Sequence) and listed and all(isinstance(place, bool) for place in listed):
         if len(listed) != width:
@@ -355,7 +362,7 @@ def _places(outputs: Any, width: int) -> list[int]:
     return [int(place) for place in listed]
 
 
-def _explain(error: Exception, model: nn.Module, x: Any) -> InputError | None:
+def _explain(error: Exception, model: nn.Module, x: ModelInput) -> InputError | None:
     """An error that says what is wrong with x, where the reason can be seen; None otherwise."""
     message = str(error)
     if isinstance(error, TypeError):

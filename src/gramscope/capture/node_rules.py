@@ -169,7 +169,9 @@ def experts(use: NodeUse) -> list[Site] | None:
     return found
 
 
-def _outer(use: NodeUse, signal: Tensor, inputs: Tensor, axis: int, scale: Any, order: tuple[int, ...]) -> Site | None:
+def _outer(
+    use: NodeUse, signal: Tensor, inputs: Tensor, axis: int, scale: int | float, order: tuple[int, ...]
+) -> Site | None:
     """A site of signals (k, P, g, o) and inputs (P, g, i), P the positions along ``axis`` of the signal as it came.
 
     ``order`` permutes (g, o, i), or (o, i) in one group, to the weight's own axes.
@@ -378,7 +380,12 @@ def _gain_or_offset(use: NodeUse, normalised: Callable[[], Tensor], shape: tuple
 
 
 def summed(
-    use: NodeUse, factor: Tensor | None, *, shape: tuple[int, ...] | None = None, scale: Any = 1, rule: str = "bias"
+    use: NodeUse,
+    factor: Tensor | None,
+    *,
+    shape: tuple[int, ...] | None = None,
+    scale: int | float = 1,
+    rule: str = "bias",
 ) -> Site | None:
     """Rows ``Σ s · factor`` over the places that a weight, broadcast as ``shape``, was copied to."""
     directions, owner = use.directions, use.owner
@@ -444,7 +451,7 @@ def choice(use: NodeUse) -> Site | None:
     return summed(use, (chosen if use.slot == 0 else ~chosen).to(use.directions[0].dtype), rule="elementwise")
 
 
-# Any other operation ------------------------------------------------------------------------------
+# All other operations ------------------------------------------------------------------------------
 
 
 def by_example(use: NodeUse) -> Site:

@@ -106,10 +106,8 @@ def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> O
     each = plain.shape[0] // n
     weights = torch.exp2(exponent.to(scaled.real.dtype)).repeat_interleave(each)
     expected = plain * weights.reshape(-1, *[1] * (plain.dim() - 1))
-    if not torch.equal(expected, scaled) and not _agree(expected, scaled, n):
-        return None
     labels = torch.arange(n, device=plain.device).repeat_interleave(each)
-    return Owner(n, 0, labels, (1, each))
+    return Owner(n, 0, labels, (1, each)) if _agree(expected, scaled, labels, n) else None
 
 
 def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Tensor, " n"]]) -> Owner | None:
@@ -134,9 +132,21 @@ def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Ten
         return None
     for tensor, digit in zip(scaled, digits, strict=True):
         expected = plain * torch.exp2(digit.to(plain.real.dtype))[labels.clamp_min(0)]
-        if not torch.equal(expected, tensor) and not _agree_everywhere(expected, tensor, labels, n):
+        if not _agree(expected, tensor, labels, n):
             return None
     return _along_one_axis(labels, n) or Owner(n, None, labels)
+
+
+def without_vanished(plain: Tensor, scaled: Sequence[Tensor]) -> list[Tensor]:
+    """The signals, with zeros where powers of two would take them out of the range of their dtype.
+
+    Gradients that vanish over many time steps end so small that they are no longer scaled exactly. No product of two of
+    them can be represented. float16 has no such numbers to spare.
+    """
+    dtype = plain.real.dtype
+    limit = 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny * 4.0 ** REACH.get(dtype, REACH[torch.float32])
+    vanished = plain.abs() <= limit
+    return [signal.masked_fill(vanished, 0) for signal in (plain, *scaled)]
 
 
 def mixes(plain: Tensor, scaled: Tensor) -> bool:
@@ -151,17 +161,14 @@ def _ratio(plain: Tensor, scaled: Tensor, zero: Tensor) -> Tensor:
     return torch.log2(other / size.where(~zero, 1)).where(~zero, 0.0)
 
 
-def _agree(expected: Tensor, found: Tensor, n: int) -> bool:
-    """Equal to rounding for every example by itself, so that a large one hides nothing in the others."""
-    gap, size = (t.reshape(n, -1).abs().double().norm(dim=1) for t in (expected - found, found))
-    return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) * size).all())
-
-
-def _agree_everywhere(expected: Tensor, found: Tensor, labels: Tensor, n: int) -> bool:
+def _agree(expected: Tensor, found: Tensor, labels: Int[Tensor, "..."], n: int) -> bool:
+    """Equal, or equal to rounding for every example by itself, so that a large one hides nothing in the others."""
+    if torch.equal(expected, found):
+        return True
     index = labels.clamp_min(0).flatten()
     gap, size = (
         torch.zeros(n, dtype=torch.float64, device=found.device).index_add_(
-            0, index, t.abs().double().square().flatten()
+            0, index, t.abs().double().square().reshape(len(index), -1).sum(1)
         )
         for t in (expected - found, found)
     )

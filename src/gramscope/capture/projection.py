@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.rng import child_seed
 from gramscope.capture.network import Outputs, count_examples, evaluate
 
@@ -63,7 +64,7 @@ class Projection:
     seed: int
     of: Outputs = field(default=None)
 
-    def __call__(self, model: nn.Module, x: Any) -> Float[Tensor, "n k"]:
+    def __call__(self, model: nn.Module, x: ModelInput) -> Float[Tensor, "n k"]:
         return self.mix(evaluate(model, x, count_examples(x), self.of))
 
     def mix(self, table: Float[Tensor, "n C"]) -> Float[Tensor, "n k"]:
@@ -119,23 +120,25 @@ class _ProductWithSigns(torch.autograd.Function):
         return product
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Projection, int, bool], output: object) -> None:
         ctx.fixed = inputs[1:]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         projection, width, back = ctx.fixed
         return _product_with_signs(gradient, projection, width, not back), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
+    def jvp(ctx: Any, tangent: Tensor, *_: object) -> Tensor:
         return _product_with_signs(tangent, *ctx.fixed)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, *fixed: Any) -> tuple[Tensor, int]:
+    def vmap(
+        info: object, in_dims: tuple[int | None, ...], rows: Tensor, projection: Projection, width: int, back: bool
+    ) -> tuple[Tensor, int]:
         """Rows are multiplied one by one, so a batch of them is only more rows."""
         batched = rows.movedim(in_dims[0] or 0, 0)
-        product = _product_with_signs(batched.flatten(0, 1), *fixed)
+        product = _product_with_signs(batched.flatten(0, 1), projection, width, back)
         return product.unflatten(0, batched.shape[:2]), 0
 
 
@@ -143,7 +146,7 @@ def _product_with_signs(rows: Tensor, projection: Projection, width: int, back: 
     return _ProductWithSigns.apply(rows, projection, width, back)  # type: ignore[no-untyped-call]
 
 
-def _whole(name: str, number: Any, least: int, example: str) -> int:
-    if isinstance(number, bool) or not hasattr(number, "__index__") or operator.index(number) < least:
+def _whole(name: str, number: object, least: int, example: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, SupportsIndex) or operator.index(number) < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {number!r}. Pass e.g. {example}.")
     return operator.index(number)

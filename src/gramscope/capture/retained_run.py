@@ -7,17 +7,18 @@ depends on a perturbation of a chosen layer, and the operation, to be run again 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.nested import map_tensors, tensors_in
+from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision
 from gramscope.capture.side_effects import writes
+from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.weight_uses import WeightUses, settle
 
 R = TypeVar("R")
@@ -28,9 +29,9 @@ INPUT = "input"  # the name of layer 0, the model's input
 class WeightUse:
     """``u = func(data..., weights...)``; ``edges`` carry the signals ∂f/∂u, one for each floating output."""
 
-    func: Callable[..., Any]
-    args: Any
-    kwargs: Any
+    func: TorchFunction
+    args: Args
+    kwargs: Kwargs
     data: tuple[Tensor, ...]  # live: they depend on the perturbed layer through the graph
     weights: tuple[Tensor, ...]  # parameters, or tensors made of them
     edges: tuple[GradientEdge, ...]
@@ -60,7 +61,7 @@ class _RetainedUses(WeightUses):
         super().__init__(parameters.values(), examples)
         self.kept: list[WeightUse] = []
 
-    def use(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def use(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         if writes(func):
             raise UnsupportedError(
                 f"a weight must not be written into data in place, but {func.__name__} does so. Write the model with "
@@ -100,7 +101,7 @@ class RetainedRun:
 
 def open_layers(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     layers: Sequence[str],
     *,
     outputs: Outputs = None,
@@ -147,7 +148,7 @@ class _Openings:
         self.values[name] = tensor + delta
         return self.values[name].clone()  # the network may overwrite what it is given
 
-    def open_input(self, x: Any) -> Any:
+    def open_input(self, x: ModelInput) -> ModelInput:
         first = next((t for t in tensors_in(x) if t.is_floating_point()), None)
         if first is None:
             raise InputError('layer "input" needs a floating input; token ids have none. Name the embedding instead.')
@@ -163,8 +164,8 @@ class _Openings:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+    def _hook(self, name: str) -> Callable[[nn.Module, Args, object], object]:
+        def hook(module: nn.Module, args: Args, output: object) -> object:
             first = next((t for t in tensors_in(output) if t.is_floating_point()), None)
             if first is None:
                 return None

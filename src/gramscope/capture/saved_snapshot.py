@@ -3,12 +3,12 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.base.json_values import JSONObject
 from gramscope.capture.sites import Frame, HeldInputs, LookupSite, OuterSite, RowSite, Site, Snapshot
 
 SCHEMA = 1
@@ -67,9 +67,9 @@ def load_snapshot(path: str | os.PathLike[str], device: torch.device | str = "cp
     )
 
 
-def _described(place: int, site: Site, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _described(place: int, site: Site, tensors: dict[str, Tensor]) -> JSONObject:
     """What is no tensor of a site; its tensors go into ``tensors``, under its number."""
-    fields: dict[str, Any] = {"name": site.name, "rule": site.rule, "kind": type(site).__name__}
+    fields: JSONObject = {"name": site.name, "rule": site.rule, "kind": type(site).__name__}
     if site.frame is not None:
         fields["frame"] = list(site.frame.shape)
         tensors[f"{place}.frame"] = _own(site.frame.entries)
@@ -83,9 +83,9 @@ def _described(place: int, site: Site, tensors: dict[str, Tensor]) -> dict[str, 
     return fields
 
 
-def _restored(place: int, fields: dict[str, Any], tensors: dict[str, Tensor]) -> Site:
+def _restored(place: int, fields: JSONObject, tensors: dict[str, Tensor]) -> Site:
     frame = Frame(tensors[f"{place}.frame"], tuple(fields["frame"])) if "frame" in fields else None
-    named: dict[str, Any] = {"name": fields["name"], "rule": fields["rule"], "frame": frame}
+    named: JSONObject = {"name": fields["name"], "rule": fields["rule"], "frame": frame}
     held = tensors[f"{place}.held"]
     if fields["kind"] == "OuterSite":
         named |= {"fan_in": fields["fan_in"], "axes": tuple(fields["axes"]), "order": tuple(fields["order"])}

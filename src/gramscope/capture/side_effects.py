@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -23,12 +22,15 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import streams_put_back
+from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 
 _ONE_AT_A_TIME = threading.RLock()
 # These write running statistics without counting it as a change.
 STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
 # What these hold is noted; what other objects hold is left to their owner.
 COLLECTIONS = (list, dict, set, deque)
+Collection = list[object] | dict[object, object] | set[object] | deque[object]
+TensorsByName = dict[str, Tensor | None] | dict[str, nn.Parameter | None]
 
 
 class CopyOnWrite(TorchFunctionMode):
@@ -43,8 +45,8 @@ class CopyOnWrite(TorchFunctionMode):
                 self._known.setdefault(_memory(tensor), []).append(tensor)
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if writes(func) or name == "__set__":
@@ -55,7 +57,7 @@ class CopyOnWrite(TorchFunctionMode):
             self._save(kwargs["out"])
         return func(*args, **kwargs)
 
-    def _save(self, written: Any) -> None:
+    def _save(self, written: object) -> None:
         for target in tensors_in(written):
             for tensor in self._known.get(_memory(target), ()):
                 if id(tensor) not in self._saved:
@@ -72,7 +74,7 @@ class CopyOnWrite(TorchFunctionMode):
 
 
 @cache
-def writes(func: Callable[..., Any]) -> bool:
+def writes(func: TorchFunction) -> bool:
     """An operation that overwrites its first argument, by its name."""
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
@@ -83,7 +85,7 @@ def writes(func: Callable[..., Any]) -> bool:
     )
 
 
-def _in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _in_training(name: str, args: Args, kwargs: Kwargs) -> bool:
     """The flag that all these functions take in the sixth place: statistics are those of the batch, and are noted."""
     flag = kwargs.get("use_input_stats" if name == "instance_norm" else "training")
     if flag is None:
@@ -121,8 +123,8 @@ def restorer_of_attributes(model: nn.Module) -> Callable[[], None]:
 _OWN = frozenset(vars(nn.Module()))
 
 
-def _contents(module: nn.Module) -> list[Callable[[], Any]]:
-    found: list[Callable[[], Any]] = []
+def _contents(module: nn.Module) -> list[Callable[[], object]]:
+    found: list[Callable[[], object]] = []
     for name, value in vars(module).items():
         if name in _OWN:
             continue
@@ -141,7 +143,7 @@ def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
             tensor.copy_(value)
 
 
-def _refill(collection: Any, kept: Any) -> None:
+def _refill(collection: Collection, kept: Collection) -> None:
     """The same entries again, by identity; a collection that kept them is not written to."""
     entries = [list(c.items()) if isinstance(c, dict) else [(entry,) for entry in c] for c in (collection, kept)]
     if len(collection) == len(kept) and all(
@@ -152,7 +154,7 @@ def _refill(collection: Any, kept: Any) -> None:
     if isinstance(collection, list | deque):
         collection.extend(kept)
     else:
-        collection.update(kept)
+        collection.update(kept)  # type: ignore[arg-type]  # of the same type
 
 
 @contextmanager
@@ -179,11 +181,11 @@ def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite
         yield written
 
 
-def _restorer_of_state(model: nn.Module) -> Any:
+def _restorer_of_state(model: nn.Module) -> Callable[[], None]:
     """Buffers, and tables that torch renormalises in the forward pass (embeddings with max_norm)."""
-    held: list[tuple[dict[str, Any], str, Tensor, Tensor, Callable[[], bool]]] = []
+    held: list[tuple[TensorsByName, str, Tensor, Tensor, Callable[[], bool]]] = []
     for module in model.modules():
-        owners: list[dict[str, Any]] = [module._buffers]
+        owners: list[TensorsByName] = [module._buffers]
         if getattr(module, "max_norm", None) is not None:
             owners.append(module._parameters)
         for owner in owners:
@@ -198,7 +200,7 @@ def _restorer_of_state(model: nn.Module) -> Any:
     def restore() -> None:
         with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference mode turns gradients on
             for owner, name, tensor, value, changed in held:
-                owner[name] = tensor
+                owner[name] = tensor  # type: ignore[assignment]  # what it held
                 if changed():
                     tensor.copy_(value)
         for buffers, known in names:
@@ -251,10 +253,10 @@ def eager_execution() -> Iterator[None]:
 def _without_checkpoints() -> Iterator[None]:
     """Checkpointed functions are called directly; exact, at the memory that checkpointing would have saved."""
 
-    def run_directly(run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+    def run_directly(run_function: TorchFunction, preserve_rng_state: bool, *args: object) -> object:
         return run_function(*args)
 
-    def do_nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+    def do_nothing(*args: object, **kwargs: object) -> Iterator[None]:
         yield
 
     reentrant, name = checkpointing.CheckpointFunction, "_checkpoint_without_reentrant_generator"

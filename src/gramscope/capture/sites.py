@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
 from gramscope.base.html import html_table
+
+UNFOLDED = 2  # examples of a convolution whose patches are made at once: few, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +110,11 @@ class OuterSite(Site):
     """``u_o = Σ_i W_oi v_i`` at T positions, in g groups: the gradient is ``Σ_T s ⊗ v``.
 
     ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own.
+
+    >>> import gramscope as gs
+    >>> site = gs.capture(torch.nn.Linear(3, 2), torch.randn(5, 3)).by_parameter()["weight"][0]
+    >>> site.inputs.shape, site.signals.shape            # (n, T, g, i) and (n, k, T, g, o)
+    (torch.Size([5, 1, 1, 3]), torch.Size([5, 2, 1, 1, 2]))
     """
 
     make_inputs: Callable[[slice], Tensor] = field(repr=False)
@@ -146,7 +152,7 @@ class OuterSite(Site):
     def entries(self) -> int:
         return self.groups * self.fan_out * self.fan_in
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """For pickle: the inputs as they are, since the function that makes them holds the whole forward pass."""
         return {**self.__dict__, "make_inputs": HeldInputs(self.inputs)}
 
@@ -161,11 +167,26 @@ class OuterSite(Site):
         return replace(self, make_inputs=inputs, signals=signals)
 
     def rows(self) -> Inexact[Tensor, "n k p"]:
-        n, k, T, g, o = self.signals.shape
-        inputs = self.inputs.to(self.dtype).transpose(1, 2).reshape(n * g, T, self.fan_in)
-        signals = self.signals.permute(0, 3, 1, 4, 2).reshape(n * g, k * o, T)
-        gradient = torch.bmm(signals, inputs).view(n, g, k, o, self.fan_in).transpose(1, 2).flatten(2)
-        return self.own_axes(gradient)
+        out = self.signals.new_empty(self.examples, self.directions, self.entries)
+        return self.own_axes(self.channel_rows(slice(0, self.fan_out), out))
+
+    def channel_rows(self, channels: slice, out: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
+        """``Σ_T s ⊗ v`` for some output channels of each group, written into ``out`` in the order (g, o, i).
+
+        One example after the other: signals are multiplied as they lie in memory.
+        """
+        k, g, width = self.directions, self.groups, channels.stop - channels.start
+        for first in range(0, self.examples, UNFOLDED):
+            some = slice(first, min(self.examples, first + UNFOLDED))
+            inputs = self.inputs_of(some).to(out.dtype).transpose(1, 2)  # (n, g, T, i)
+            for v, signals, rows in zip(inputs, self.signals[some, ..., channels], out[some], strict=True):
+                s = signals.to(out.dtype)  # (k, T, g, o)
+                if g == 1:
+                    torch.bmm(s[:, :, 0].mT, v.expand(k, -1, -1), out=rows.view(k, width, -1))
+                    continue
+                grouped = torch.bmm(s.permute(2, 0, 3, 1).flatten(1, 2), v).unflatten(1, (k, width))  # (g, k, o, i)
+                rows.copy_(grouped.transpose(0, 1).flatten(1))
+        return out
 
     def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
         """From (g, o, i) order to the order of the weight's own axes."""
@@ -176,7 +197,14 @@ class OuterSite(Site):
 
 @dataclass(frozen=True, eq=False)
 class LookupSite(Site):
-    """``u = W[id]``: the gradient puts each position's signal into the row that was looked up."""
+    """``u = W[id]``: the gradient puts each position's signal into the row that was looked up.
+
+    >>> import gramscope as gs
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(7, 2), torch.nn.Flatten())
+    >>> site = gs.capture(model, torch.tensor([[0, 3, 3], [1, 2, 6]])).by_parameter()["0.weight"][0]
+    >>> site.ids.shape, site.signals.shape               # (n, T) and (n, k, T, o)
+    (torch.Size([2, 3]), torch.Size([2, 6, 3, 2]))
+    """
 
     ids: Int[Tensor, "n T"]
     signals: Float[Tensor, "n k T o"]
@@ -202,7 +230,13 @@ class LookupSite(Site):
 
 @dataclass(frozen=True, eq=False)
 class RowSite(Site):
-    """A weight that acts entry by entry (gain, bias, scale) or any other: its gradients as rows."""
+    """A weight that acts entry by entry (gain, bias, scale) or any other: its gradients as rows.
+
+    >>> import gramscope as gs
+    >>> site = gs.capture(torch.nn.LayerNorm(3), torch.randn(5, 3)).by_parameter()["weight"][0]
+    >>> site.gradient.shape                              # (n, k, entries of the weight)
+    torch.Size([5, 3, 3])
+    """
 
     gradient: Inexact[Tensor, "n k p"]
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramscope.capture.torch_calls import TorchFunction
+
 State = tuple[Tensor, ...]  # (h,) or (h, c)
 
 
@@ -126,14 +128,14 @@ class Arguments(NamedTuple):
         return 2 if self.bidirectional else 1
 
 
-def initial_place(args: Sequence[Any]) -> int:
+def initial_place(args: Sequence[object]) -> int:
     """Which argument of a recurrent function the initial states are."""
     packed = isinstance(args[1], Tensor) and args[1].dtype == torch.int64 and args[1].dim() == 1
     return 2 if packed else 1
 
 
-def _states(hx: Any) -> State:
-    return tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+def _states(hx: Tensor | Sequence[Tensor]) -> State:
+    return (hx,) if isinstance(hx, Tensor) else tuple(hx)
 
 
 def _unrolled(kind: str, *args: Any) -> tuple[Tensor, ...]:
@@ -165,28 +167,28 @@ def _layers(kind: str, call: Arguments, data: Tensor, sizes: Sequence[int]) -> t
 
 
 def _unrolled_cell(
-    kind: str, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+    kind: str, input: Tensor, hx: Tensor | Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
-) -> Any:  # fmt: skip
+) -> Tensor | State:  # fmt: skip
     one = Cell(STEPS[kind], w_ih, w_hh, b_ih, b_hh)
     final = one.step(one, F.linear(input, w_ih, b_ih), _states(hx))
     return final if kind == "lstm" else final[0]
 
 
 # Functions of torch, and by which plain ones they can be replaced, with the same arguments.
-RECURRENT: dict[Any, str] = {
+RECURRENT: dict[TorchFunction, str] = {
     torch.lstm: "lstm",
     torch.gru: "gru",
     torch.rnn_tanh: "rnn_tanh",
     torch.rnn_relu: "rnn_relu",
 }
-CELLS: dict[Any, str] = {
+CELLS: dict[TorchFunction, str] = {
     torch.lstm_cell: "lstm",
     torch.gru_cell: "gru",
     torch.rnn_tanh_cell: "rnn_tanh",
     torch.rnn_relu_cell: "rnn_relu",
 }
-UNROLLED: dict[Any, Callable[..., Any]] = {
+UNROLLED: dict[TorchFunction, TorchFunction] = {
     **{func: partial(_unrolled, kind) for func, kind in RECURRENT.items()},
     **{func: partial(_unrolled_cell, kind) for func, kind in CELLS.items()},
 }

@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Inexact
@@ -28,9 +28,9 @@ from gramscope.capture.backward_graph import (
     incoming,
     is_leaf,
 )
-from gramscope.capture.known_sites import FoundSites, KnownSites
+from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
-from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner, without_vanished
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
@@ -60,24 +60,16 @@ PULLED_AT_ONCE = 2**26
 WIDE, SPARSE = {"cpu": 2**8, "cuda": 2**12}, 8
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Where a weight enters: the slot of a node, and the edge behind it, from which the weight was made."""
-
-    slot: int
-    weight: Edge
-
-
 class WeightSites:
     """The sites of the outputs ``graph.f``; ``room`` bytes of signals may be held at once while they are sought.
 
-    ``refuse_mixing`` is called with the parameters at which examples may be mixed. ``few`` are the sites of some of the
-    examples: where the graph is the same, they tell those of all. ``recalled`` are the sites of an earlier pass.
+    ``refuse_mixing`` is called with the parameters at which examples may be mixed. ``recalled`` are the sites of a
+    graph that is built in the same way; nothing is sought then.
     """
 
     def __init__(
         self, graph: BackwardGraph, refuse_mixing: Callable[[Sequence[str]], None], room: int = UNLIMITED,
-        few: "WeightSites | None" = None, recalled: FoundSites | None = None,
+        recalled: FoundSites | None = None,
     ) -> None:  # fmt: skip
         self.graph, self.room = graph, room
         self.n = len(graph.f)
@@ -86,39 +78,32 @@ class WeightSites:
         self._splits: dict[Node, bool] = {}
         self._frames: dict[Edge, Frame] = {}
         if recalled is not None:
+            self.cuts = recalled.cuts
             self._owners |= recalled.owners
-            self.cuts = {node: [Cut(*cut) for cut in cuts] for node, cuts in recalled.cuts.items()}
         else:
-            self.cuts = (self._carried_over(few) if few is not None else None) or self._find()
+            self.cuts = self._find()
             doubtful = [name for node, cuts in self.cuts.items() for name in self._doubtful(node, cuts)]
             if doubtful and self.n > 1:
                 refuse_mixing(doubtful)
         self.edges = [edge for node in self.cuts for edge in _edges(node) if self._owners.get(edge) is not None]
 
     def keep_in(self, known: KnownSites) -> None:
-        """Tell where the sites are, for later passes, unless the values of data may move them."""
+        """Tell where the sites are, for other passes, unless the values of data may move them."""
         if not any(map(_may_route, self.graph.above(self.cuts))):
-            slots = {node: [(cut.slot, cut.weight) for cut in cuts] for node, cuts in self.cuts.items()}
-            known.remember(self.graph, slots, self._owners)
+            known.remember(self.graph, self.cuts, self._owners)
+
+    @property
+    def waiting(self) -> set[Edge]:
+        """Edges whose signals are held until other uses of the same parameter are reached."""
+        leaves = {
+            node: {leaf for cut in cuts for leaf in self.graph.leaves_below(cut.weight[0])}
+            for node, cuts in self.cuts.items()
+        }
+        uses = Counter(leaf for own in leaves.values() for leaf in own)
+        shared = [node for node, own in leaves.items() if any(uses[leaf] > 1 for leaf in own)]
+        return {edge for node in shared for edge in _edges(node)}
 
     # The search ------------------------------------------------------------------------------------
-
-    def _carried_over(self, few: "WeightSites") -> dict[Node, list[Cut]] | None:
-        """The cuts of a graph of fewer examples, with their owners, if this one is built in the same way."""
-        twin = few.graph.twins(self.graph)
-        if twin is None or any(map(_may_route, few.graph.above(few.cuts))):
-            return None
-        for (node, number), owner in few._owners.items():
-            if node in few.cuts and owner is not None:
-                edge = twin[node], number
-                mine = owner.like(self.n, incoming(edge)[0])
-                if mine is None:
-                    return None
-                self._owners[edge] = mine
-        return {
-            twin[node]: [Cut(cut.slot, (twin[cut.weight[0]], cut.weight[1])) for cut in cuts]
-            for node, cuts in few.cuts.items()
-        }
 
     def _find(self) -> dict[Node, list[Cut]]:
         """The cuts of each node. A cut below another would count twice: there the climb goes on."""
@@ -206,6 +191,9 @@ class WeightSites:
         for found in self.graph.signals(cotangents, edges, self.room):
             for edge, (plain, *scaled) in found.items():
                 owner = quick_owner(plain, scaled[0], digits[0])
+                if owner is None:
+                    plain, *scaled = without_vanished(plain, scaled)
+                    owner = quick_owner(plain, scaled[0], digits[0])
                 if owner is not None or mixes(plain, scaled[0]):
                     self._owners[edge] = owner
                 elif complete:
@@ -264,8 +252,7 @@ class WeightSites:
         with torch.no_grad():
             for found in self.graph.signals(cotangents, self.edges, room):
                 for node in dict.fromkeys(node for node, _ in found):
-                    signals = {edge: found.pop(edge) for edge in _edges(node) if edge in found}
-                    self._add(node, signals, held, made)
+                    self._add(node, {edge: found.pop(edge) for edge in _edges(node) if edge in found}, held, made)
                     for cut in self.cuts[node]:
                         uses[cut.weight] -= 1
                         left.subtract(self.graph.names[leaf] for leaf in self.graph.leaves_below(cut.weight[0]))
@@ -391,11 +378,11 @@ def _sparse(site: Site) -> Site:
     if site.fan_out < WIDE.get(site.signals.device.type, WIDE["cuda"]):
         return site
     used = torch.zeros(site.fan_out, dtype=torch.bool, device=site.signals.device)
-    for signals in site.signals.unbind(1):
+    for signals in (site.signals[:1, 0], *site.signals.unbind(1)):  # the first example of one direction mostly tells
         used |= (signals != 0).flatten(0, -2).any(0)
+        if int(used.sum()) > site.fan_out // SPARSE:
+            return site
     channels = used.nonzero()[:, 0]
-    if len(channels) > site.fan_out // SPARSE:
-        return site
     few = replace(site, signals=site.signals[..., channels], axes=(len(channels), site.fan_in))
     rows = few.rows().unflatten(2, (len(channels), site.fan_in))
     return LookupSite(site.name, site.rule, site.frame, channels.expand(len(rows), -1), rows, site.fan_out)

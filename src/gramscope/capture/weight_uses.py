@@ -7,8 +7,7 @@ up to a subclass; nothing is replaced, and autograd's graph is that of the model
 
 import types
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.side_effects import writes
+from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.unrolled import UNROLLED, initial_place
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
@@ -34,13 +34,13 @@ class WeightUses(TorchFunctionMode):
         for parameter in parameters:
             self._note(parameter, data=False)
 
-    def use(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def use(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """The result of an operation in which a weight meets data."""
         return func(*args, **kwargs)
 
     # What is known of a tensor -------------------------------------------------------------------
 
-    def mark_data(self, value: Any) -> None:
+    def mark_data(self, value: object) -> None:
         """Every tensor in ``value`` depends on the input."""
         for tensor in tensors_in(value):
             self._note(tensor, data=True)
@@ -63,8 +63,8 @@ class WeightUses(TorchFunctionMode):
     # The mode itself -------------------------------------------------------------------------------
 
     def __torch_function__(
-        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types_: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if _differentiating():
             return func(*args, **kwargs)
@@ -75,7 +75,7 @@ class WeightUses(TorchFunctionMode):
         meets = data and weights and not (writes(func) and self.is_weight(args[0]))
         output = self._meet(func, args, kwargs) if meets else func(*args, **kwargs)
         made = tensors_in((output, args[0] if writes(func) else None))
-        if data or (func in _FACTORIES and self._has_examples(output)):
+        if data or (func in _FACTORIES and isinstance(output, Tensor) and self._has_examples(output)):
             self.mark_data(made)
         elif weights:
             for tensor in made:
@@ -87,7 +87,7 @@ class WeightUses(TorchFunctionMode):
         """A fresh zero state (n, H) is the start of a recurrence, not a constant shared by all examples."""
         return tensor.is_floating_point() and tensor.dim() > 1 and self.examples in tensor.shape[:2]
 
-    def _meet(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _meet(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         if any(tensor.is_nested for tensor in tensors_in((args, kwargs))):
             raise UnsupportedError(
                 "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
@@ -99,7 +99,7 @@ class WeightUses(TorchFunctionMode):
                 return _with_open_body(func)(*args, **kwargs)
         return self.use(func, args, kwargs)
 
-    def recurrent(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def recurrent(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """A fused recurrent layer or cell: by its single steps, each watched. Learned first states are data."""
         place = initial_place(args)
         initial = map_tensors(lambda state: state.view_as(state), args[place])
@@ -116,10 +116,10 @@ def _differentiating() -> bool:
     return any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack or ())
 
 
-_OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}
+_OPENED: dict[TorchFunction, TorchFunction] = {}
 
 
-def _with_open_body(func: types.FunctionType) -> Callable[..., Any]:
+def _with_open_body(func: types.FunctionType) -> TorchFunction:
     """The same Python function with its check for modes switched off, so that its body is watched.
 
     ``torch.nn.functional.multi_head_attention_forward`` and its like hand the whole call to an active mode
@@ -142,11 +142,11 @@ class _Alias(torch.autograd.Function):
     """The same memory under a new node that is no view, so that in-place operations append to it."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+    def forward(ctx: object, tensor: Tensor) -> Tensor:
         return tensor.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
         return gradients[0]
 
 

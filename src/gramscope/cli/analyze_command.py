@@ -7,12 +7,11 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from gramscope import spectra
 from gramscope.base.errors import InputError
 from gramscope.cli.checkpoint import read_checkpoint
-from gramscope.cli.printed import json_line
+from gramscope.cli.printed import aligned, json_line
 from gramscope.store.meta import check_not_of_a_run
 from gramscope.store.store_errors import disk_trouble
 
@@ -34,7 +33,7 @@ def analyze_checkpoint(path: Path, convention: str, out: Path | None, as_json: b
         return
     console = Console()
     if len(frame):
-        console.print(_table(frame, path))
+        print(_table(frame, path, console.width))
         _print_reasons(frame, console)
     else:
         console.print(f"No spectra: {path.name} holds no weight matrix, only what is left out below.", markup=False)
@@ -62,7 +61,8 @@ def _print_reasons(frame: pd.DataFrame, console: Console) -> None:
     if "reason" in frame:
         shown = frame.head(SHOWN)
         for reason, names in _by_reason(shown["name"], shown["reason"]).items():
-            console.print(f"{', '.join(names)}: {reason}", style="dim", markup=False)
+            whose = "all weights" if 1 < len(names) == len(shown) else _first(names)
+            console.print(f"{whose}: {reason}", style="dim", markup=False)
 
 
 def _by_reason(names: Iterable[object], reasons: Iterable[object]) -> dict[str, list[str]]:
@@ -79,15 +79,22 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _table(frame: pd.DataFrame, path: Path) -> Table:
-    columns = ("name", "shape", "alpha", "shuffled_alpha", "n_tail", "spikes", "stable_rank", "verdict")
-    wanted = [c for c in columns if c in frame]
-    table = Table(title=f"Spectra of {path.name}", title_justify="left")
-    for column in wanted:
-        left = column in ("name", "verdict")
-        table.add_column(column.replace("_", " "), justify="left" if left else "right", overflow="fold")
-    for _, row in frame.head(SHOWN).iterrows():
-        table.add_row(*(escape(f"{v:.3g}" if isinstance(v := row[c], float) else str(v)) for c in wanted))
+def _table(frame: pd.DataFrame, path: Path, width: int) -> str:
+    columns = {
+        "shape": "shape", "alpha": "alpha", "shuffled_alpha": "shuffled", "n_tail": "tail", "spikes": "spikes",
+        "stable_rank": "rank", "verdict": "verdict",
+    }  # fmt: skip
+    wanted = {column: title for column, title in columns.items() if column in frame}
+    shown = frame.head(SHOWN)
+    rows = [(row["name"], [_cell(row[column]) for column in wanted]) for _, row in shown.iterrows()]
+    lines = [f"Spectra of {path.name}", *aligned(list(wanted.values()), rows, width)]
     if len(frame) > SHOWN:
-        table.caption = f"{len(frame) - SHOWN} more rows: --out spectra.csv has them all"
-    return table
+        lines.append(f"{len(frame) - SHOWN} more rows: --out spectra.csv has them all")
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    """A number to three digits, a shape as 96x256, a dash where there is none."""
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.3g}"
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

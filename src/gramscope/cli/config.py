@@ -75,12 +75,12 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> Section:
         model, task, optimizer, loss, steps=int(config["train"]["steps"]), batch=int(config["train"]["batch"]),
         seed=int(config["train"]["seed"]), out=out, every=options["every"], probe=task.balanced(int(options["probe"])),
         label=out.name, console=console, measures=options["measures"], layers=options["layers"],
-        overhead=options.get("overhead"), config=config,
+        overhead=options.get("overhead"), config=config, lines=True,
     )  # fmt: skip
     last = scope.records[-1]["scalars"]
-    console.print(
-        f"Run: [bold]{out}[/bold] ({scope.count} steps, watching took {scope.overhead:.0%} of the training time)"
-    )
+    took = f"watching took {scope.overhead:.0%} of the training time"
+    took += "" if "overhead" in options else "; --set watch.overhead=0.05 limits it"
+    console.print(f"Run: [bold]{out}[/bold] ({scope.count} steps, {took})", soft_wrap=True)
     console.print(f"Now: gramscope report {shlex.quote(str(out))}", style="dim", markup=False, soft_wrap=True)
     return {"run": str(out), "steps": scope.count, "scalars": last, "notes": notes}
 
@@ -241,7 +241,7 @@ def _first_line(error: Exception) -> str:
 def _loss(options: Section) -> Callable[[Tensor, Tensor], Tensor]:
     scale = float(options["target_scale"])
     if options["loss"] == "cross_entropy":
-        return lambda f, y: F.cross_entropy(f, y)
+        return F.cross_entropy
     if options["loss"] == "mse":
         return lambda f, y: F.mse_loss(f, scale * F.one_hot(y, f.shape[1]).to(f.dtype))
     raise InputError(f'train.loss must be "cross_entropy" or "mse", got {options["loss"]!r}.')

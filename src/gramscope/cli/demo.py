@@ -51,7 +51,7 @@ def squared_error(f: Tensor, y: Tensor) -> Tensor:
 
 def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> Path:
     """Train both, print the comparison, and write the report; returns its path."""
-    console = Console(width=100, quiet=as_json)
+    console = Console(width=80, quiet=as_json)
     folders = _prepared(out)  # what cannot be written is told before minutes of training
     task = digits(seed)
     widths = (task.x.shape[1], width, width, width, task.classes)
@@ -134,7 +134,7 @@ ROWS = {
     "similarity of the features to the start": ("richness/initial_similarity", "{:.2f}"),
     "richness D_LR (0 rich)": ("richness", "{:.2f}"),
     "target linearity of the last hidden layer": ("target_linearity/6", "{:.2f}"),
-    "change that first order misses in a step": ("step/error", "{:.1%}"),
+    "error of the first-order prediction": ("step/error", "{:.1%}"),
 }
 
 
@@ -156,8 +156,8 @@ def _verdict(scopes: dict[str, Scope]) -> Panel:
     drift = {name: scope.records[-1]["scalars"].get("kernel/drift", float("nan")) for name, scope in scopes.items()}
     default = inspect.signature(gs.watch).parameters["overhead"].default
     text = (
-        f"Same network, same digits: in the rich run the tangent kernel moved by {drift['rich']:.0%} of itself, in the "
-        f"lazy run by {drift['lazy']:.0%}. The report shows when, and which layer did it.\n"
+        f"Same network, same digits: kernel drift {drift['rich']:.2f} in the rich run, {drift['lazy']:.2f} in the lazy "
+        "run. The report shows when the kernel moved, and which layer did it.\n"
         f"The demo measures everything {MEASURED} times in a training of less than a second, whatever it costs. In a "
         f"longer training gs.watch keeps to {default:.0%} of the time by default (overhead={default}), beside the "
         f"first {GUARANTEED} measurements and {FREE:g} seconds, which every run has."

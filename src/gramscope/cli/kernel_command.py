@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -10,21 +10,23 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.base.nested import tensors_in
-from gramscope.capture.network import count_examples, slice_examples
+from gramscope.base.json_values import JSONObject
+from gramscope.base.nested import ModelInput, tensors_in
+from gramscope.capture.network import Precision, count_examples, slice_examples
 from gramscope.cli.checkpoint import read_checkpoint
 from gramscope.cli.config import build
 from gramscope.cli.verify_command import load
+from gramscope.kernels.between_snapshots import Reduce
 from gramscope.scale.kernel_job import world_size
 from gramscope.scale.tile_costs import product_rate
 
 
 def write_kernel(
-    source: str, out: Path, *, changes: list[str], weights: Path | None, reduce: Any, examples: int | None,
-    memory: str | None, tile: int | None, device: str | None, precision: Any, quiet: bool,
-) -> dict[str, Any]:  # fmt: skip
+    source: str, out: Path, *, changes: list[str], weights: Path | None, reduce: str, examples: int | None,
+    memory: str | None, tile: int | None, device: str | None, precision: str | None, quiet: bool,
+) -> JSONObject:  # fmt: skip
     """Fill ``out``; returns what is there now. ``source`` is a TOML file, or ``file.py:callable``."""
-    _check_choices(reduce, precision)
+    reducing, arithmetic = _check_choices(reduce, precision)
     model, x = _model_and_examples(source, changes)
     if weights is not None:
         _load_weights(model, weights)
@@ -34,12 +36,12 @@ def write_kernel(
     x = slice_examples(x, n, slice(0, examples or n))
     model = model.to(_device(device, tensors_in(x)[0].device)).eval()
     console = Console(quiet=quiet or int(os.environ.get("RANK", "0")) > 0, stderr=True)
-    plan = gs.scale.plan_kernel(model, x, reduce=reduce, memory=memory, precision=precision, tile=tile)
+    plan = gs.scale.plan_kernel(model, x, reduce=reducing, memory=memory, precision=arithmetic, tile=tile)
     if not (out / "manifest.json").exists() and not console.quiet:
-        job = gs.scale.KernelJob(model, x, reduce=reduce, precision=precision)
+        job = gs.scale.KernelJob(model, x, reduce=reducing, precision=arithmetic)
         text = f"{plan}\n{_told_cost(gs.scale.tile_cost(job, plan), job.device)}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    kernel = gs.ntk(model, x, reduce=reduce, memory=memory, precision=precision, out=out, tile=tile)
+    kernel = gs.ntk(model, x, reduce=reducing, memory=memory, precision=arithmetic, out=out, tile=tile)
     console.print(f"Kernel: {out}", markup=False)
     return {
         "kernel": str(out),
@@ -57,14 +59,15 @@ def _told_cost(cost: gs.scale.TileCost, device: torch.device) -> str:
     )
 
 
-def _check_choices(reduce: Any, precision: Any) -> None:
+def _check_choices(reduce: str, precision: str | None) -> tuple[Reduce, Precision]:
     if reduce not in ("none", "trace"):
         raise InputError(f'--reduce must be "none" or "trace", got {reduce!r}.')
     if precision not in (None, "float64", "float32", "tf32", "split"):
         raise InputError(f"--precision must be float64, float32, tf32 or split, got {precision!r}.")
+    return cast(Reduce, reduce), cast(Precision, precision)
 
 
-def _model_and_examples(source: str, changes: list[str]) -> tuple[nn.Module, Any]:
+def _model_and_examples(source: str, changes: list[str]) -> tuple[nn.Module, ModelInput]:
     if ":" in source and not Path(source).exists():
         if changes:
             raise InputError("--set changes keys of a TOML file, but a Python callable was given. Leave --set out.")

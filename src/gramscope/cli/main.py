@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import gramscope
 from gramscope.base.errors import GramscopeError
 from gramscope.cli.printed import json_line
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="gramscope",
-    help="See how a neural network learns, layer by layer.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
@@ -26,25 +24,29 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def _version(show: bool | None) -> None:
     if show:
-        typer.echo(f"gramscope {gramscope.__version__}")
+        from gramscope.cli.versions import versions
+
+        typer.echo("\n".join(f"{name} {version}" for name, version in versions().items()))
         raise typer.Exit
 
 
 @app.callback()
 def main(
     version: Annotated[
-        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool | None,
+        typer.Option("--version", callback=_version, is_eager=True, help="Versions of gramscope, torch and CUDA."),
     ] = None,
 ) -> None:
-    """See how a neural network learns, layer by layer.
+    """Example:  gramscope demo;  gramscope COMMAND --help
 
-    Begin with [bold]gramscope demo[/bold]. In your own training loop, [bold]gs.watch[/bold] writes a run;
-    [bold]report[/bold] and [bold]serve[/bold] show it, [bold]analyze[/bold] needs only a checkpoint,
-    [bold]verify[/bold] checks every number on your own model.
+    See how a neural network learns, layer by layer.
+
+    gs.watch in your training loop writes a run; report, serve and diagnose read it.
+    analyze needs only a checkpoint. verify checks every number on your own model.
     """
 
 
-@app.command()
+@app.command(short_help="Train one network twice, with and without feature learning, and compare.")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("gramscope-demo"),
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 400,
@@ -52,17 +54,20 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train one network on digits twice, in the rich and in the lazy regime, and compare the two.
+    """Example:  gramscope demo --steps 1000 --out my-demo
 
-    Example:  gramscope demo --steps 1000 --out my-demo
+    Train one network on digits twice, in the feature-learning and in the lazy regime, and compare the two.
     """
+    import torch
+
     from gramscope.cli.demo import run
 
+    torch.set_num_threads(1)  # the networks are tiny, and on a busy machine threads wait for one another
     with _explained(as_json):
         run(out, steps, width, seed, as_json)
 
 
-@app.command()
+@app.command(short_help="Train and watch what a config file describes.")
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file; see docs/cli.md for all keys.")],
     changes: Annotated[
@@ -71,9 +76,11 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train and watch what a config file describes: data set, model, optimiser, schedule, measures.
+    """Example:  gramscope run experiment.toml --set train.steps=2000
 
-    Example:  gramscope run experiment.toml --set train.steps=2000 --set model.width=256
+    Train and watch what a config file describes: data set, model, optimiser, schedule, measures.
+
+    Loss and test accuracy are printed at every measurement.
     """
     with _explained(as_json):
         from gramscope.cli.config import run_config
@@ -83,14 +90,14 @@ def run(
             typer.echo(json_line(found))
 
 
-@app.command()
+@app.command(short_help="Train and watch one run for every combination of a grid.")
 def sweep(
     config: Annotated[Path, typer.Argument(help="A TOML file, as for gramscope run.")],
     more: Annotated[list[str] | None, typer.Argument(help="More of the grid.", metavar="[KEY=VALUES]...")] = None,
     grid: Annotated[
         list[str] | None, typer.Option(help="Values of a key, e.g. lr=1e-3,1e-2", metavar="KEY=VALUES")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the sweep; the same again goes on.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the sweep; a sweep in it is continued.")] = Path(
         "sweep"
     ),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
@@ -107,14 +114,14 @@ def sweep(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train and watch one run for every combination of a grid; runs that are done are not done again.
+    """Example:  gramscope sweep experiment.toml --grid lr=1e-3,1e-2 width=64,256 --jobs 4
+
+    Train and watch one run for every combination of a grid; runs that are done are not done again.
 
     Exit code 1 if a run failed. All runs on one page: gramscope report SWEEP.
-
-    Example:  gramscope sweep experiment.toml --grid lr=1e-3,1e-2 width=64,256 --jobs 4 --out sweep
     """
     with _explained(as_json):
-        from gramscope.cli.sweep import sweep_config
+        from gramscope.cli.sweep_command import sweep_config
 
         found = sweep_config(
             config, [*(grid or []), *(more or [])], changes or [], out=out, jobs=jobs, engine=engine, retries=retries,
@@ -126,20 +133,22 @@ def sweep(
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Spectra of the weights in a checkpoint; no data needed.")
 def analyze(
     checkpoint: Annotated[
         Path, typer.Argument(help="A file of torch.save, safetensors, TorchScript or numpy; or a folder.")
     ],
-    convention: Annotated[str, typer.Option(help='"gramscope", or "weightwatcher" for its numbers.')] = "gramscope",
+    convention: Annotated[
+        str, typer.Option(help='"gramscope", or "weightwatcher" for the numbers of that tool.')
+    ] = "gramscope",
     out: Annotated[Path | None, typer.Option(help="Write the whole table as CSV.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Spectra of the weights in a checkpoint: tail exponent, ranks, what was skipped and why. No data needed.
+    """Example:  gramscope analyze model.safetensors --out spectra.csv
 
-    No code that a file may hold is run: what cannot be read without is refused, with the reason.
+    Spectra of the weights in a checkpoint: tail exponent, ranks, what was skipped and why. No data needed.
 
-    Example:  gramscope analyze model.safetensors --out spectra.csv
+    No code in the file is run. A file that cannot be read without running code is refused, with the reason.
     """
     with _explained(as_json):
         from gramscope.cli.analyze_command import analyze_checkpoint
@@ -147,7 +156,7 @@ def analyze(
         analyze_checkpoint(checkpoint, convention, out, as_json)
 
 
-@app.command()
+@app.command(short_help="Check every number on your own model against plain autograd.")
 def verify(
     target: Annotated[
         str | None,
@@ -156,16 +165,16 @@ def verify(
     examples: Annotated[int, typer.Option(min=2, help="Examples to check on; each output costs a backward pass.")] = 4,
     as_json: Json = False,
 ) -> None:
-    """Check all identities on your model against plain autograd, and print the errors. Exit code 1 if one fails.
+    """Example:  gramscope verify my_models.py:build
 
-    Example:  gramscope verify my_models.py:build
+    Check all identities on your model against plain autograd, and print the errors. Exit code 1 if one fails.
     """
     with _explained(as_json):
         from gramscope.cli.verify_command import default_target, load
         from gramscope.cli.verify_command import verify as check
 
         model, x = load(target) if target else default_target()
-        findings = check(model, x, examples)
+        findings = check(model, x, examples, tell=None if as_json else lambda text: typer.echo(text, err=True))
         if as_json:
             typer.echo(json_line([{**vars(f), "passed": f.passed} for f in findings]))
         else:
@@ -174,7 +183,7 @@ def verify(
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Write the tangent kernel of a data set to disk.")
 def kernel(
     config: Annotated[
         str,
@@ -182,11 +191,13 @@ def kernel(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the kernel; one that was begun is completed.")],
     reduce: Annotated[str, typer.Option(help='"trace" sums over the outputs, "none" keeps them.')] = "trace",
-    examples: Annotated[int | None, typer.Option(min=1, help="The first so many examples; all if left out.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Take this many examples, from the first; all if left out.")
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(help='For each process, e.g. "20GB"; half of what is free if left out.')
     ] = None,
-    tile: Annotated[int | None, typer.Option(min=1, help="Examples of a tile on either side.")] = None,
+    tile: Annotated[int | None, typer.Option(min=1, help="Examples on each side of a tile.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A checkpoint to load into the model first.")] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU for each process if there are any.")
@@ -197,11 +208,12 @@ def kernel(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the tangent kernel of a model on a data set to a folder, tile by tile.
+    """Example:  gramscope kernel mnist.toml --out K/
 
-    The same command in several processes shares the work; after a kill it goes on where it was.
+    Write the tangent kernel of a model on a data set to a folder, tile by tile.
 
-    Example:  torchrun --nproc-per-node 8 -m gramscope kernel mnist.toml --out K/
+    The same command in several processes shares the work; after a kill it goes on where it was. On eight GPUs:
+    torchrun --nproc-per-node 8 -m gramscope kernel mnist.toml --out K/
     """
     with _explained(as_json):
         from gramscope.cli.kernel_command import write_kernel
@@ -214,7 +226,7 @@ def kernel(
             typer.echo(json_line(found))
 
 
-@app.command()
+@app.command(short_help="One offline page about one or several runs.")
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")
@@ -223,11 +235,11 @@ def report(
     svg: Annotated[Path | None, typer.Option(help="Also write every figure as an SVG file into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """One self-contained page about one or several runs; it opens offline and can be sent by mail.
+    """Example:  gramscope report runs/a runs/b -o report.html;  gramscope report runs/
+
+    One self-contained page about one or several runs; it opens offline and can be sent by mail.
 
     Up to eight runs are drawn in full; of more there is a table to sort and filter, with small drawings.
-
-    Example:  gramscope report runs/a runs/b -o report.html;  gramscope report runs/
     """
     with _explained(as_json):
         from gramscope.report import report as write_report
@@ -236,25 +248,25 @@ def report(
         typer.echo(json_line({"report": str(page)}) if as_json else f"Report: {page}")
 
 
-@app.command()
+@app.command(short_help="What is wrong with a run, and what to try first.")
 def diagnose(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")
     ],
     as_json: Json = False,
 ) -> None:
-    """What is wrong with a run and what to try first: findings with their evidence, the likeliest cause first.
+    """Example:  gramscope diagnose runs/a;  gramscope diagnose runs/ --json
 
-    Example:  gramscope diagnose runs/a;  gramscope diagnose runs/ --json
+    What is wrong with a run and what to try first: findings with their evidence, the likeliest cause first.
     """
     with _explained(as_json):
-        from gramscope.diagnose.opening import diagnose_all
+        from gramscope.diagnose.run_diagnosis import diagnose_all
 
         found = diagnose_all(runs)
         typer.echo(json_line([one.json() for one in found]) if as_json else "\n\n".join(map(str, found)))
 
 
-@app.command()
+@app.command(short_help="The report of a run that still grows, live in a browser.")
 def serve(
     folder: Annotated[
         Path, typer.Argument(help="A run that may still be growing, or a folder of runs.", metavar="RUN")
@@ -262,11 +274,11 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """The report of a run, or of all runs in a folder, live, on this machine only. Stop it with Ctrl-C.
+    """Example:  gramscope serve runs/a;  gramscope serve runs/
+
+    The report of a run, or of all runs in a folder, live, on this machine only. Stop it with Ctrl-C.
 
     Runs that begin later in the folder appear on the page by themselves.
-
-    Example:  gramscope serve runs/a;  gramscope serve runs/
     """
     with _explained(as_json):
         from gramscope.report import serve as serve_run
@@ -274,6 +286,50 @@ def serve(
         with serve_run(folder, port=port) as server:
             typer.echo(json_line({"url": server.url}) if as_json else f"Live report: {server.url}  (Ctrl-C ends it)")
             server.wait()
+
+
+@app.command(short_help="A published table or figure, computed anew.")
+def reproduce(
+    name: Annotated[str, typer.Argument(help='An experiment, or "list" for all of them.')],
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, in a minute or two, without data.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds for each case; if left out, as the experiment says.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time, each with one thread.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of results; what is done there is not done again.")
+    ] = None,
+    experiments: Annotated[Path | None, typer.Option(help="The folder experiments/ of the source.")] = None,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Also write table, figure and RESULT.md into the experiment's folder.")
+    ] = False,
+    only_write: Annotated[
+        bool, typer.Option("--only-write", help="Run nothing: write the result of the jobs that are done.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Example:  gramscope reproduce list;  gramscope reproduce decay --quick
+
+    A published table or figure, computed anew: published, ours with its interval, and whether they agree.
+
+    Jobs that are done are not done again. Exit code 1 if a job failed; a number that differs is a result.
+    """
+    with _explained(as_json):
+        from gramscope.reproduce.command import list_experiments
+        from gramscope.reproduce.command import reproduce as repeat
+
+        if name == "list":
+            found = list_experiments(experiments, as_json)
+        else:
+            found = repeat(
+                name, experiments=experiments, quick=quick, seeds=seeds, device=device, jobs=jobs, out=out,
+                publish=publish, only_write=only_write, quiet=as_json,
+            )  # fmt: skip
+        if as_json:
+            typer.echo(json_line(found))
+        if found.get("failed"):
+            raise typer.Exit(1)
 
 
 @app.command(name="help", hidden=True)

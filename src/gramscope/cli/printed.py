@@ -1,6 +1,7 @@
-"""JSON for other programs to read: strict, so that a number that is not finite is null."""
+"""What commands print: strict JSON for programs, where a number that is not finite is null; tables for people."""
 
 import json
+from collections.abc import Sequence
 
 from gramscope.base.json_values import json_values
 
@@ -12,3 +13,33 @@ def json_line(value: object) -> str:
     '{"loss": null, "steps": [1, 2.5]}'
     """
     return json.dumps(json_values(value, not_finite="null"), allow_nan=False)
+
+
+def aligned(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], width: int = 80) -> list[str]:
+    """Lines of a table of named rows. A name is never cut: where it is too long, its cells stand on the next line.
+
+    The last column is set to the left, as it holds words; all others to the right.
+
+    >>> rows = [("a", ["2.5", "power law"]), ("a.longer.name", ["3", "none"])]
+    >>> for line in aligned(["alpha", "verdict"], rows, width=24):
+    ...     print(line)
+    name    alpha  verdict
+    a         2.5  power law
+    a.longer.name
+                3  none
+    """
+    widths = [max(len(row[k]) for row in [titles, *(cells for _, cells in rows)]) for k in range(len(titles))]
+    room = max(4, width - sum(widths) - 2 * len(widths))
+    first = min(room, max(len("name"), *(len(name) for name, _ in rows)))
+
+    def cells_of(cells: Sequence[str]) -> str:
+        *numbers, last = cells
+        return "".join(f"  {cell:>{size}}" for cell, size in zip(numbers, widths, strict=False)) + f"  {last}"
+
+    lines = [f"{'name':<{first}}{cells_of(titles)}"]
+    for name, cells in rows:
+        if len(name) > first:
+            lines += [name, " " * first + cells_of(cells)]
+        else:
+            lines.append(f"{name:<{first}}{cells_of(cells)}")
+    return lines

@@ -22,29 +22,40 @@ from gramscope.tasks import Task
 
 def train(
     model: nn.Module, task: Task, optimizer: torch.optim.Optimizer, loss: Callable[[Tensor, Tensor], Tensor],
-    *, steps: int, batch: int, seed: int, out: Path, every: Any, probe: tuple[Tensor, Tensor], label: str,
-    console: Console, **options: Any,
+    *, steps: int, batch: int, seed: int, out: Path, every: object, probe: tuple[Tensor, Tensor], label: str,
+    console: Console, lines: bool = False, **options: Any,
 ) -> Scope:  # fmt: skip
-    """``steps`` optimiser steps on random batches, watched; the test accuracy goes into the record."""
+    """``steps`` optimiser steps on random batches, watched; the test accuracy goes into the record.
+
+    Loss and accuracy stand beside the progress bar; with ``lines`` each measurement also prints a line.
+    """
     generator = torch.Generator().manual_seed(seed)
+    # Labels are judged by cross-entropy anyway; of a loss passed in, the diagnosis would not know the value at chance.
+    own = None if loss is nn.functional.cross_entropy else loss
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), MofNCompleteColumn()
     with (
         _briefly(),
-        gs.watch(model, probe=probe, out=out, every=every, loss=loss, **options) as scope,
+        gs.watch(model, probe=probe, out=out, every=every, loss=own, **options) as scope,
         Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress,
     ):
         _check_opened(out)
         scope.use(optimizer)
         scope.log(**{"accuracy/test": accuracy(model, task)})
         bar = progress.add_task(label, total=steps)
-        for _ in range(steps):
+        for step in range(1, steps + 1):
             chosen = torch.randint(len(task.x), (min(batch, len(task.x)),), generator=generator, device="cpu")
             optimizer.zero_grad()
             value = loss(model(task.x[chosen]), task.y[chosen])
             value.backward()
             optimizer.step()
-            scope.step(loss=value, **{"accuracy/test": accuracy(model, task)} if scope.due_next() else {})
+            right = accuracy(model, task) if scope.due_next() else None
+            scope.step(loss=value, **{} if right is None else {"accuracy/test": right})
             progress.advance(bar)
+            if right is not None:
+                said = f"loss {float(value.detach()):.4f}  test accuracy {right:.1%}"
+                progress.update(bar, description=f"{label}  {said}")
+                if lines:
+                    progress.console.print(f"step {step:>6,}  {said}", highlight=False)
         scope.log(**{"accuracy/test": accuracy(model, task)})
     return scope
 

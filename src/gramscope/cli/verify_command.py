@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import sys
 import sysconfig
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.base.memory_budget import free_memory
 from gramscope.base.nested import ModelInput
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.base.rng import seeded
 from gramscope.capture.network import count_examples, evaluate, in_dtype, prepare_input, slice_examples, unwrap
 from gramscope.capture.side_effects import plain_execution, untouched
@@ -141,28 +143,35 @@ def default_target() -> tuple[nn.Module, Tensor]:
         return Mixed(), torch.randn(6, 2, 5, device="cpu")
 
 
-def verify(model: nn.Module, x: ModelInput, examples: int = 4) -> list[IdentityCheck]:
-    """Try all identities; nothing of the model is changed."""
+def verify(
+    model: nn.Module, x: ModelInput, examples: int = 4, tell: Callable[[str], None] | None = None
+) -> list[IdentityCheck]:
+    """Try all identities; nothing of the model is changed. ``tell`` gets a line when each is done."""
+    begun = time.perf_counter()
+
+    def told(number: int, name: str) -> None:
+        if tell is not None:
+            tell(f"[{number}/{len(CHECKS)}] {time.perf_counter() - begun:5.1f} s  {name}")
+
     witness, note = _witness(model, x, examples)
+    told(0, f"gradients of {witness.f.numel()} outputs by plain autograd")
     findings = []
-    with progress("identities", len(CHECKS)) as done:
-        for name, (check, allowed) in CHECKS.items():
-            try:
-                error = check(witness)
-                findings.append(IdentityCheck(name, error, allowed, note))
-            except GramscopeError as refused:
-                findings.append(IdentityCheck(name, None, allowed, f"not defined here: {refused}"))
-            done()
+    for number, (name, (check, allowed)) in enumerate(CHECKS.items(), 1):
+        try:
+            findings.append(IdentityCheck(name, check(witness), allowed, note))
+        except GramscopeError as refused:
+            findings.append(IdentityCheck(name, None, allowed, f"not defined here: {refused}"))
+        told(number, name)
     return findings
 
 
 class Some(nn.Module):
     """Some of the outputs of a model, which is what it is checked on where it has very many."""
 
-    def __init__(self, model: nn.Module, count: int, width: int) -> None:
+    def __init__(self, model: nn.Module, count: int, width: int, kept: int) -> None:
         super().__init__()
         self.model, self.count = model, count
-        self.chosen = torch.linspace(0, width - 1, MOST_OUTPUTS, device="cpu").round().long().tolist()
+        self.chosen = torch.linspace(0, width - 1, kept, device="cpu").round().long().tolist()
 
     def forward(self, *arguments: object, **named: object) -> Tensor:
         x = named or (arguments if len(arguments) > 1 else arguments[0])
@@ -177,10 +186,11 @@ def _witness(model: nn.Module, x: ModelInput, examples: int) -> tuple[Witness, s
     count, note = min(n, examples), ""
     with untouched(model), plain_execution(), torch.no_grad():
         width = evaluate(model, few, count, None).shape[1]
-    if width > MOST_OUTPUTS:
-        model = Some(model, count, width).eval()
-        note = f"Checked on {MOST_OUTPUTS} of the {width:,} outputs, evenly from the first to the last."
     parameters = [p for p in model.parameters() if p.requires_grad]
+    kept = _affordable_outputs(parameters, count)
+    if width > kept:
+        model = Some(model, count, width, kept).eval()
+        note = f"Checked on {kept} of the {width:,} outputs, evenly from the first to the last."
     with untouched(model), plain_execution():
         f = evaluate(model, few, count, None)
         rows = []
@@ -191,6 +201,19 @@ def _witness(model: nn.Module, x: ModelInput, examples: int) -> tuple[Witness, s
                                        for g, p in zip(found, parameters, strict=True)]))  # fmt: skip
                 done()
     return Witness(model, few, torch.stack(rows).reshape(*f.shape, -1), f.detach()), note
+
+
+def _affordable_outputs(parameters: list[nn.Parameter], count: int) -> int:
+    """As many outputs as leave room for the whole Jacobian in a quarter of the free memory, 32 at most."""
+    row = 8 * max(1, sum(p.numel() for p in parameters))
+    device = parameters[0].device if parameters else torch.device("cpu")
+    affordable = free_memory(device) // (4 * row * count)
+    if affordable < 1:
+        raise InputError(
+            f"the gradients of {count} examples must fit into a quarter of the free memory, but take "
+            f"{count * row / 1e9:.1f} GB. Pass --examples 2, a smaller model of the same kind, or free memory."
+        )
+    return min(MOST_OUTPUTS, affordable)
 
 
 def _relative(got: Tensor, wanted: Tensor) -> float:

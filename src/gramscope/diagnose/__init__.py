@@ -3,11 +3,10 @@
 import inspect
 import sys
 from types import ModuleType
-from typing import Any
 
 from gramscope.diagnose.finding import Diagnosis, Evidence, Finding
-from gramscope.diagnose.opening import diagnose
-from gramscope.diagnose.rule import RULES, Rule, rule
+from gramscope.diagnose.rule_registry import RULES, Rule, rule
+from gramscope.diagnose.run_diagnosis import diagnose
 
 __all__ = ["RULES", "Diagnosis", "Evidence", "Finding", "Rule", "diagnose", "rule"]
 
@@ -17,8 +16,8 @@ class _Package(ModuleType):
 
     __signature__ = inspect.signature(diagnose)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return diagnose(*args, **kwargs)
+    def __call__(self, run: object) -> Diagnosis:
+        return diagnose(run)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -27,9 +27,10 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Alert:
-    """``what``: "divergence", "not finite", "gradient explosion" or "dead layer". ``where``: the series.
+    """Something that is told at once while a network trains, by a warning or by ``gs.watch(..., on_alert=...)``.
 
-    A finding of the diagnosis is told in the same way: ``what`` is its kind, ``advice`` its sentence and remedy.
+    ``what`` is "divergence", "not finite", "gradient explosion" or "dead layer"; ``where`` is the series. A finding of
+    the diagnosis is told in the same way: ``what`` is its kind, ``advice`` its sentence and remedy.
     """
 
     what: str

@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import ClassVar, overload
+
+from gramscope.base.json_values import Json
+from gramscope.base.results import TableResult
 
 NOTHING_WRONG = "nothing_wrong"
 PAGE = "docs/diagnosis.md"
@@ -19,6 +22,8 @@ class Evidence:
     threshold: float
 
     def __str__(self) -> str:
+        if math.isnan(self.threshold):
+            return f"{self.name}: not finite"
         return f"{self.name} {self.value:.3g} ({self.relation} {self.threshold:.3g})"
 
 
@@ -27,9 +32,9 @@ class Finding:
     """One thing that is wrong with a run.
 
     ``kind``: its name in :data:`gramscope.diagnose.RULES`. ``what``: one sentence. ``where``: layers or classes.
-    ``step``: from which it can be seen. ``confidence``: the share of such findings that were right on held-out runs of
-    known faults. ``follows_from``: the kind of another finding that explains this one. ``alternatives``: causes that
-    the record cannot tell from this one.
+    ``step``: from which on the record shows it. ``confidence``: the share of such findings that were right on held-out
+    runs of known faults. ``follows_from``: the kind of another finding that explains this one. ``alternatives``: causes
+    that the record cannot tell from this one.
     """
 
     kind: str
@@ -50,18 +55,23 @@ class Finding:
 
     def __str__(self) -> str:
         lines = [f"{self.what} ({', '.join(map(str, self.evidence))})" if self.evidence else self.what]
+        if self.follows_from:  # its own remedy would hide the cause, or contradict that of the cause
+            return lines[0]
         lines += [f"Likely cause: {self.cause}"] if self.cause else []
         lines += [f"It may also be: {'; '.join(self.alternatives)}"] if self.alternatives else []
         lines += [f"Try first: {self.remedy}"] if self.remedy else []
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Diagnosis(Sequence[Finding]):
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Sequence[Finding], TableResult):
     """The findings of one run, the likeliest cause first; ``not_judged``: kinds that it does not allow, and why.
 
     ``[0]`` is always there: where no rule finds anything, it says so.
     """
+
+    rows_from: ClassVar[str] = "findings"
+    plotted: ClassVar[tuple[str, ...]] = ("confidence",)
 
     name: str
     findings: tuple[Finding, ...]
@@ -71,7 +81,13 @@ class Diagnosis(Sequence[Finding]):
     def __len__(self) -> int:
         return len(self.findings)
 
-    def __getitem__(self, place: Any) -> Any:
+    @overload
+    def __getitem__(self, place: int) -> Finding: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Finding]: ...
+
+    def __getitem__(self, place: int | slice) -> Finding | Sequence[Finding]:
         return self.findings[place]
 
     @property
@@ -84,7 +100,11 @@ class Diagnosis(Sequence[Finding]):
         """Why kinds could not be judged: one entry for each reason, with all kinds that it concerns."""
         return _reasons(self.not_judged)
 
-    def json(self) -> dict[str, Any]:
+    def __repr__(self) -> str:
+        found = ", ".join(finding.kind for finding in self.findings)
+        return f"Diagnosis({self.name!r}, up to step {self.step:,.0f}: {found})"
+
+    def json(self) -> dict[str, Json]:
         """Plain numbers and text, without NaN."""
         return {
             "run": self.name,
@@ -114,7 +134,7 @@ def _reasons(not_judged: Mapping[str, str]) -> list[str]:
     return [f"{', '.join(kinds)} ({reason})" for reason, kinds in grouped.items()]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Json:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -1,16 +1,16 @@
 """What a run recorded, as the rules see it: series by name, in numpy alone."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gramscope.diagnose.divergence import Numbers as Numbers
+from gramscope.diagnose.divergence import speaks_of_finite
 from gramscope.store import Run
 
-Numbers = NDArray[np.float64]
 LOGGED_LOSSES = ("loss", "train_loss", "loss/train", "train/loss", "training_loss")
 
 
@@ -23,8 +23,9 @@ class Series:
 
     @cached_property
     def finite(self) -> "Series":
+        """The points whose value is finite."""
         keep = np.isfinite(self.values)
-        return self if keep.all() else Series(self.steps[keep], self.values[keep])
+        return self if keep.all() else replace(self, steps=self.steps[keep], values=self.values[keep])
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -60,7 +61,7 @@ class History:
     logged: Mapping[str, Series] = field(default_factory=dict)
     layers: Sequence[str] = ()
     steps: Numbers = field(default_factory=lambda: np.empty(0))
-    failures: Mapping[str, str] = field(default_factory=dict)
+    ruined: Sequence[int] = ()  # steps at which measures refused numbers that were not finite
     sizes: Mapping[str, int] = field(default_factory=dict)  # entries of each layer's parameters
 
     def get(self, name: str) -> Series:
@@ -106,6 +107,11 @@ class History:
         return self.get("loss/probe")
 
     @property
+    def loss(self) -> Series:
+        """That of the probe, which no choice of a batch disturbs; of the batches where it is not known."""
+        return self.probe_loss if self.has("loss/probe") else self.batch_loss
+
+    @property
     def head(self) -> str | None:
         """The last layer whose gradient was measured."""
         return next(reversed(self.family("gradient_norm")), None)
@@ -118,22 +124,27 @@ class History:
             return {name: series for name, series in kept.items() if len(series)}
 
         steps = self.steps[self.steps <= step]
-        return History(cut(self.measured), cut(self.logged), self.layers, steps, self.failures, self.sizes)
+        ruined = [refused for refused in self.ruined if refused <= step]
+        return History(cut(self.measured), cut(self.logged), self.layers, steps, ruined, self.sizes)
+
+    def leaving_out(self, prefixes: tuple[str, ...]) -> "History":
+        """The run without the measured series whose names begin so."""
+        return replace(self, measured={n: s for n, s in self.measured.items() if not n.startswith(prefixes)})
 
 
 def history_of_run(run: Run) -> History:
     """From a folder of :func:`gramscope.watch`."""
     rows = [(record.step, record.scalars) for record in run.view]
     logged = {name: Series(n.steps.astype(np.float64), n.values) for name, n in run.logged_numbers().items()}
-    failures = {name: message for record in run.view for name, message in record.failures.items()}
-    return history_of_records(rows, logged, run.meta, failures)
+    ruined = [record.step for record in run.view if any(map(speaks_of_finite, record.failures.values()))]
+    return history_of_records(rows, logged, run.meta, ruined)
 
 
 def history_of_records(
     rows: Sequence[tuple[int, Mapping[str, float]]],
     logged: Mapping[str, Series],
-    meta: Mapping[str, Any],
-    failures: Mapping[str, str] | None = None,
+    meta: Mapping[str, object],
+    ruined: Sequence[int] = (),
 ) -> History:
     """From numbers in memory: ``rows`` are (step, scalars); what the loop logged counts once, as logged."""
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -145,15 +156,15 @@ def history_of_records(
                 values.append(float(value))
     measured = {name: Series(np.array(steps), np.array(values)) for name, (steps, values) in found.items()}
     all_steps = np.array([float(step) for step, _ in rows])
-    return History(measured, dict(logged), _layers(meta), all_steps, failures or {}, _sizes(meta))
+    return History(measured, dict(logged), _layers(meta), all_steps, ruined, _sizes(meta))
 
 
-def _layers(meta: Mapping[str, Any]) -> list[str]:
+def _layers(meta: Mapping[str, object]) -> list[str]:
     layers = meta.get("layers")
     return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
 
 
-def _sizes(meta: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(meta: Mapping[str, object]) -> dict[str, int]:
     shapes, found = meta.get("parameters"), dict[str, int]()
     for name, shape in shapes.items() if isinstance(shapes, Mapping) else ():
         layer = str(name).rpartition(".")[0] or str(name)

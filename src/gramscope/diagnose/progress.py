@@ -7,12 +7,13 @@ import numpy as np
 from gramscope.diagnose.history import History, Series
 
 LONG = 50  # values: a series of batches, not of measurements
+FALLS = 0.9  # of the loss in the middle of the run, or less, is left
 LEARNT = 0.5  # of the first loss: a run that removed more of it is learning
 
 
 def removed(history: History) -> float:
     """The part of the first loss that is gone at the end, on the probe where it was measured: 0 nothing, 1 all."""
-    loss = history.probe_loss.finite if history.has("loss/probe") else history.batch_loss.finite
+    loss = history.loss.finite
     if len(loss) < 2 or loss.first == 0:
         return math.nan
     return 1 - end_of(loss) / loss.first
@@ -27,6 +28,12 @@ def removed_in_batches(history: History) -> float:
     return 1 - end_of(loss) / first if first else math.nan
 
 
+def falls(history: History) -> bool:
+    """Whether the probe's loss falls clearly: by a tenth in the later half of the steps. Such a run is learning."""
+    loss = history.probe_loss.finite
+    return len(loss) > 2 and end_of(loss) < FALLS * at(loss, (loss.steps[0] + loss.steps[-1]) / 2)
+
+
 def end_of(loss: Series) -> float:
     """The last value; of a series of batches, which is long, the median of the last tenth."""
     values = loss.finite.values
@@ -37,6 +44,17 @@ def end_of(loss: Series) -> float:
 def later_half(series: Series) -> Series:
     """The records of the second half of a series, by number: schedules are often logarithmic in the step."""
     return Series(series.steps[len(series) // 2 :], series.values[len(series) // 2 :])
+
+
+def later_part(series: Series) -> Series:
+    """The last tenth of a series, at least ten values of it."""
+    count = max(10, len(series) // 10)
+    return Series(series.steps[-count:], series.values[-count:])
+
+
+def at(series: Series, step: float) -> float:
+    """The value at a step, by straight lines between those that are known."""
+    return float(np.interp(step, series.steps, series.values)) if len(series) else math.nan
 
 
 def ended_finite(history: History) -> bool:

@@ -11,6 +11,7 @@ is a number. Two subspaces are on offer, both of the layer whose weight W (N, d)
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -18,15 +19,18 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.hierarchy.mask_concentration import Labels, Masks, Pairs, class_metric, mean_projector
 
 
-@dataclass(frozen=True, eq=False)
-class CoactivationSubspace:
+@dataclass(frozen=True, eq=False, repr=False)
+class CoactivationSubspace(Result):
     """The directions that co-activation concentrates on: orthonormal columns ``basis`` (N, k), and how they were found.
 
     ``values`` are all eigenvalues of ``⟨P⟩`` or ``⟨M⟩``, greatest first; ``k`` of them span the subspace.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("k", "baseline", "side", "values")
 
     basis: Float64[Tensor, "N k"]
     values: Float64[Tensor, " N"]
@@ -105,8 +109,8 @@ def _size(values: Float64[Tensor, " N"], k: int | None) -> int:
     return k
 
 
-@dataclass(frozen=True)
-class FlowShare:
+@dataclass(frozen=True, repr=False)
+class FlowShare(Result):
     """How much of a weight's change lies in the subspace that co-activation selects.
 
     - ``share``: ``⟨Σ_s Π_s ΔW_s, ΔW⟩ / |ΔW|²`` of the whole change ``ΔW = Σ_s ΔW_s``. For one step, or a subspace that
@@ -115,6 +119,8 @@ class FlowShare:
     - ``baseline``: the share of a change in no direction in particular, ``k / N`` (weighted by ``|ΔW_s|²``).
     - ``steps``: how many changes were added up; steps in which the weight stood still do not count.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("path_share", "share", "baseline", "excess", "steps")
 
     share: float
     path_share: float

@@ -7,6 +7,7 @@ between two means over pairs of examples, beside what shuffled labels give.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float64, Int
@@ -14,17 +15,29 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.rng import child_seed, generator
 from gramscope.hierarchy.mask_concentration import Masks
 
 
-@dataclass(frozen=True)
-class SharedActivation:
+@dataclass(frozen=True, repr=False)
+class SharedActivation(Result):
     """Co-activation overlap of pairs within and between classes, with the null of shuffled labels.
 
     ``null_mean`` and ``null_std`` are those of the gap ``within - between`` over ``permutations`` shuffled labels (NaN
     if none were drawn); ``silent`` counts examples that switch no unit on, which are left out of a cosine.
     """
+
+    shown: ClassVar[tuple[str, ...]] = (
+        "gap",
+        "z",
+        "p_value",
+        "within",
+        "between",
+        "permutations",
+        "examples",
+        "silent",
+    )
 
     within: float
     between: float

@@ -154,7 +154,7 @@ class _Rehearsal:
             gradients=gradients,
             influence=influence,
             flips=_flips(sides, crossed) if held is not None else (),
-            notes=tuple(n for n in (ignored, unsplit, coupled, slow, _unseen(sides.unseen)) if n),
+            notes=tuple(n for n in (ignored, unsplit, coupled, slow, _nonsmooth(sides.nonsmooth_ops)) if n),
         )
 
     def _run(self, model: nn.Module, ramps: Sides | FixedSides) -> Float[Tensor, "n C"]:
@@ -296,7 +296,7 @@ def _has_hooks(parameter: nn.Parameter) -> bool:
     return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def _unseen(names: list[str]) -> str:
+def _nonsmooth(names: list[str]) -> str:
     if not names:
         return ""
     listed = ", ".join(dict.fromkeys(names))

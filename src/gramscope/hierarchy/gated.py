@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.user_warnings import warn
 from gramscope.capture.network import copied
+from gramscope.capture.relus import RELUS
 
-RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 LEAKY = {F.leaky_relu}
 # Other gates of common networks. They stay as they are, and are named.
 _OTHERS = {
@@ -182,7 +182,7 @@ def frozen_masks(model: nn.Module, reference: nn.Module | None = None) -> GatedN
 
 
 def masks_only(model: nn.Module, reference: nn.Module | None = None, *, sharpness: float = 4.0) -> GatedNetwork:
-    """The counterpart: ``model``'s masks are trained, the weights that carry the signal are those of ``reference``.
+    """The masks-only control: ``model``'s masks are trained, the weights of the signal are those of ``reference``.
 
     Gradients reach the masks by a straight-through estimate: the step's derivative is replaced by that of
     ``sigmoid(sharpness · h)``. That is a choice, not part of the source. The last linear layer is held as well.

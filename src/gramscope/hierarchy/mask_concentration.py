@@ -8,7 +8,7 @@ formed, and no n × n matrix but where it is asked for; all sums are in float64.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -19,6 +19,7 @@ from gramscope.base.checks import check_finite, check_plain, check_symmetric
 from gramscope.base.effective_rank import participation_ratio_of, ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_rows
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.user_warnings import undefined
@@ -160,13 +161,15 @@ def metric_spectrum(
     return _metric_eigen(w, mean_projector(masks, labels, pairs, self_pairs=self_pairs), rounding)[0]
 
 
-@dataclass(frozen=True)
-class SubspaceOverlap:
+@dataclass(frozen=True, repr=False)
+class SubspaceOverlap(Result):
     """Overlap of two k-dimensional eigenspaces, ``|UᵀV|² / k``: 1 the same, 0 orthogonal, ``baseline`` by chance.
 
     ``gap`` is the smaller of the two relative gaps ``(λ_k − λ_{k+1}) / λ_1``: near 0 the k-th direction is arbitrary
     and the overlap with it. ``undefined`` says why ``overlap`` is NaN, if it is.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("overlap", "baseline", "excess", "k", "gap", "undefined")
 
     overlap: float
     baseline: float
@@ -244,7 +247,7 @@ class Concentration(Result):
     alignment: SubspaceOverlap | None
     incoming_alignment: SubspaceOverlap | None
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """The spectrum of co-activation on a logarithmic axis; a figure."""
         places = list(range(1, len(self.spectrum) + 1))
         title = f"Layer {self.layer}: effective rank {self.coactivation_rank:.3g}"
@@ -261,7 +264,7 @@ def concentration(
     pairs: Pairs = "all",
     self_pairs: bool = True,
 ) -> list[Concentration]:
-    """All of the above for each layer of a chain at one moment of training.
+    """Ranks, overlaps and alignment of co-activation and of the pullback metric, for each layer at one training step.
 
     ``weights`` are W^1..W^L, ``masks`` σ^1..σ^L (a leading None for layer 0 is dropped). With ``initial_weights`` the
     accumulated change ``W − W(0)`` of each layer, and of the one below it, is aligned with the metric; k is cut to the

@@ -11,15 +11,17 @@ Local, correlator and metric are written in overlaps, fields and M. Transported 
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from gramscope.base.results import Result, TableResult
 from gramscope.hierarchy.fields import Fields
 
 
-@dataclass(frozen=True)
-class LayerClosure:
+@dataclass(frozen=True, repr=False)
+class LayerClosure(Result):
     """Norms of the parts of one layer's step, as fractions of the norm of their sum (NaN where that is zero).
 
     Parts may cancel, so a fraction can exceed 1. ``correlator``, ``metric`` and ``iterated`` are NaN for the last
@@ -39,12 +41,16 @@ class LayerClosure:
         return not (self.transported > 0 or self.iterated > 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Closure:
+@dataclass(frozen=True, eq=False, repr=False)
+class Closure(TableResult):
     """Where one step of the reduced dynamics closes, by layer; and what first order at fixed masks leaves out.
 
     ``second_order`` and ``mask_flips`` are norms of parts of the outputs' true change, as fractions of it.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("closes", "second_order", "mask_flips")
+    rows_from: ClassVar[str] = "layers"
+    plotted: ClassVar[tuple[str, ...]] = ("local", "transported", "iterated")
 
     layers: list[LayerClosure]
     second_order: float

@@ -10,6 +10,7 @@ has no transports and closes.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,8 @@ from torch import Tensor
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite, check_lr
 from gramscope.base.errors import InputError
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
+from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
 from gramscope.hierarchy.fields import Fields
 
@@ -181,18 +183,31 @@ class ReducedState:
         return f"ReducedState of {len(self.field)} examples, {self.depth} hidden layers; {kept}"
 
 
-@dataclass(frozen=True, eq=False)
-class ReducedComparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class ReducedComparison(TableResult):
     """A reduced state and weight-space training side by side, at steps 0..S.
 
     Relative differences ``|ours - true| / |true|``: ``residual`` (S+1,), ``overlaps`` and ``correlators`` (S+1, L) for
     Q^1..Q^L and G^1..G^L.
     """
 
+    shown: ClassVar[tuple[str, ...]] = ("largest", "residual", "overlaps")
+    columns: ClassVar[tuple[str, ...]] = ("residual", "overlap", "correlator")
+
     residual: Float[Tensor, " steps"]
     overlaps: Float[Tensor, "steps L"]
     correlators: Float[Tensor, "steps L"]
     state: ReducedState
+
+    @property
+    def overlap(self) -> Float[Tensor, " steps"]:
+        """The largest difference of Q^1..Q^L at each step."""
+        return self.overlaps.amax(1)
+
+    @property
+    def correlator(self) -> Float[Tensor, " steps"]:
+        """The largest difference of G^1..G^L at each step."""
+        return self.correlators.amax(1)
 
     @property
     def largest(self) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_lr
+from gramscope.base.results import Result
 from gramscope.hierarchy.fields import squared_norms
 
 if TYPE_CHECKING:
     from gramscope.hierarchy.fields import Fields
 
 
-@dataclass(frozen=True, eq=False)
-class FieldChange:
+@dataclass(frozen=True, eq=False, repr=False)
+class FieldChange(Result):
     """Changes of all fields in one step: lists over layers 0..L, and the outputs."""
 
     activations: list[Tensor]
@@ -83,13 +84,15 @@ def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPredictio
     )
 
 
-@dataclass(frozen=True, eq=False)
-class StepComparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepComparison(Result):
     """One step, predicted and taken: ``measured = predicted + second_order + by_flips``, exactly, field by field.
 
     ``held`` is the same finite step with every mask held; what it adds to the prediction is of second order in the
     learning rate, and what the true step adds to it is the work of neurons that crossed zero.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("errors", "flips", "neurons")
 
     predicted: StepPrediction
     held: FieldChange

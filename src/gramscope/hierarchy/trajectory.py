@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,8 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.charts import line_chart
 from gramscope.base.checks import check_count, check_lr
 from gramscope.base.errors import InputError
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
 from gramscope.hierarchy.fields import Fields
@@ -46,7 +47,7 @@ class Trajectory(TableResult):
     def __repr__(self) -> str:
         return str(self)
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """The drift of outputs and of each layer's fields over the steps; a figure."""
         fields = {f"layer {place}": self.field_drift[:, place] for place in range(self.field_drift.shape[1])}
         steps = range(len(self.drift))
@@ -76,9 +77,10 @@ def predict_trajectory(
         masks: "follow" reads them from the integrated ``h``; "held" keeps those of the start.
 
     One layer deep the equations are exact, flips included. In deeper networks they may diverge where training does
-    not: the neglected terms add up in ``g``, and where the top layer dies the true conjugates of the layers below are
-    zero while those of the equations keep what has added up, and go on pushing. The trajectory then ends there and says
-    so. (arXiv:2606.09744, sections 4 to 6; the paper keeps masks held.)
+    not, because the neglected terms add up in ``g``. Where the top layer dies, the true conjugates of the layers below
+    are zero, but those of the equations keep what has added up. The trajectory then ends there and says so.
+
+    Reference: arXiv:2606.09744, sections 4 to 6; the paper keeps masks held.
     """
     check_lr(lr)
     check_count(steps, "steps")

@@ -12,11 +12,11 @@ from gramscope.capture import LookupSite, OuterSite, RowSite, Site
 from gramscope.kernels.contractions import (
     HadamardPiece,
     HalfPiece,
+    LookupPiece,
     Piece,
     Positions,
     PositionTracePiece,
     RowPiece,
-    SameId,
     Shape,
     TiedPiece,
     cheapest,
@@ -25,8 +25,6 @@ from gramscope.kernels.contractions import (
 )
 
 Sites = Mapping[str, Sequence[Site]]
-# Bytes of signals and inputs that are turned into gradient rows at once.
-CACHED = {"cpu": 2**23, "cuda": 2**31}
 # Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
 # and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
 # half; a GPU wants few and large products.
@@ -38,8 +36,8 @@ MIRRORED = {"cpu": 96, "cuda": 128}
 class Accumulator:
     """Adds the kernels of sites to ``targets``: one for each parameter, or one under "" for all if ``fuse``.
 
-    Targets are (n, m) for a trace, (n, c, m, d) otherwise; of a symmetric one only the upper half is added. ``chunk``
-    bytes of gradient rows are held at once. ``split`` takes products of rows on the tensor cores.
+    Targets are (n, m) for a trace, (n, c, m, d) otherwise; of a symmetric one the upper half is added, and mirrored at
+    the end. ``chunk`` bytes of gradient rows are held at once. ``split`` takes products of rows on the tensor cores.
     """
 
     def __init__(
@@ -65,9 +63,11 @@ class Accumulator:
                     self._add_strips(piece, target)
 
     def finish(self) -> None:
-        """Put tiles that were copies in their places."""
+        """Fill in the lower half of symmetric kernels, and put tiles that were copies in their places."""
         for name, target in self.targets.items():
             matrix = self._matrices[name]
+            if self.symmetric:
+                mirror(matrix)
             if matrix.data_ptr() != target.data_ptr():
                 target.add_(matrix.view(target.shape))
 
@@ -79,6 +79,8 @@ class Accumulator:
             smallest = largest  # tensor cores want large products
         rows_at_once = min(largest, max(smallest, len(target) // (8 if target.is_cuda else 4)))
         size = piece.strip or max(1, rows_at_once * n // len(target))
+        if isinstance(piece, PositionTracePiece):
+            size = min(size, max(1, self.chunk // max(1, piece.bytes_each)))
         finest = size if piece.strip else min(size, max(1, leaf // c, size // finer))
         for rows, cols in rectangles(n, m, size, finest, self.symmetric):
             piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
@@ -106,12 +108,7 @@ class Accumulator:
         elif isinstance(left, LookupSite) and isinstance(right, LookupSite):
             signals = left.signals.to(self.dtype)
             others = signals if right is left else right.signals.to(self.dtype)
-            inner = SameId(left.ids, right.ids, self.dtype)
-            yield (
-                PositionTracePiece(inner, signals, others)
-                if self.trace
-                else HalfPiece(inner, signals, others, self.chunk)
-            )
+            yield LookupPiece(left.ids, right.ids, signals, others, self.trace)
         else:
             rows = left.rows().to(self.dtype)
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace, self.split)
@@ -155,28 +152,8 @@ class Accumulator:
             yield slice(start, min(site.fan_out, start + step))
 
     def _channel_rows(self, site: OuterSite, channels: slice, side: int) -> Float[Tensor, "n k p"]:
-        """``Σ_T s ⊗ v`` for some output channels, a few examples at a time so that their copies stay in the cache."""
-        k, T, g = site.directions, site.positions, site.groups
-        width = channels.stop - channels.start
-        rows = self._scratch(side, site.signals, (site.examples, k, g * width * site.fan_in))
-        each = T * g * (k * width + site.fan_in) * self.dtype.itemsize
-        few = max(1, min(site.examples, CACHED.get(rows.device.type, CACHED["cuda"]) // max(1, each)))
-        for start in range(0, site.examples, few):
-            part = slice(start, min(site.examples, start + few))
-            inputs = site.inputs_of(part).to(self.dtype).transpose(1, 2)  # (n, g, T, i)
-            batch = (part.stop - part.start) * g
-            inputs = inputs.reshape(batch, T, -1)
-            signals = site.signals[part, ..., channels].to(self.dtype)  # (n, k, T, g, o)
-            if signals.stride(2) == 1:  # images
-                signals = signals.permute(0, 3, 1, 4, 2).reshape(batch, k * width, T)
-            else:
-                signals = signals.permute(0, 3, 2, 1, 4).reshape(batch, T, k * width).mT
-            if g == 1:
-                torch.bmm(signals, inputs, out=rows[part].view(batch, k * width, -1))
-                continue
-            product = torch.bmm(signals, inputs).unflatten(0, (-1, g)).unflatten(2, (k, width))
-            rows[part] = product.transpose(1, 2).flatten(2)
-        return rows
+        entries = site.groups * (channels.stop - channels.start) * site.fan_in
+        return site.channel_rows(channels, self._scratch(side, site.signals, (site.examples, site.directions, entries)))
 
     def _scratch(self, side: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Memory that is used again by the next rows: fresh memory costs the CPU more than the copy into it."""

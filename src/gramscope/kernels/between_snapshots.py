@@ -59,8 +59,9 @@ def snapshot_kernel(
     kernels = {name: torch.zeros(shape, dtype=dtype, device=device) for name in (a.parameters if by_site else [""])}
     with torch.no_grad(), exact_arithmetic():
         chunk = CHUNK.get(device.type, CHUNK["cuda"])
-        accumulator = Accumulator(kernels, trace, chunk, symmetric=False, fuse=not by_site)
-        accumulator.add(a.by_parameter(), b.by_parameter())
+        left = a.by_parameter()
+        accumulator = Accumulator(kernels, trace, chunk, symmetric=b is a, fuse=not by_site)
+        accumulator.add(left, left if b is a else b.by_parameter())
         accumulator.finish()
     return kernels if by_site else kernels[""]
 

@@ -37,8 +37,8 @@ SUMMED = 2**26
 HELD = {"cpu": 2**25, "cuda": 2**31}
 STRIP_EXAMPLES = 16  # of a piece that loops over examples
 # Positions below which the products of ``half``, which sum over T terms each, take longer than their count: they move
-# more than they compute. Measured on transformers of 16 to 200 positions on a CPU.
-FEW_POSITIONS = {"cpu": 64, "cuda": 16}
+# more than they compute. Measured on transformers of 10 to 65 positions on a CPU.
+FEW_POSITIONS = {"cpu": 12, "cuda": 16}
 
 Method = Literal["rows", "positions", "half"]
 
@@ -165,6 +165,32 @@ class HadamardPiece:
         out.unflatten(0, (-1, c)).addcmul_(inner[:, None], tile.unflatten(0, (-1, c)))
 
 
+class HalfPiece:
+    """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``: Q meets the signals of the columns first, row after row."""
+
+    strip = 1
+
+    def __init__(
+        self, inner: "Positions", left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"], chunk: int = 2**31
+    ) -> None:
+        self.inner = inner
+        self.left = left.mT.contiguous()  # (n, k, o, T)
+        self.right = self.left if right is left else right.mT.contiguous()
+        each = self.right[0, ..., 0].numel() * left.shape[2] * left.element_size()
+        self.columns = max(1, min(chunk, HELD.get(left.device.type, HELD["cpu"])) // max(1, each))
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        k, j = self.left.shape[1], self.right.shape[1]
+        for place, row in enumerate(range(*rows)):
+            mine = self.left[row].flatten(1)  # (k, o·T)
+            for low, high in strips(cols[1] - cols[0], self.columns):
+                some = cols[0] + low, cols[0] + high
+                gram = self.inner.block((row, row + 1), some).unflatten(0, (high - low, -1))  # (m, S, T)
+                carried = torch.bmm(self.right[slice(*some)].flatten(1, 2), gram)  # (m, j·o, T)
+                target = out[place * k : (place + 1) * k, low * j : high * j]
+                add_product(target, mine, carried.view((high - low) * j, -1))
+
+
 class Positions:
     """Which positions of two examples see alike inputs: the Gram matrix of site inputs, block by block."""
 
@@ -178,52 +204,45 @@ class Positions:
         return gram.add_(self.offset) if self.offset else gram
 
 
-class SameId:
-    """The same for an embedding: one where both positions looked up the same row."""
+class LookupPiece:
+    """``K_{μc,νd} = Σ_pq [id_μp = id_νq] s_{μcp} · s_{νdq}``: a table of which rows were looked up.
 
-    def __init__(self, left: Int[Tensor, "n T"], right: Int[Tensor, "m S"], dtype: torch.dtype) -> None:
-        self.left, self.right, self.dtype = left, right, dtype
+    Signals of a row's example are added up by id, and read at the ids of the columns.
+    """
 
-    def block(self, rows: Range, cols: Range) -> Float[Tensor, "mS nT"]:
-        right, left = self.right[cols[0] : cols[1]].flatten(), self.left[rows[0] : rows[1]].flatten()
-        return (right[:, None] == left[None, :]).to(self.dtype)
-
-
-class HalfPiece:
-    """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``: Q meets one side's signals first."""
+    strip = 1
 
     def __init__(
-        self,
-        inner: Positions | SameId,
-        left: Float[Tensor, "n k T o"],
-        right: Float[Tensor, "m j S o"],
-        chunk: int = 2**31,
-    ) -> None:
-        self.inner = inner
-        self.left = left.contiguous()
-        self.right = self.left if right is left else right.contiguous()
-        # Carried signals of one example, (k, m, S·o), are held for as many examples as fit.
-        carried = self.left.shape[1] * self.right[:, 0].numel() * left.element_size()
-        held = min(chunk, HELD.get(left.device.type, HELD["cpu"]))
-        self.strip = max(1, min(len(left), held // max(1, carried)))
+        self, ids: Int[Tensor, "n T"], others: Int[Tensor, "m S"], left: Float[Tensor, "n k T o"],
+        right: Float[Tensor, "m j S o"], trace: bool,
+    ) -> None:  # fmt: skip
+        self.ids, self.others = ids, others
+        self.left = (_outputs_inside(left)[:, None] if trace else left).contiguous()
+        self.right = self.left if right is left else (_outputs_inside(right)[:, None] if trace else right).contiguous()
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        k, T, o = self.left.shape[1:]
-        m, S = cols[1] - cols[0], self.right.shape[2]
-        gram = self.inner.block(rows, cols)  # (m·S, rows·T)
-        carried = self.left.new_empty(rows[1] - rows[0], k, m * S, o)
+        (k, T, o), ids, right = self.left.shape[1:], self.others[slice(*cols)], self.right[slice(*cols)]
+        m, j, S = right.shape[:3]
         for place, row in enumerate(range(*rows)):
-            mine = gram[:, place * T : (place + 1) * T].expand(k, -1, -1)
-            torch.bmm(mine, self.left[row], out=carried[place])
-        right = self.right[cols[0] : cols[1]]  # (m, k, S, o)
-        if S * o > LONGEST and carried.is_cuda:  # position by position: sums of bounded length, enough to fill a GPU
-            by_place = carried.view(-1, m * S, o).transpose(0, 1)  # (m·S, rows·k, o)
-            theirs = right.transpose(1, 2).flatten(0, 1)  # (m·S, k, o)
-            share = torch.bmm(by_place, theirs.mT).unflatten(0, (m, S)).sum(1)
-        else:
-            by_column = carried.view(-1, m, S * o).transpose(0, 1)  # (m, rows·k, S·o)
-            share = torch.bmm(by_column, right.flatten(2).mT)  # (m, rows·k, k)
-        out.unflatten(1, (m, right.shape[1])).add_(share.transpose(0, 1))
+            own = self.ids[row]
+            by_id = self.left.new_zeros(k, T + 1, o).index_add_(1, _first_place(own, own), self.left[row])
+            found = by_id.index_select(1, _first_place(own, ids.flatten())).view(k, m, S, o)
+            if S * o > LONGEST and found.is_cuda:  # position by position: sums of bounded length, enough to fill a GPU
+                share = torch.einsum("kmSo,mjSo->mSkj", found, right).sum(1)
+            else:
+                share = torch.bmm(found.flatten(2).transpose(0, 1), right.flatten(2).mT)  # (m, k, j)
+            out[place * k : (place + 1) * k].unflatten(1, (m, j)).add_(share.transpose(0, 1))
+
+
+def _first_place(own: Int[Tensor, " T"], ids: Int[Tensor, " q"]) -> Int[Tensor, " q"]:
+    """Where each id first stands in ``own``; T where it does not."""
+    same = ids[:, None] == own
+    return torch.where(same.any(1), same.to(torch.uint8).argmax(1), len(own))
+
+
+def _outputs_inside(signals: Float[Tensor, "n k T o"]) -> Float[Tensor, "n T ko"]:
+    """A trace sums over outputs as over channels."""
+    return signals.transpose(1, 2).flatten(2)
 
 
 class PositionTracePiece:
@@ -231,12 +250,12 @@ class PositionTracePiece:
 
     strip = 0
 
-    def __init__(
-        self, inner: Positions | SameId, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"]
-    ) -> None:
+    def __init__(self, inner: Positions, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"]) -> None:
         self.inner = inner
-        self.left = left.transpose(1, 2).flatten(2).contiguous()  # (n, T, k·o)
-        self.right = self.left if right is left else right.transpose(1, 2).flatten(2).contiguous()
+        self.left = _outputs_inside(left).contiguous()
+        self.right = self.left if right is left else _outputs_inside(right).contiguous()
+        # Bytes of an example of the rows: which positions are alike, by signals and by inputs, and with all columns.
+        self.bytes_each = 2 * self.left.shape[1] * self.right[..., 0].numel() * self.left.element_size()
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         left = self.left[rows[0] : rows[1]].flatten(0, 1)

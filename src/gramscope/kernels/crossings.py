@@ -6,7 +6,7 @@ of n units about n·n^(-1/2), each with a share 1/n of the kernel, so O(n^(-1/2)
 Comparing with the same step on the old sides separates the two exactly.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
@@ -18,20 +18,22 @@ from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.memory_budget import Memory
-from gramscope.base.results import Result
+from gramscope.base.nested import ModelInput
+from gramscope.base.pyplot import Axes, Figure
+from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
-from gramscope.kernels.dntk import ReadingOptions, Residual, read_step
-from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
 from gramscope.kernels.graph import Graph, second_derivative
+from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.kernels.kinks import Sides
-from gramscope.kernels.written_out import WrittenOut
+from gramscope.kernels.twice_differentiable import TwiceDifferentiable
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 
-@dataclass(frozen=True)
-class SiteCrossings:
+@dataclass(frozen=True, repr=False)
+class SiteCrossings(Result):
     """The kinks of one operation: how many there are, how many a step crossed upwards, downwards, or was to cross.
 
     ``expected`` counts the kinks that the first-order displacement of their preactivations crosses (None for maxima,
@@ -51,14 +53,17 @@ class SiteCrossings:
 
 
 @dataclass(frozen=True, repr=False)
-class KinkCrossings:
+class KinkCrossings(TableResult):
     """Crossings of one step, operation by operation in the order in which the network runs them.
 
-    ``unseen`` names operations that may have kinks or jumps which are not followed.
+    ``nonsmooth_ops`` names operations that may have kinks or jumps which are not followed.
     """
 
+    rows_from: ClassVar[str] = "sites"
+    plotted: ClassVar[tuple[str, ...]] = ("kinks", "crossed")
+
     sites: tuple[SiteCrossings, ...]
-    unseen: tuple[str, ...]
+    nonsmooth_ops: tuple[str, ...]
 
     @property
     def kinks(self) -> int:
@@ -75,19 +80,13 @@ class KinkCrossings:
     def __repr__(self) -> str:
         return f"KinkCrossings({self.crossed} of {self.kinks} kinks crossed, {len(self.sites)} operations)"
 
-    def to_dataframe(self) -> "DataFrame":
-        """One row for each operation."""
-        from pandas import DataFrame
-
-        return DataFrame([asdict(site) for site in self.sites])
-
     def __str__(self) -> str:
         lines = [f"{self.crossed} of {self.kinks} kinks crossed ({100 * self.fraction:.3g} %)"]
         for site in self.sites:
             predicted = "" if site.expected is None else f", {site.expected} predicted"
             lines.append(f"  {site.name}: {site.crossed} of {site.kinks} (up {site.up}, down {site.down}{predicted})")
-        if self.unseen:
-            lines.append(f"  not followed: {', '.join(self.unseen)}")
+        if self.nonsmooth_ops:
+            lines.append(f"  not followed: {', '.join(self.nonsmooth_ops)}")
         return "\n".join(lines)
 
 
@@ -147,7 +146,7 @@ class NTKStep(Result):
             )
         )
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """The change of each entry of the kernel, predicted by the dNTK and measured; a figure."""
         return agreement_chart(self.predicted, self.measured, f"Change of the kernel, lr {self.lr:g}", axes=axes)
 
@@ -155,21 +154,22 @@ class NTKStep(Result):
 @outside_inference_mode
 def kink_crossings(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     residual: Residual,
     lr: float,
     *,
-    probe: Any = None,
+    probe: ModelInput = None,
     metric: Rates = None,
-    **reading: Unpack[ReadingOptions],
+    **reading: Unpack[ExpansionOptions],
 ) -> KinkCrossings:
     """How many kinks a gradient step crosses: signs of preactivations before and after ``θ ← θ - lr λ Jᵀ ε``.
 
-    Followed are ReLU and its kin (leaky, parametric, 6, SELU, ELU with alpha, hard tanh, sigmoid and swish, soft
-    shrinkage), clamps, absolute values, maxima and minima of two tensors, over axes (``max``, ``amax``) and in pools,
-    as operations, modules or inside recurrent networks. ``unseen`` names what is not followed: comparisons, sorting,
-    rounding, norms of order 1. A kink made of smooth operations (``sqrt(z * z)``) is invisible. Arguments are those of
-    ``dntk_velocity``.
+    These kinks are followed, as operations, modules or inside recurrent networks: ReLU and its variants (leaky,
+    parametric, 6, SELU, ELU with alpha, hard tanh, hard sigmoid and swish, soft shrinkage); clamps and absolute values;
+    maxima and minima of two tensors, over axes (``max``, ``amax``) and in pools.
+
+    ``nonsmooth_ops`` names what is not followed: comparisons, sorting, rounding, norms of order 1. A kink made
+    of smooth operations (``sqrt(z * z)``) is invisible. Arguments are those of ``dntk_velocity``.
 
     Reference: PDLT (arXiv:2106.10165) section 11.3 treats σ'' = 0; see the page on the dNTK for what that leaves out.
 
@@ -183,21 +183,21 @@ def kink_crossings(
           relu: 1 of 1 (up 0, down 1, 1 predicted)
     """
     check_lr(lr)
-    watched, _, direction, _ = read_step(model, x, residual, probe, metric, Reading.of(reading))
+    watched, _, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
 
 @outside_inference_mode
 def ntk_step(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     residual: Residual,
     lr: float,
     *,
-    probe: Any = None,
+    probe: ModelInput = None,
     metric: Rates = None,
     memory: Memory = None,
-    **reading: Unpack[ReadingOptions],
+    **reading: Unpack[ExpansionOptions],
 ) -> NTKStep:
     """One step's change of the tangent kernel as the dNTK predicts it, as it is, and the part that kinks make.
 
@@ -218,12 +218,13 @@ def ntk_step(
         (True, 0)
     """
     check_lr(lr)
-    options = Reading.of(reading)
+    options = ExpansionSettings.of(reading)
     watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
-    velocity = dense_velocity(graph, graph.tangent(direction), rates, memory)
+    tangent = graph.tangent(direction)
+    velocity = dense_velocity(graph, tangent, rates, memory)
     linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
-    curvature = 0.5 * second_derivative(watched, graph, direction, direction)
-    real = watched.with_reading(kink="autograd", bandwidth=None)
+    curvature = 0.5 * second_derivative(graph, direction, tangent=tangent)
+    real = watched.with_settings(kink="autograd", bandwidth=None)
     before = dense_kernel(Graph(real), rates, memory)
     after = real.at(-lr * direction)
     kernel_after = dense_kernel(Graph(after), rates, memory)
@@ -248,7 +249,7 @@ def ntk_step(
 
 
 def _plain_outputs(expansion: Expansion) -> Float[Tensor, "n C"]:
-    with expansion.surroundings():
+    with expansion.context():
         return expansion.run(expansion.point).detach()
 
 
@@ -270,20 +271,20 @@ def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p
         if binary and predicted is not None:
             expected = int((predicted[index] != a.place).sum())
         sites.append(SiteCrossings(a.name, a.place.numel(), int(changed.sum()), up, down, expected))
-    return KinkCrossings(_numbered(sites), tuple(dict.fromkeys(old.unseen)))
+    return KinkCrossings(_numbered(sites), tuple(dict.fromkeys(old.nonsmooth_ops)))
 
 
 def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[Tensor] | None:
     """Sides after the first-order displacement ``z - lr ż``; None where forward mode is not to be had."""
 
     def heights(*parameters: Tensor) -> tuple[Tensor, ...]:
-        with WrittenOut(), Sides() as watched:
+        with TwiceDifferentiable(), Sides() as watched:
             at.call(parameters)
         return tuple(watched.heights)
 
     tangents = tuple(part[0] for part in at.function.split(direction[:, None]))
     try:
-        with at.surroundings():
+        with at.context():
             both: Any = torch.func.jvp(heights, at.point, tangents)
     except (RuntimeError, NotImplementedError, UnsupportedError):
         return None

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
@@ -60,7 +61,7 @@ class _WeightedRows:
         self.sites = self._within(lambda: WeightSites(BackwardGraph(outputs, parameters), lambda names: None))
 
     def _within(self, work: Callable[[], R]) -> R:
-        with self.expansion.surroundings():
+        with self.expansion.context(forward=False):
             return self.expansion.function.at(self.leaves, work)
 
     def bytes_per_output(self) -> int:
@@ -103,7 +104,7 @@ def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float
         for columns in blocks:
             theirs = mine if right is left and columns == rows else right.of_outputs(*columns)
             tile = result[:, slice(*rows), :, slice(*columns)]
-            with torch.no_grad(), expansion.surroundings():
+            with torch.no_grad(), exact_arithmetic(expansion.function.tf32):
                 accumulator = Accumulator({"": tile}, False, room // 8, symmetric=False, fuse=True)
                 for name in (name for name in mine if theirs.get(name) and mine[name]):
                     one = left.weighted(name, mine[name])

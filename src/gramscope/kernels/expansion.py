@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from gramscope.base.axes import Axes
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
+from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
-from gramscope.kernels.written_out import WrittenOut
+from gramscope.kernels.twice_differentiable import TwiceDifferentiable
 
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
@@ -50,8 +51,23 @@ def load_forward_mode() -> None:
         torch.func.jvp(torch.clone, (torch.zeros(1, device="cpu"),), (torch.zeros(1, device="cpu"),))
 
 
+class ExpansionOptions(TypedDict, total=False):
+    """How the network is read; the same for all that differentiates twice.
+
+    ``outputs``: columns of the flattened output, or a function of (model, x). ``frozen``: count frozen parameters too.
+    ``precision``: "float64" runs a float64 copy. ``kink``: what σ'' of a ReLU means, "autograd" (zero) or
+    "distributional" (a delta function, smoothed over ``bandwidth``).
+    """
+
+    outputs: Outputs
+    frozen: bool
+    precision: Precision
+    kink: Kink
+    bandwidth: float | None
+
+
 @dataclass(frozen=True)
-class Reading:
+class ExpansionSettings:
     """How a network is read: which outputs, which parameters, in what precision, and what σ'' of a kink means."""
 
     outputs: Outputs = None
@@ -61,7 +77,7 @@ class Reading:
     bandwidth: float | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Reading":
+    def of(cls, options: ExpansionOptions) -> "ExpansionSettings":
         """A reading from keyword arguments of the caller, whose own name for them the user knows."""
         known = [field.name for field in fields(cls)]
         unknown = [name for name in options if name not in known]
@@ -86,13 +102,13 @@ class Reading:
 class Expansion:
     """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it."""
 
-    def __init__(self, model: nn.Module, x: Any, reading: Reading) -> None:
+    def __init__(self, model: nn.Module, x: ModelInput, reading: ExpansionSettings) -> None:
         load_forward_mode()
         self.function = ModelFunction(model, x, reading.outputs, reading.frozen, reading.precision)
         self.examples, self.parameters = self.function.examples, self.function.parameters
         self.reading = reading
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
-        with self.surroundings():
+        with self.context():
             self.f: Tensor = self.run(self.point).detach()
         for name, parameter in self.parameters.items():
             check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
@@ -109,14 +125,14 @@ class Expansion:
     def run(self, parameters: Parameters) -> Tensor:
         """The outputs (n, C) at other parameters, everything else as it was."""
         if self.reading.bandwidth is not None:
-            with WrittenOut(), Smoothed(self.reading.bandwidth):
+            with TwiceDifferentiable(), Smoothed(self.reading.bandwidth):
                 return self.call(parameters)
         if self.sides_at is None:
-            with WrittenOut():
+            with TwiceDifferentiable():
                 return self.call(parameters)
-        with WrittenOut(), Sides() as watched:
+        with TwiceDifferentiable(), Sides() as watched:
             self.call(self.sides_at)
-        with WrittenOut(), FixedSides(watched.sides):
+        with TwiceDifferentiable(), FixedSides(watched.sides):
             return self.call(parameters)
 
     def call(self, parameters: Parameters) -> Tensor:
@@ -124,9 +140,9 @@ class Expansion:
         return self.function.at(parameters, self.function.evaluate)
 
     @contextmanager
-    def surroundings(self) -> Iterator[None]:
+    def context(self, forward: bool = True) -> Iterator[None]:
         """The model as it was when this was made; an operation that cannot be differentiated is named."""
-        with self.function.context(), naming_operations():
+        with self.function.context(forward), naming_operations():
             yield
 
     def at(self, vector: Float[Tensor, " p"], keep_sides: bool = False) -> "Expansion":
@@ -136,7 +152,7 @@ class Expansion:
         moved = zip(self.parameters.items(), self.function.split(vector[:, None]), strict=True)
         other.parameters = {name: p + part[0] for (name, p), part in moved}
         other.sides_at = self.point if keep_sides else None
-        with other.surroundings():
+        with other.context():
             other.f = other.run(other.point).detach()
         check_finite(other.f, "the output after the step", "The step is too large for this network: lower lr.")
         return other
@@ -158,12 +174,12 @@ class Expansion:
 
     def sides(self) -> Sides:
         """The side of every kink here."""
-        with self.surroundings(), WrittenOut(), Sides() as watched:
+        with self.context(), TwiceDifferentiable(), Sides() as watched:
             self.call(self.fresh_leaves())  # with gradients, which tell what depends on parameters
         watched.heights.clear()
         return watched
 
-    def with_reading(self, **changes: Any) -> "Expansion":
+    def with_settings(self, **changes: Unpack[ExpansionOptions]) -> "Expansion":
         other = object.__new__(Expansion)
         other.__dict__.update(self.__dict__)
         other.reading = replace(self.reading, **changes)
@@ -212,7 +228,10 @@ def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tenso
 
 
 def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The diagonal of each parameter: one number, or a tensor that expands to the parameter's shape."""
+    """The diagonal of each parameter: one number, or a tensor that expands to the parameter's shape.
+
+    ``metric`` is whatever a user gave as one: it is checked here.
+    """
     if callable(metric):
         with streams_put_back():
             metric = {name: metric(name, p) for name, p in parameters.items()}

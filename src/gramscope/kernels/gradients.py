@@ -1,23 +1,22 @@
 """Gram matrices of the examples' loss gradients: which examples pull the same way."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.capture import capture
 from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
 from gramscope.kernels.accumulate import summed_rows
+from gramscope.kernels.between_snapshots import snapshot_kernel
 from gramscope.kernels.expansion import Rates, metric_by_name
-from gramscope.kernels.ntk import traced_by_site
 
 
 def gradient_gram(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     residual: Float[Tensor, "n C"],
     *,
     metric: Rates = None,
@@ -43,12 +42,12 @@ def gradient_gram(
     taken = capture(model, x, outputs=outputs, directions=residual.detach()[None], frozen=frozen, precision=precision)
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
         if metric is None:
-            return traced_by_site(taken)
+            return snapshot_kernel(taken, reduce="trace", by_site=True)
         named = named_parameters(unwrap(model))
         weights = metric_by_name(metric, {name: named[name] for name in taken.parameters})
         found: dict[str, Tensor] = {}
         any_numbers = any(weight.dim() == 0 for weight in weights.values())
-        plain = traced_by_site(taken) if any_numbers else {}
+        plain = snapshot_kernel(taken, reduce="trace", by_site=True) if any_numbers else {}
         for name, sites in taken.by_parameter().items():
             weight = weights[name]
             if weight.dim() > 0 and sites:

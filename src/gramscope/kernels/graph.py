@@ -37,7 +37,7 @@ class Graph:
     def __init__(self, expansion: Expansion) -> None:
         self.expansion = expansion
         self.leaves = expansion.fresh_leaves()
-        with expansion.surroundings():
+        with expansion.context():
             self.f: Tensor = expansion.run(self.leaves)
             check_differentiable(self.f)
             if not self.f.requires_grad:
@@ -48,10 +48,12 @@ class Graph:
         self.linear_map = LinearMap([self.f], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-        return _vjp(self.expansion, self.linear_map, vectors)
+        with self.expansion.context(forward=False):
+            return self.expansion.function.vjp(self.linear_map, vectors)
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        return _jvp(self.expansion, self.linear_map, vectors)
+        with self.expansion.context(forward=False):
+            return self.expansion.function.jvp(self.linear_map, vectors)
 
     def directions(self, rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p u"]:
         """``λ Jᵀ``: the step that each output alone would make."""
@@ -62,28 +64,33 @@ class Graph:
         return Tangent(self, direction)
 
 
-class Tangent:
-    """``J̇ = D_v J`` for one direction v: products with it and its transpose, and ``J v`` itself."""
+class Tangent(Graph):
+    """``J̇ = D_v J`` for one direction v: products with it and its transpose, and ``g = J v`` itself.
+
+    The tangent of a tangent is ``D_u D_v J``: third derivatives of the outputs.
+    """
 
     def __init__(self, graph: Graph, direction: Float[Tensor, " p"]) -> None:
         self.expansion = expansion = graph.expansion
         self.leaves, self.f = graph.leaves, graph.f.detach()
-        with expansion.surroundings():
+        self.g: Tensor
+        with expansion.context(forward=False):
             tangents = [part[0] for part in expansion.function.split(direction[:, None])]
             (self.g,) = expansion.function.at(self.leaves, lambda: graph.linear_map.along(tangents))
-        self.linear_map = LinearMap([self.g], self.leaves)
+        self.linear_map: LinearMap = LinearMap([self.g], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``J̇ᵀ w`` for each column w."""
-        found = _vjp(self.expansion, self.linear_map, vectors)
-        check_finite(found, "second derivatives of the outputs", INFINITE)
-        return found
+        return _finite(super().vjp(vectors))
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J̇ a``, the mixed second derivative along v and a, for each column a."""
-        found = _jvp(self.expansion, self.linear_map, vectors)
-        check_finite(found, "second derivatives of the outputs", INFINITE)
-        return found
+        return _finite(super().jvp(vectors))
+
+
+def _finite(found: Tensor) -> Tensor:
+    check_finite(found, "second derivatives of the outputs", INFINITE)
+    return found
 
 
 def weighted(vectors: Float[Tensor, "p k"], rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p k"]:
@@ -91,67 +98,53 @@ def weighted(vectors: Float[Tensor, "p k"], rates: Float[Tensor, " p"] | None) -
     return vectors if rates is None else rates[:, None] * vectors
 
 
-def _vjp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-    count = vectors.shape[1]
-    if count == 0:
-        return vectors.new_zeros(expansion.cols.size, 0)
-    with expansion.surroundings():
-        cotangents = vectors.T.reshape(count, *expansion.rows.shape)
-        found = expansion.function.at(linear_map.inputs, lambda: linear_map.vjp([cotangents]))
-    return expansion.function.join(found, count).to(expansion.dtype)
-
-
-def _jvp(expansion: Expansion, linear_map: LinearMap, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-    count = vectors.shape[1]
-    if count == 0:
-        return vectors.new_zeros(expansion.rows.size, 0)
-    with expansion.surroundings():
-        (found,) = expansion.function.at(
-            linear_map.inputs, lambda: linear_map.jvp(expansion.function.split(vectors), count)
-        )
-    return found.reshape(count, -1).T.to(expansion.dtype)
+def checked_tangent(graph: Graph, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:
+    """The tangent along a direction; with ``check`` its second derivative along the same direction has a witness."""
+    tangent = graph.tangent(direction)
+    if check:
+        second_derivative(graph, direction, tangent=tangent)
+    return tangent
 
 
 def second_derivative(
-    expansion: Expansion, graph: Graph, first: Float[Tensor, " p"], second: Float[Tensor, " p"], check: bool = True
+    graph: Graph, direction: Float[Tensor, " p"], check: bool = True, tangent: Tangent | None = None
 ) -> Float[Tensor, "n C"]:
-    """``∂²f(θ + s·first + t·second)/∂s∂t`` by forward mode applied twice, with backward mode as its witness.
+    """``d²f(θ + s·direction)/ds²`` by forward mode applied twice, with backward mode as its witness.
 
     Torch's formulas for higher derivatives are not all right (see ``written_out``), and they do not err alike in both
     modes. Where they disagree there is no telling which is right, so the answer is refused. Custom functions that have
     no forward derivative go through the graph, with a difference of gradients as the witness.
     """
-    answer = twice_forward(expansion, first, second)
+    expansion = graph.expansion
+    answer = twice_forward(expansion, direction)
     if answer is not None:
         check_finite(answer, "second derivatives of the outputs", INFINITE)
         if check:
-            _check_agreement(answer, graph.tangent(first), second)
+            _check_agreement(answer, tangent or graph.tangent(direction), direction)
         return answer
-    answer = graph.tangent(first).jvp(second[:, None]).reshape(expansion.rows.shape)
+    answer = (tangent or graph.tangent(direction)).jvp(direction[:, None]).reshape(expansion.rows.shape)
     if check:
-        _check_by_difference(answer, expansion, first, second)
+        _check_by_difference(answer, expansion, direction)
     return answer
 
 
-def twice_forward(
-    expansion: Expansion, first: Float[Tensor, " p"], second: Float[Tensor, " p"]
-) -> Float[Tensor, "n C"] | None:
-    u, v = (tuple(part[0] for part in expansion.function.split(w[:, None])) for w in (first, second))
+def twice_forward(expansion: Expansion, direction: Float[Tensor, " p"]) -> Float[Tensor, "n C"] | None:
+    tangents = tuple(part[0] for part in expansion.function.split(direction[:, None]))
 
     def slope(*parameters: Tensor) -> Tensor:
-        return torch.func.jvp(lambda *p: expansion.run(p), parameters, u)[1]
+        return torch.func.jvp(lambda *p: expansion.run(p), parameters, tangents)[1]
 
     try:
-        with expansion.surroundings():
-            return torch.func.jvp(slope, expansion.point, v)[1].to(expansion.dtype)
+        with expansion.context():
+            return torch.func.jvp(slope, expansion.point, tangents)[1].to(expansion.dtype)
     except (RuntimeError, NotImplementedError, UnsupportedError):
         return None
 
 
-def _check_agreement(answer: Tensor, tangent: Tangent, second: Float[Tensor, " p"]) -> None:
-    """Raise unless ``w·(J̇ a)`` by forward mode and ``(J̇ᵀ w)·a`` by backward mode are the same to rounding."""
+def _check_agreement(answer: Tensor, tangent: Tangent, direction: Float[Tensor, " p"]) -> None:
+    """Raise unless ``w·(J̇ v)`` by forward mode and ``(J̇ᵀ w)·v`` by backward mode are the same to rounding."""
     w = torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)
-    terms = tangent.vjp(w[:, None])[:, 0] * second
+    terms = tangent.vjp(w[:, None])[:, 0] * direction
     error = abs(float(terms.sum() - (w * answer.reshape(-1)).sum()))
     size = float(terms.abs().sum() + (w * answer.reshape(-1)).abs().sum())
     # Where second derivatives cancel, what is left is rounding of numbers of these sizes.
@@ -166,21 +159,19 @@ def _check_agreement(answer: Tensor, tangent: Tangent, second: Float[Tensor, " p
         )
 
 
-def _check_by_difference(
-    answer: Float[Tensor, "n C"], expansion: Expansion, first: Float[Tensor, " p"], second: Float[Tensor, " p"]
-) -> None:
-    """Raise unless ``w·(J̇ a)`` is the change of ``(Jᵀ w)·a`` along a short step: gradients need one derivative only.
+def _check_by_difference(answer: Float[Tensor, "n C"], expansion: Expansion, direction: Float[Tensor, " p"]) -> None:
+    """Raise unless ``w·(J̇ v)`` is the change of ``(Jᵀ w)·v`` along a short step: gradients need one derivative only.
 
     A custom function may save numbers that depend on its inputs as if they were constants: its first derivative is
     right, its second one is not.
     """
-    if not bool(first.any()) or not bool(second.any()):
+    if not bool(direction.any()):
         return
     w = torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)[:, None]
-    size = float(torch.cat([p.reshape(-1).to(first) for p in expansion.point]).norm()) or 1.0
-    short = DIFFERENCE[expansion.dtype] * size / float(first.norm()) * first
+    size = float(torch.cat([p.reshape(-1).to(direction) for p in expansion.point]).norm()) or 1.0
+    short = DIFFERENCE[expansion.dtype] * size / float(direction.norm()) * direction
     ahead, behind = (Graph(expansion.at(step, keep_sides=True)).vjp(w)[:, 0] for step in (short, -short))
-    terms = (ahead - behind) * second / (2 * float(short.norm() / first.norm()))
+    terms = (ahead - behind) * direction / (2 * float(short.norm() / direction.norm()))
     error = abs(float(terms.sum() - (w[:, 0] * answer.reshape(-1)).sum()))
     if error > DIFFERENCE_LIMIT[expansion.dtype] * float(terms.abs().sum()):
         raise UnsupportedError(

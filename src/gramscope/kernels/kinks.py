@@ -12,9 +12,8 @@ greatest entry is a choice of place instead. What σ'' of a ramp means is a choi
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +21,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.unrolled import UNROLLED
-from gramscope.kernels.unseen import Reach, decides, is_unseen
+from gramscope.kernels.nonsmooth_ops import Reach, decides, is_nonsmooth
 
-Rewrite = Callable[..., Any]
-REWRITES: dict[Any, Rewrite] = {}
-POOLS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
+Rewrite = TorchFunction  # of the ramps first, then as the operation itself
+REWRITES: dict[TorchFunction, Rewrite] = {}
+POOLS: dict[TorchFunction, Callable[..., tuple[Tensor, Tensor]]] = {
     F.max_pool1d: F.max_pool1d_with_indices,
     F.max_pool2d: F.max_pool2d_with_indices,
     F.max_pool3d: F.max_pool3d_with_indices,
@@ -39,6 +39,8 @@ POOLS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
     torch.max_pool3d: F.max_pool3d_with_indices,
 }
 POOLS |= {function: function for function in list(POOLS.values())}
+Bound = Tensor | int | float  # of a clamp
+Axis = int | Sequence[int]
 SELU = (1.0507009873554805, 1.6732632423543772)  # the scale and the alpha of its authors, as torch has them
 
 
@@ -50,7 +52,7 @@ class Side:
     place: Tensor
 
 
-def rewrites(*functions: Any) -> Callable[[Rewrite], Rewrite]:
+def rewrites(*functions: TorchFunction) -> Callable[[Rewrite], Rewrite]:
     def register(rewrite: Rewrite) -> Rewrite:
         for function in functions:
             REWRITES[function] = rewrite
@@ -64,7 +66,7 @@ class Ramps(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unseen: list[str] = []
+        self.nonsmooth_ops: list[str] = []
         self._operation = ""
         self._depends = False  # whether the operation at hand depends on the parameters
         self._reach = Reach()
@@ -76,14 +78,14 @@ class Ramps(TorchFunctionMode):
         """The place of the greatest (or least) entry along the last axis."""
         raise NotImplementedError
 
-    def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    def pool(self, func: TorchFunction, input: Tensor, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def meet_unseen(self, name: str) -> None:
+    def meet_nonsmooth(self, name: str) -> None:
         """An operation with kinks or jumps that are not followed."""
-        self.unseen.append(name)
+        self.nonsmooth_ops.append(name)
 
-    def replace(self, func: Any, rewrite: Rewrite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def replace(self, func: TorchFunction, rewrite: Rewrite, args: Args, kwargs: Kwargs) -> object:
         """The result of a known operation, written as ramps; an in-place one overwrites its argument all the same.
 
         NotImplemented where these arguments make it something that ramps do not describe.
@@ -96,8 +98,8 @@ class Ramps(TorchFunctionMode):
         return result if result is NotImplemented else args[0].copy_(result)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         self._depends = self._reach.has((args, kwargs))
         depends = self._depends
@@ -106,7 +108,7 @@ class Ramps(TorchFunctionMode):
             self._reach.follow(func, args, kwargs, result)
         return result
 
-    def _met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _met(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         name = getattr(func, "__name__", "")
         plain = name.removeprefix("__").removesuffix("__").strip("_")
         described = func in REWRITES and _is_float(args, kwargs)
@@ -121,15 +123,15 @@ class Ramps(TorchFunctionMode):
         if func in (torch.rnn_relu, torch.rnn_relu_cell):
             with self:
                 return UNROLLED[func](*args, **kwargs)
-        if self._depends and (described or is_unseen(func, args, kwargs, self._reach)):
-            self.meet_unseen(plain)
+        if self._depends and (described or is_nonsmooth(func, args, kwargs, self._reach)):
+            self.meet_nonsmooth(plain)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if self._depends and decides(func, args, kwargs, result):
-            self.meet_unseen(plain)
+            self.meet_nonsmooth(plain)
         return result
 
-    def _pooled(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _pooled(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         args, kwargs = _positional(args, kwargs)
         both = kwargs.pop("return_indices", False) or POOLS[func] is func
         values, places = self.pool(func, args[0], args[1:], kwargs)
@@ -149,7 +151,7 @@ class Sides(Ramps):
         self.heights.append(z)
         return z
 
-    def replace(self, func: Any, rewrite: Rewrite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def replace(self, func: TorchFunction, rewrite: Rewrite, args: Args, kwargs: Kwargs) -> object:
         described = {key: value for key, value in kwargs.items() if key != "inplace"}
         in_place = kwargs.get("inplace", False) or func.__name__.endswith("_")
         written = rewrite(self, args[0].clone() if in_place else args[0], *args[1:], **described)
@@ -161,7 +163,7 @@ class Sides(Ramps):
         self.heights.append(z.new_zeros(0))
         return places
 
-    def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    def pool(self, func: TorchFunction, input: Tensor, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
         values, places = POOLS[func](input, *args, **kwargs)
         self.sides.append(Side(self._operation, places.detach()))
         self.heights.append(values.new_zeros(0))
@@ -181,7 +183,7 @@ class FixedSides(Ramps):
     def choose(self, z: Tensor, greatest: bool) -> Tensor:
         return self._next(z.shape[:-1]).place
 
-    def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    def pool(self, func: TorchFunction, input: Tensor, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
         side = self._next(None)
         spatial = side.place.dim() - 2 if input.dim() == side.place.dim() and input.dim() > 2 else side.place.dim() - 1
         spatial = {"1d": 1, "2d": 2, "3d": 3}.get(self._operation[-2:], spatial)
@@ -212,31 +214,31 @@ class Smoothed(Ramps):
 
     def choose(self, z: Tensor, greatest: bool) -> Tensor:
         if self._depends:
-            self.meet_unseen(self._operation)
+            self.meet_nonsmooth(self._operation)
         return _extreme_place(z, greatest)
 
-    def pool(self, func: Any, input: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    def pool(self, func: TorchFunction, input: Tensor, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
         if self._depends:
-            self.meet_unseen(self._operation)
+            self.meet_nonsmooth(self._operation)
         return POOLS[func](input, *args, **kwargs)
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         # At the end and not at once: torch takes an error inside ``z > 0`` for a comparison it cannot make.
-        if error is None and self.unseen:
+        if error is None and self.nonsmooth_ops:
             raise UnsupportedError(
-                f"{', '.join(dict.fromkeys(self.unseen))} has no smooth form, so kink='distributional' does not apply "
-                "to it. Use kink='autograd' and look at its crossings (gs.kernels.kink_crossings), or write it in "
-                "smooth operations, ReLUs, clamps, and maxima of two tensors; for a max pool take an average pool."
+                f"{', '.join(dict.fromkeys(self.nonsmooth_ops))} has no smooth form, so kink='distributional' does not "
+                "apply to it. Use kink='autograd' and look at its crossings (gs.kernels.kink_crossings), or write it "
+                "in smooth operations, ReLUs, clamps, and maxima of two tensors; for a max pool take an average pool."
             )
 
 
-def _is_float(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_float(args: Args, kwargs: Kwargs) -> bool:
     first = args[0] if args else kwargs.get("input")
     return isinstance(first, Tensor) and first.is_floating_point()
 
 
-def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _positional(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """The arguments with the tensor in its place and in torch's own words, not numpy's."""
     same = {"axis": "dim", "keepdims": "keepdim"}
     rest = {same.get(key, key): value for key, value in kwargs.items() if key != "out"}
@@ -279,18 +281,18 @@ def _relu6(ramps: Ramps, z: Tensor) -> Tensor:
 
 
 @rewrites(torch.clamp, Tensor.clamp, torch.clamp_, Tensor.clamp_, torch.clip, Tensor.clip, Tensor.clip_, torch.clip_)
-def _clamp(ramps: Ramps, z: Tensor, min: Any = None, max: Any = None) -> Tensor:
+def _clamp(ramps: Ramps, z: Tensor, min: Bound | None = None, max: Bound | None = None) -> Tensor:
     low = z if min is None else min + ramps.ramp(z - min)
     return low if max is None else low - ramps.ramp(z - max)
 
 
 @rewrites(torch.clamp_min, Tensor.clamp_min, torch.clamp_min_, Tensor.clamp_min_)
-def _clamp_min(ramps: Ramps, z: Tensor, min: Any) -> Tensor:
+def _clamp_min(ramps: Ramps, z: Tensor, min: Bound) -> Tensor:
     return _clamp(ramps, z, min)
 
 
 @rewrites(torch.clamp_max, Tensor.clamp_max, torch.clamp_max_, Tensor.clamp_max_)
-def _clamp_max(ramps: Ramps, z: Tensor, max: Any) -> Tensor:
+def _clamp_max(ramps: Ramps, z: Tensor, max: Bound) -> Tensor:
     return _clamp(ramps, z, None, max)
 
 
@@ -322,12 +324,12 @@ def _selu(ramps: Ramps, z: Tensor) -> Tensor:
 
 
 @rewrites(F.rrelu, torch.rrelu, F.rrelu_, torch.rrelu_)
-def _rrelu(ramps: Ramps, z: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+def _rrelu(ramps: Ramps, z: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> object:
     return NotImplemented if training else _leaky_relu(ramps, z, (lower + upper) / 2)  # slopes drawn at random
 
 
 @rewrites(F.threshold, torch.threshold, torch.threshold_)
-def _threshold(ramps: Ramps, z: Tensor, threshold: float, value: float) -> Any:
+def _threshold(ramps: Ramps, z: Tensor, threshold: float, value: float) -> object:
     return NotImplemented if threshold != value else value + ramps.ramp(z - threshold)  # else it jumps
 
 
@@ -342,36 +344,40 @@ def _minimum(ramps: Ramps, z: Tensor, other: Tensor) -> Tensor:
 
 
 @rewrites(torch.max, Tensor.max)
-def _max(ramps: Ramps, z: Tensor, other: Any = None, keepdim: bool = False, *, dim: int | None = None) -> Any:
+def _max(
+    ramps: Ramps, z: Tensor, other: Tensor | int | None = None, keepdim: bool = False, *, dim: int | None = None
+) -> object:
     if isinstance(other, Tensor):
         return _maximum(ramps, z, other)
     return _with_places(torch.return_types.max, ramps, z, other if dim is None else dim, keepdim)
 
 
 @rewrites(torch.min, Tensor.min)
-def _min(ramps: Ramps, z: Tensor, other: Any = None, keepdim: bool = False, *, dim: int | None = None) -> Any:
+def _min(
+    ramps: Ramps, z: Tensor, other: Tensor | int | None = None, keepdim: bool = False, *, dim: int | None = None
+) -> object:
     if isinstance(other, Tensor):
         return _minimum(ramps, z, other)
     return _with_places(torch.return_types.min, ramps, z, other if dim is None else dim, keepdim)
 
 
 @rewrites(torch.amax, Tensor.amax)
-def _amax(ramps: Ramps, z: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+def _amax(ramps: Ramps, z: Tensor, dim: Axis = (), keepdim: bool = False) -> Tensor:
     return _extreme(ramps, z, dim, keepdim, greatest=True)[0]
 
 
 @rewrites(torch.amin, Tensor.amin)
-def _amin(ramps: Ramps, z: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+def _amin(ramps: Ramps, z: Tensor, dim: Axis = (), keepdim: bool = False) -> Tensor:
     return _extreme(ramps, z, dim, keepdim, greatest=False)[0]
 
 
-def _with_places(both: Any, ramps: Ramps, z: Tensor, dim: int | None, keepdim: bool) -> Any:
+def _with_places(both: TorchFunction, ramps: Ramps, z: Tensor, dim: int | None, keepdim: bool) -> object:
     """As ``torch.max`` and ``torch.min`` answer: values alone over all axes, values and places over one."""
     found = _extreme(ramps, z, dim, keepdim, greatest=both is torch.return_types.max)
     return found[0] if dim is None else both(found)
 
 
-def _extreme(ramps: Ramps, z: Tensor, dim: Any, keepdim: bool, greatest: bool) -> tuple[Tensor, Tensor]:
+def _extreme(ramps: Ramps, z: Tensor, dim: Axis | None, keepdim: bool, greatest: bool) -> tuple[Tensor, Tensor]:
     """The greatest (or least) entries over some axes, all if none is named, and their places."""
     if z.dim() == 0:
         return z, torch.zeros_like(z, dtype=torch.int64)

@@ -5,20 +5,20 @@ forward mode is faster, and ``J v`` runs the network once more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
-from gramscope.base.nested import tensors_in
+from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.expansion import flat_metric, load_forward_mode
-from gramscope.kernels.written_out import WrittenOut
+from gramscope.kernels.twice_differentiable import TwiceDifferentiable
 
 R = TypeVar("R")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -30,7 +30,7 @@ class Linearization:
     def __init__(
         self,
         model: nn.Module,
-        x: Any,
+        x: ModelInput,
         outputs: Outputs = None,
         frozen: bool = False,
         precision: Precision = None,
@@ -103,18 +103,15 @@ class Linearization:
         # Once more with those operations written in others that torch cannot differentiate twice, or not to a finite
         # number (logcumsumexp).
         self._written_out = True
-        with WrittenOut():
+        with TwiceDifferentiable():
             self.f = self._function.evaluate()
         self._map = LinearMap([self.f], self._point)
         return self._map.jvp(tangents, len(tangents[0]))[0]
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``Jᵀ w`` for each column w."""
-        count = vectors.shape[1]
-        if count == 0:
-            return vectors.new_zeros(self.cols.size, 0)
-        cotangents = vectors.T.reshape(-1, *self.f.shape)
-        return self._function.join(self._within(lambda: self._map.vjp([cotangents])), count).to(self.dtype)
+        with self._function.context():
+            return self._function.vjp(self._map, vectors)
 
     def flat(self, values: Mapping[str, Tensor | float]) -> Float[Tensor, " p"]:
         """Numbers or tensors by parameter name as one flat vector; parameters that are not named get zero."""

@@ -1,16 +1,16 @@
 """The network linearised at its parameters: outputs for other parameters, to first order."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.linearization import Linearization
-from gramscope.kernels.operator import JacobianOperator
+from gramscope.kernels.ntk_products import JacobianOperator
 
 
 class LinearizedModel:
@@ -61,7 +61,7 @@ class LinearizedModel:
 
 
 def linearize(
-    model: nn.Module, x: Any, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
+    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
 ) -> LinearizedModel:
     """The network linearised at its parameters, on the examples ``x``.
 

@@ -1,9 +1,10 @@
 """How to cut a kernel into blocks that stay within a memory budget, and whether its examples may be cut so."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,11 @@ from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
-from gramscope.base.nested import tensors_in
-from gramscope.capture.capture import Survey, survey
+from gramscope.base.nested import ModelInput, tensors_in
+from gramscope.capture.capturing import FEW, ForwardOptions, Survey, survey
 from gramscope.capture.network import Outputs, Precision, count_examples, same_outputs, slice_examples
-from gramscope.kernels.contractions import Range, strips
+from gramscope.capture.sites import UNFOLDED
+from gramscope.kernels.contractions import Range, Shape, cheapest, strips
 
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
@@ -22,9 +24,13 @@ CHUNK = {"cpu": 2**26, "cuda": 2**31}
 SIGNALS = {"cpu": 2**25, "cuda": 2**31}
 # Bytes of the largest tensor of a forward pass from which on a GPU is busy with one direction at a time.
 LARGE = 2**25
-# Tensors of the largest site that are held at once for each direction: its signals, as they came and arranged for their
-# products, what crosses to the next part of the network, and what autograd works on.
-OVERHEAD = 6
+# The part of the budget that gradient rows take, and that signals do beside what the finest cut needs: where there is
+# room, and at least.
+SHARE, LEAST_SHARE = 8, 32
+# Rows of a kernel matrix that are computed in one go at most (``accumulate.STRIP_ROWS``), each with a copy.
+STRIP = 2560
+# Tensors of the size of a signal that the search for sites compares it by, in float64, beside two directions of all.
+SEARCHED = 12
 # Inputs and models whose forward pass will fit: entries of x, so many for each id (it stands for a vector), parameters.
 SMALL_INPUT, ID, SMALL_MODEL = 2**18, 64, 10**7
 
@@ -63,7 +69,7 @@ class Plan:
 
 
 def make_plan(
-    model: nn.Module, x: Any, x2: Any, *, trace: bool, blocked: bool, memory: Memory, outputs: Outputs,
+    model: nn.Module, x: ModelInput, x2: ModelInput, *, trace: bool, blocked: bool, memory: Memory, outputs: Outputs,
     frozen: bool, precision: Precision,
 ) -> Plan:  # fmt: skip
     """Blocks such that forward passes, signals, rows and the kernel itself fit into ``memory`` bytes."""
@@ -71,44 +77,106 @@ def make_plan(
     m = n if x2 is None else count_examples(x2)
     device = tensors_in(x)[0].device
     budget = memory_budget(memory, device)
-    chunk = min(budget // 8, CHUNK.get(device.type, CHUNK["cuda"]))
-    signals = min(budget // 8, SIGNALS.get(device.type, SIGNALS["cuda"]))
     small = memory is None and is_small(model, x)
     size = None if small or not blocked else _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision)
     if size is None:
         every = Block((0, n), (0, -1)), Block((0, m), (0, -1))
-        return Plan(n, m, -1, every[:1], every[1:], chunk, signals, passes=0)
+        return Plan(n, m, -1, every[:1], every[1:], *_shares(budget // SHARE, device), passes=0)
     width = size.outputs
     kernel = n * m * (1 if trace else width * width) * torch.promote_types(size.dtype, torch.float32).itemsize
-    each = OVERHEAD * size.largest  # bytes of an example for each direction
-    least = 2 * (size.held + (1 if trace else 2) * each)
+    needs = _Needs(size, trace, kernel, device)
+    least = needs.least()
     if memory is None:  # more than half, where a kernel needs it and it is there
-        budget = max(budget, min(free_memory(device), kernel + least))
-    room = budget - kernel
-    if room < least:
+        budget = max(budget, min(free_memory(device), least))
+    if budget < least:
         got = f"{budget:,} are free" if memory is None else f"got {budget:,}"
         raise InputError(
-            f"memory must be at least {kernel + least:,} bytes for this kernel of {n} x {m} examples and {width} "
+            f"memory must be at least {least:,} bytes for this kernel of {n} x {m} examples and {width} "
             f'outputs, {got}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
         )
     open_outputs = 1 if trace else width  # that must be held at once
-    together = n if x2 is None else n + m
-    if together * (size.held + open_outputs * each) <= room:
-        examples, columns = max(n, m), width
-    else:
-        examples = room // (2 * (size.held + open_outputs * each))
-        columns = width
+    together, columns = n if x2 is None else n + m, width
+    examples = max(n, m)
+    if not needs.fit(budget, together, open_outputs, whole=True):
+        examples = _most(max(n, m), lambda count: needs.fit(budget, 2 * count, open_outputs))
         if examples == 0:
-            examples, columns = 1, max(1, (room // 2 - size.held) // (2 * each))
+            examples, columns = 1, _most(width, lambda count: needs.fit(budget, 2, 2 * count))
         together = 2 * examples
     large = device.type == "cuda" and together * size.largest >= LARGE
-    passes = 1 if trace and large else max(1, min(width, (room // together - size.held) // each)) if trace else width
+    passes = width
+    if trace:
+        passes = 1 if large else max(1, _most(width, lambda count: needs.fit(budget, together, count, share=SHARE)))
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
-    company = max(3 * examples, room // (2 * size.held))
-    return Plan(n, m, width, rows, cols, chunk, signals, passes, large, company)
+    company = max(2 * examples, (budget - kernel) // (2 * size.held))
+    shares = needs.shares(budget, together, passes if trace else min(width, 2 * columns))
+    return Plan(n, m, width, rows, cols, *shares, passes, large, company)
 
 
-def check_blocks(plan: Plan, outputs: Callable[[Any], Tensor], x: Any, x2: Any) -> None:
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes that a kernel of ``kernel`` bytes takes, by the number of examples and directions that are held at once."""
+
+    size: Survey
+    trace: bool
+    kernel: int
+    device: torch.device
+
+    def fit(self, budget: int, examples: int, directions: int, whole: bool = False, share: int = LEAST_SHARE) -> bool:
+        shared = self._shared(budget // share, examples, directions)
+        return self._fixed(examples, directions, whole) + shared <= budget
+
+    def shares(self, budget: int, examples: int, directions: int) -> tuple[int, int]:
+        """Bytes of gradient rows and of signals to hold at once: half of what is left to each."""
+        left = (budget - self._fixed(examples, directions, whole=False)) // 2
+        return _shares(min(budget // SHARE, max(budget // LEAST_SHARE, left)), self.device)
+
+    def least(self) -> int:
+        """The smallest budget: one example of the rows, one of the columns, one output of each."""
+        fixed = self._fixed(2, 1 if self.trace else 2, whole=False)
+        shared = self._shared(2**62, 2, 1 if self.trace else 2)
+        return min(fixed * LEAST_SHARE // (LEAST_SHARE - 2), fixed + shared) + LEAST_SHARE
+
+    def _fixed(self, examples: int, directions: int, whole: bool) -> int:
+        """Forward pass, signals that must be held at once, inputs that are made anew, the kernel and its work space."""
+        size, item = self.size, torch.promote_types(self.size.dtype, torch.float32).itemsize
+        by_example = by_few = 0
+        for T, g, i, o, anew in size.outer:
+            shape = Shape(examples, examples, directions, T, g, i, o, symmetric=False, trace=self.trace)
+            inputs = T * g * i * item if anew else 0
+            if cheapest(shape, self.device.type) == "rows":
+                by_few = max(by_few, inputs)
+            else:
+                by_example = max(by_example, inputs)
+        rows = examples * (1 if self.trace else directions)
+        strip = 2 * min(rows, STRIP) * rows * item
+        copy = 0 if whole or self.trace else (rows // 2) ** 2 * item
+        products = examples * (directions * size.working + by_example) + min(examples, UNFOLDED) * by_few + strip + copy
+        searched = min(examples, FEW) if size.alike else examples
+        again = searched * size.held if size.alike else 0  # the few pass through the network by themselves
+        search = again + searched * (2 * size.working + SEARCHED * size.largest)
+        return self.kernel + examples * size.held + max(products, search)
+
+    def _shared(self, share: int, examples: int, directions: int) -> int:
+        """Gradient rows and signals, where they need their share."""
+        chunk, signals = _shares(share, self.device)
+        item = torch.promote_types(self.size.dtype, torch.float32).itemsize
+        rows = max((g * i * o for T, g, i, o, _ in self.size.outer if T > 1), default=0) * item
+        count = examples * directions
+        return min(chunk, count * rows) + min(signals, count * self.size.signals)
+
+
+def _shares(share: int, device: torch.device) -> tuple[int, int]:
+    """Bytes of gradient rows and of signals to hold at once, no more than they profit from."""
+    chunk, signals = (most.get(device.type, most["cuda"]) for most in (CHUNK, SIGNALS))
+    return min(share, chunk), min(share, signals)
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to ``limit`` that fits, where each smaller one does too; 0 where none does."""
+    return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))
+
+
+def check_blocks(plan: Plan, outputs: Callable[[ModelInput], Tensor], x: ModelInput, x2: ModelInput) -> None:
     """Refuse where blocks of a plan would give another kernel than the batch as a whole.
 
     The outputs of blocks are compared with those of the batch, or of as much of it as fits, without gradients. Dropout,
@@ -121,7 +189,7 @@ def check_blocks(plan: Plan, outputs: Callable[[Any], Tensor], x: Any, x2: Any) 
             _check(outputs, batch, n, ranges, plan.company)
 
 
-def _check(outputs: Callable[[Any], Tensor], x: Any, n: int, ranges: list[Range], company: int) -> None:
+def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, ranges: list[Range], company: int) -> None:
     def of(start: int, stop: int) -> Tensor:
         return outputs(slice_examples(x, n, slice(start, stop)))
 
@@ -149,7 +217,7 @@ def check_kernel(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory, dev
         )
 
 
-def is_small(model: Any, x: Any) -> bool:
+def is_small(model: object, x: ModelInput) -> bool:
     """A forward pass of all examples may be made at once, before it is known what it takes."""
     if not isinstance(model, nn.Module):
         return False  # and others will say so
@@ -161,7 +229,7 @@ def _blocks(n: int, examples: int, width: int, columns: int) -> tuple[Block, ...
     return tuple(Block(some, part) for some in strips(n, examples) for part in strips(width, columns))
 
 
-def _survey(model: nn.Module, x: Any, n: int, **options: Any) -> Survey | None:
+def _survey(model: nn.Module, x: ModelInput, n: int, **options: Unpack[ForwardOptions]) -> Survey | None:
     """Sizes from two examples; None where the model does not take a part of its batch (the capture will say why)."""
     try:
         return survey(model, slice_examples(x, n, slice(0, min(n, 2))), **options)

@@ -1,8 +1,8 @@
 """The trace of a tangent kernel over very many outputs, estimated from a few random mixtures of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from gramscope.base.charts import heat_map
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.capture.network import Outputs, count_examples
 from gramscope.capture.projection import Projection, project
-from gramscope.kernels.ntk import ntk
+from gramscope.kernels.empirical_ntk import PassOptions, ntk
 from gramscope.linalg.intervals import half_widths
 
 # Multiplications of a full kernel of the k mixtures, below which it is faster than k kernels of one mixture each.
@@ -46,13 +48,20 @@ class ProjectedTrace(Result):
         size = float(self.kernel.double().norm())
         return float(self.standard_error.double().norm()) / size if size else 0.0
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """The kernel between examples as a heat map; a figure."""
         return heat_map(self.kernel, f"Tangent kernel ({self.k} mixtures)", "example", "example", axes=axes)
 
 
 def projected_trace(
-    model: nn.Module, x: Any, x2: Any = None, *, k: int = 16, seed: int = 0, outputs: Outputs = None, **options: Any
+    model: nn.Module,
+    x: ModelInput,
+    x2: ModelInput = None,
+    *,
+    k: int = 16,
+    seed: int = 0,
+    outputs: Outputs = None,
+    **options: Unpack[PassOptions],
 ) -> ProjectedTrace:
     """``gs.ntk(model, x, reduce="trace")`` for very many outputs: k backward passes, with standard errors.
 
@@ -91,7 +100,7 @@ def projected_trace(
 
 
 def _samples(
-    model: nn.Module, x: Any, x2: Any, projection: Projection, options: dict[str, Any]
+    model: nn.Module, x: ModelInput, x2: ModelInput, projection: Projection, options: PassOptions
 ) -> Iterator[Float[Tensor, "n m"]]:
     """The k estimates: from one kernel of all mixtures where it is small, else from one kernel each.
 
@@ -106,11 +115,11 @@ def _samples(
         yield k * ntk(model, x, x2, reduce="trace", outputs=_one(projection, j), **options)
 
 
-def _one(projection: Projection, j: int) -> Any:
+def _one(projection: Projection, j: int) -> Callable[[nn.Module, ModelInput], Tensor]:
     return lambda model, x: projection(model, x)[:, j : j + 1]
 
 
-def _work(model: nn.Module, x: Any, x2: Any, k: int) -> int:
+def _work(model: nn.Module, x: ModelInput, x2: ModelInput, k: int) -> int:
     n, m = count_examples(x), count_examples(x if x2 is None else x2)
     return n * m * k**2 * sum(parameter.numel() for parameter in model.parameters())
 

@@ -4,7 +4,7 @@
 only ever contracted: with a matrix over pairs of training outputs, or with one vector. Arrays in, arrays out.
 """
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.kernels.dntk import ReadingOptions, dntk
-from gramscope.kernels.expansion import Expansion, Rates, Reading, outside_inference_mode
+from gramscope.base.nested import ModelInput
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
 from gramscope.kernels.graph import Graph, weighted
+from gramscope.kernels.kernel_velocity import dntk
 
 # Singular values of a contraction below this share of the largest are rounding of a matrix of lower rank.
 RANK = 1e-13
@@ -39,18 +40,18 @@ class TangentKernels:
         ((5, 3), (5, 3, 3))
     """
 
-    def __init__(self, model: nn.Module, *, metric: Rates = None, **reading: Unpack[ReadingOptions]) -> None:
+    def __init__(self, model: nn.Module, *, metric: Rates = None, **reading: Unpack[ExpansionOptions]) -> None:
         self.model, self.metric = model, metric
-        self.reading: ReadingOptions = {"precision": "float64", **reading}
-        Reading.of(self.reading)
+        self.reading: ExpansionOptions = {"precision": "float64", **reading}
+        ExpansionSettings.of(self.reading)
 
     @outside_inference_mode
-    def initial(self, x: Any) -> Float[np.ndarray, "n C"]:
+    def initial(self, x: ModelInput) -> Float[np.ndarray, "n C"]:
         """The outputs of the network as it stands, z(θ₀)."""
         return _array(self._expansion(x).f)
 
     @outside_inference_mode
-    def __call__(self, x: Any, x2: Any = None) -> Float[np.ndarray, "u v"]:
+    def __call__(self, x: ModelInput, x2: ModelInput = None) -> Float[np.ndarray, "u v"]:
         """``k̂ = J(x) λ J(x2)ᵀ``."""
         left = self._graph(x)
         right = left if x2 is None or x2 is x else self._graph(x2)
@@ -58,7 +59,7 @@ class TangentKernels:
         return _array((kernel + kernel.T) / 2 if right is left else kernel)
 
     @outside_inference_mode
-    def meta(self, x0: Any, x1: Any, x2: Any) -> Float[np.ndarray, "u v w"]:
+    def meta(self, x0: ModelInput, x1: ModelInput, x2: ModelInput) -> Float[np.ndarray, "u v w"]:
         """``μ̂(x0, x1, x2)`` with all its entries; for small problems."""
         whole = dntk(
             self.model, self._tensors(x0), self._tensors(x1), self._tensors(x2), metric=self.metric, **self.reading
@@ -67,7 +68,7 @@ class TangentKernels:
         return _array(whole.reshape(n0 * c, n1 * c, n2 * c))
 
     @outside_inference_mode
-    def curvature(self, x: Any, train: Any, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
+    def curvature(self, x: ModelInput, train: ModelInput, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(x; a, b) Z^{ab}``: second derivatives along the eigenvectors of the symmetric part of Z."""
         graph, fitted = self._graph(x), self._graph(train)
         _check_fits(pairs, "pairs", 2, fitted)
@@ -80,7 +81,7 @@ class TangentKernels:
         return total
 
     @outside_inference_mode
-    def transport(self, x: Any, train: Any, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
+    def transport(self, x: ModelInput, train: ModelInput, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(a; x, b) Z^{ab}``: one vector over the parameters, then J(x)."""
         graph, fitted = self._graph(x), self._graph(train)
         _check_fits(pairs, "pairs", 2, fitted)
@@ -93,14 +94,29 @@ class TangentKernels:
         return _array(graph.jvp(self._weighted(fitted, moved[:, None]))[:, 0])
 
     @outside_inference_mode
-    def applied(self, x: Any, x2: Any, train: Any, vector: Float[np.ndarray, " v"]) -> Float[np.ndarray, "u w"]:
+    def applied(
+        self, x: ModelInput, x2: ModelInput, train: ModelInput, vector: Float[np.ndarray, " v"]
+    ) -> Float[np.ndarray, "u w"]:
         """``Σ_a μ̂(x; x2, a) v^a``."""
         graph, other, fitted = self._graph(x), self._graph(x2), self._graph(train)
         _check_fits(vector, "vector", 1, fitted)
         along = self._direction(fitted, vector)
         return _array(graph.tangent(along).jvp(other.directions(other.expansion.flat_rates(self.metric))))
 
-    def _tensors(self, x: Any) -> Any:
+    @outside_inference_mode
+    def feature_movement(self, train: ModelInput, vector: Float[np.ndarray, " v"]) -> float:
+        """``√(tr J̇ λ J̇ᵀ / tr J λ Jᵀ)``, J̇ the change of the features J on ``train`` along ``λ Jᵀ v``, at first order.
+
+        ``tr J̇ λ J̇ᵀ = Σ_{ijk} ddII_{i i j k} v_j v_k``, the second ddNTK contracted.
+        """
+        fitted = self._graph(train)
+        _check_fits(vector, "vector", 1, fitted)
+        unit = torch.eye(fitted.expansion.rows.size, dtype=fitted.expansion.dtype, device=fitted.expansion.device)
+        rows, moved = fitted.vjp(unit), fitted.tangent(self._direction(fitted, vector)).vjp(unit)
+        sizes = [float((self._weighted(fitted, one) * one).sum()) for one in (moved, rows)]
+        return (sizes[0] / sizes[1]) ** 0.5 if sizes[1] > 0 else 0.0
+
+    def _tensors(self, x: ModelInput) -> ModelInput:
         """Arrays become tensors in the type and on the device of the parameters."""
         if not isinstance(x, np.ndarray):
             return x
@@ -108,10 +124,10 @@ class TangentKernels:
         dtype = first.dtype if np.issubdtype(x.dtype, np.floating) else None
         return torch.from_numpy(np.ascontiguousarray(x)).to(device=first.device, dtype=dtype)
 
-    def _expansion(self, x: Any) -> Expansion:
-        return Expansion(self.model, self._tensors(x), Reading.of(self.reading))
+    def _expansion(self, x: ModelInput) -> Expansion:
+        return Expansion(self.model, self._tensors(x), ExpansionSettings.of(self.reading))
 
-    def _graph(self, x: Any) -> Graph:
+    def _graph(self, x: ModelInput) -> Graph:
         return Graph(self._expansion(x))
 
     def _direction(self, graph: Graph, vector: Float[np.ndarray, " v"]) -> Float[Tensor, " p"]:
@@ -122,7 +138,7 @@ class TangentKernels:
         return weighted(vectors, graph.expansion.flat_rates(self.metric))
 
 
-def _check_fits(array: Any, name: str, axes: int, fitted: Graph) -> None:
+def _check_fits(array: Float[np.ndarray, "..."], name: str, axes: int, fitted: Graph) -> None:
     """Raise unless an array over the training outputs has their number on each of its axes."""
     rows, outputs = fitted.expansion.rows.size, fitted.expansion.f.shape[1]
     if np.shape(array) != (rows,) * axes:
@@ -138,5 +154,5 @@ def _column(vector: Float[np.ndarray, " v"], graph: Graph) -> Float[Tensor, "v 1
     return torch.as_tensor(vector, dtype=graph.expansion.dtype, device=graph.expansion.device)[:, None]
 
 
-def _array(tensor: Tensor) -> NDArray[Any]:
+def _array(tensor: Tensor) -> NDArray[np.float64]:
     return tensor.detach().double().cpu().numpy()

@@ -12,7 +12,7 @@ from gramscope.base.rng import child_seed, generator
 from gramscope.linalg.operator import LinearOperator
 
 
-def require_operator(op: Any, purpose: str) -> None:
+def require_operator(op: object, purpose: str) -> None:
     """Raise unless ``op`` is a linear operator."""
     if not isinstance(op, LinearOperator):
         raise UnsupportedError(
@@ -28,7 +28,7 @@ def require_whole(least: int, **numbers: Any) -> None:
             raise InputError(f"{name} must be at least {least}, a whole number, got {number!r}.")
 
 
-def require_tolerance(tol: Any) -> None:
+def require_tolerance(tol: object) -> None:
     """Raise unless ``tol`` is a number that a relative residual can be compared with."""
     if not isinstance(tol, Real) or isinstance(tol, bool) or not 0 <= float(tol) < math.inf:
         raise InputError(f"tol must be a relative residual, a finite number of at least 0, got {tol!r}.")
@@ -49,5 +49,5 @@ def stream(seed: Any, *labels: str | int) -> torch.Generator:
     return generator(child_seed(operator.index(seed), *labels))
 
 
-def _is_whole(number: Any) -> bool:
+def _is_whole(number: object) -> bool:
     return hasattr(number, "__index__") and not isinstance(number, bool)

@@ -17,11 +17,11 @@ from gramscope.linalg.operator import LinearOperator, require_symmetric
 End = Literal["largest", "smallest", "both"]
 
 # The projected matrix is diagonalised after this many steps more, as a share of its width: it costs little then.
-LOOK_SHARE, LEAST_STEPS = 0.1, 2
+LOOK_SHARE, LEAST_STEPS = 0.15, 2
 # Directions kept at a restart beyond those wanted, as a share of the room there is.
 KEPT_SHARE = 0.35
 # Products of one search for missed copies of eigenvalues: a share of those made so far, and at least so many.
-SEARCH_SHARE, LEAST_SEARCH = 0.15, 4
+SEARCH_SHARE, LEAST_SEARCH = 0.1, 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,9 +68,9 @@ def eigenvalues_top(
     Lanczos' method from a random vector, with full reorthogonalisation. When the basis holds ``max_basis`` vectors
     (default: ``max(2 w + 10, 30)`` for w wanted pairs), the best Ritz vectors are kept and the iteration goes on. One
     starting vector meets one vector of each eigenspace. So, for k > 1, once all wanted pairs have converged, a search
-    for missed copies starts from a random direction orthogonal to them. It takes 15 % of the products made so far,
+    for missed copies starts from a random direction orthogonal to them. It takes 10 % of the products made so far,
     and the iteration goes on if it meets an eigenvalue that belongs among the wanted ones. Copies of an eigenvalue
-    well above the rest are found so; copies within a few percent of the next eigenvalue may be missed.
+    well above the rest are found so; copies nearer to the next eigenvalue than a tenth of the spectrum may be missed.
 
     Pairs that miss ``tol · max|θ|`` within ``max_products`` (default: ``1000 + 50 k``) are returned and marked.
     Eigenvalues far closer together than the spectrum is wide converge slowly. Residuals come from the Lanczos

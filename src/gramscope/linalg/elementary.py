@@ -209,7 +209,11 @@ class Function(LinearOperator):
 
 
 def as_operator(matrix: Tensor | LinearOperator) -> LinearOperator:
-    """The operator itself, or a matrix as :class:`Dense`."""
+    """The operator itself, or a matrix as :class:`Dense`.
+
+    >>> as_operator(torch.eye(2)) @ torch.tensor([1.0, 2.0])
+    tensor([1., 2.])
+    """
     return matrix if isinstance(matrix, LinearOperator) else Dense(matrix)
 
 

@@ -4,7 +4,7 @@ Its arithmetic makes the classes of ``algebra``, which derive from it; hence tho
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Union, overload
+from typing import TYPE_CHECKING, Union, overload
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,8 @@ from gramscope.base.axes import Axes
 from gramscope.base.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
 Scalar = int | float | Tensor
@@ -111,25 +113,25 @@ class LinearOperator(ABC):
             matrix[:, start : start + block] = self._matmat(self._identity_columns(start, start + block))
         return matrix
 
-    def to_scipy(self) -> "ScipyLinearOperator[Any]":
+    def to_scipy(self) -> "ScipyLinearOperator[np.floating]":
         """The same operator for scipy's solvers, reading and returning numpy arrays."""
         # scipy takes half a second to import, which only those who ask for it should pay.
         import numpy as np
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
-        def through(operator: "LinearOperator", x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        def through(operator: "LinearOperator", x: "npt.NDArray[np.floating]") -> "npt.NDArray[np.floating]":
             # numpy code casts freely (scipy hands float64 to float32 operators), so this border must.
             columns = torch.from_numpy(np.ascontiguousarray(x)).to(device=self.device, dtype=self.dtype)
             product = operator.matmat(columns.reshape(columns.shape[0], -1))
             return product.reshape(-1, *columns.shape[1:]).detach().cpu().numpy()
 
-        def forward(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        def forward(x: "npt.NDArray[np.floating]") -> "npt.NDArray[np.floating]":
             return through(self, x)
 
-        def backward(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        def backward(x: "npt.NDArray[np.floating]") -> "npt.NDArray[np.floating]":
             return through(self.adjoint(), x)
 
-        numpy_dtype = np.dtype(np.float32 if self.dtype == torch.float32 else np.float64)
+        numpy_dtype: np.dtype[np.floating] = np.dtype(np.float32 if self.dtype == torch.float32 else np.float64)
         return ScipyOperator(
             self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=numpy_dtype
         )
@@ -138,7 +140,7 @@ class LinearOperator(ABC):
     def __matmul__(self, other: Tensor) -> Tensor: ...
     @overload
     def __matmul__(self, other: "LinearOperator") -> "LinearOperator": ...
-    def __matmul__(self, other: Any) -> Union[Tensor, "LinearOperator"]:
+    def __matmul__(self, other: object) -> Union[Tensor, "LinearOperator"]:
         if isinstance(other, LinearOperator):
             from gramscope.linalg.algebra import Composition
 
@@ -149,7 +151,7 @@ class LinearOperator(ABC):
         _refuse_array(other)
         return NotImplemented
 
-    def __rmatmul__(self, other: Any) -> Tensor:
+    def __rmatmul__(self, other: object) -> Tensor:
         if not isinstance(other, Tensor):
             _refuse_array(other)
             return NotImplemented

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gramscope.base.lazy import lazy_names
+from gramscope.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from gramscope.base.effective_rank import effective_rank as effective_rank
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from gramscope.measures.collapse_bounds import linearity_collapse as linearity_collapse
     from gramscope.measures.curvature import gauss_newton as gauss_newton
     from gramscope.measures.curvature import gauss_newton_sharpness as gauss_newton_sharpness
+    from gramscope.measures.curve_statistics import CurveCorrelation as CurveCorrelation
+    from gramscope.measures.curve_statistics import curve_correlation as curve_correlation
+    from gramscope.measures.curve_statistics import layer_curves as layer_curves
+    from gramscope.measures.curve_statistics import utilisation_dimension as utilisation_dimension
     from gramscope.measures.eigenfunction_curves import Curves as Curves
     from gramscope.measures.eigenfunction_curves import RichnessCurves as RichnessCurves
     from gramscope.measures.eigenfunction_curves import effective_dimension as effective_dimension
@@ -59,6 +63,12 @@ if TYPE_CHECKING:
     from gramscope.measures.linear_cka import SimilarityMatrix as SimilarityMatrix
     from gramscope.measures.linear_cka import cka as cka
     from gramscope.measures.linear_cka import layer_similarity as layer_similarity
+    from gramscope.measures.linear_learning import Eigenmodes as Eigenmodes
+    from gramscope.measures.linear_learning import Learnability as Learnability
+    from gramscope.measures.linear_learning import eigenmodes as eigenmodes
+    from gramscope.measures.linear_learning import learnability as learnability
+    from gramscope.measures.linear_learning import mode_dynamics as mode_dynamics
+    from gramscope.measures.linear_learning import predicted_loss as predicted_loss
     from gramscope.measures.linear_targets import TargetLinearity as TargetLinearity
     from gramscope.measures.linear_targets import held_out_target_linearity as held_out_target_linearity
     from gramscope.measures.linear_targets import layer_target_linearity as layer_target_linearity
@@ -79,6 +89,11 @@ if TYPE_CHECKING:
     from gramscope.measures.noise_scale import gradient_noise_scale as gradient_noise_scale
     from gramscope.measures.rbf_cka import KernelCKA as KernelCKA
     from gramscope.measures.rbf_cka import kernel_cka as kernel_cka
+    from gramscope.measures.regression_labels import regression_accuracy as regression_accuracy
+    from gramscope.measures.sampled_eigenfunctions import NystromErrors as NystromErrors
+    from gramscope.measures.sampled_eigenfunctions import PlainProjections as PlainProjections
+    from gramscope.measures.sampled_eigenfunctions import nystrom_errors as nystrom_errors
+    from gramscope.measures.sampled_eigenfunctions import projections_without_qr as projections_without_qr
     from gramscope.measures.stationary_point import stationarity as stationarity
     from gramscope.measures.stationary_point import stationarity_residual as stationarity_residual
     from gramscope.measures.virtual_updates import VirtualCovariance as VirtualCovariance
@@ -90,103 +105,5 @@ if TYPE_CHECKING:
     from gramscope.measures.weight_linearity import weight_target_linearity as weight_target_linearity
     from gramscope.measures.weight_matrices import weight_forms as weight_forms
 
-# Public names and the file each lives in; resolved on first use.
-_NAMES = {
-    # the protocol
-    "Facts": "measure",
-    "Measure": "measure",
-    "UndefinedMeasureWarning": "measure",
-    "gather_state": "measure",
-    # features of layers
-    "features": "layer_features",
-    "feature_batches": "layer_features",
-    "last_layer": "last_linear_layer",
-    "last_layer_batches": "last_linear_layer",
-    # richness
-    "Richness": "lazy_or_rich",
-    "richness": "lazy_or_rich",
-    "network_richness": "lazy_or_rich",
-    "initial_similarity": "lazy_or_rich",
-    "parameter_norm": "lazy_or_rich",
-    "Curves": "eigenfunction_curves",
-    "RichnessCurves": "eigenfunction_curves",
-    "richness_curves": "eigenfunction_curves",
-    "effective_dimension": "eigenfunction_curves",
-    "effective_rank": "gramscope.base.effective_rank",
-    "participation_ratio": "gramscope.base.effective_rank",
-    # neural collapse
-    "Collapse": "collapse",
-    "NeuralCollapse": "collapse",
-    "neural_collapse": "collapse",
-    "LinearityCollapse": "collapse_bounds",
-    "layer_linearity_collapse": "collapse_bounds",
-    "linearity_collapse": "collapse_bounds",
-    # similarity
-    "CKA": "linear_cka",
-    "SimilarityMatrix": "linear_cka",
-    "cka": "linear_cka",
-    "layer_similarity": "linear_cka",
-    "KernelCKA": "rbf_cka",
-    "kernel_cka": "rbf_cka",
-    "Alignment": "kernel_alignment",
-    "TargetAlignment": "kernel_alignment",
-    "alignment": "kernel_alignment",
-    "kernel_target_alignment": "kernel_alignment",
-    # feature learning
-    "FeatureLearning": "feature_learning_equation",
-    "feature_learning": "feature_learning_equation",
-    "feature_learning_residual": "feature_learning_equation",
-    "VirtualCovariance": "virtual_updates",
-    "virtual_covariance": "virtual_updates",
-    "virtual_update": "virtual_updates",
-    "gram_step": "virtual_updates",
-    "GramTracker": "gram_tracker",
-    "TargetLinearity": "linear_targets",
-    "target_linearity": "linear_targets",
-    "held_out_target_linearity": "linear_targets",
-    "layer_target_linearity": "linear_targets",
-    "Interpolation": "interpolation",
-    "interpolate": "interpolation",
-    "interpolation_linearity": "interpolation",
-    "path_linearity": "interpolation",
-    "LinearityPenalty": "linearity_regularizer",
-    "LinearityRegularizer": "linearity_regularizer",
-    "linearity_penalty": "linearity_regularizer",
-    "LinearizedRun": "moving_linearization",
-    "MovingTarget": "moving_linearization",
-    "moving_target": "moving_linearization",
-    "WeightLinearities": "weight_linearity",
-    "WeightLinearity": "weight_linearity",
-    "weight_target_linearity": "weight_linearity",
-    "StepSplit": "gram_split",
-    "split_step": "gram_split",
-    "gram_only_step": "gram_split",
-    "GramOnly": "gram_only",
-    "AGOP": "gradient_outer_product",
-    "LayerAGOP": "gradient_outer_product",
-    "AGOPOperator": "gradient_outer_product",
-    "agop": "gradient_outer_product",
-    "layer_agop": "gradient_outer_product",
-    "agop_operator": "gradient_outer_product",
-    "ansatz_correlation": "ansatz",
-    "ansatz_exponent": "ansatz",
-    "neural_feature_ansatz": "ansatz",
-    # training
-    "gradient_noise_scale": "noise_scale",
-    "HessianOperator": "loss_curvature",
-    "Sharpness": "loss_curvature",
-    "sharpness": "loss_curvature",
-    "stationarity": "stationary_point",
-    "stationarity_residual": "stationary_point",
-    "gauss_newton": "curvature",
-    "gauss_newton_sharpness": "curvature",
-    "Influence": "influence",
-    "tracin": "influence",
-    "weight_forms": "weight_matrices",
-}
-
-__all__ = list(_NAMES)
-
-
 if not TYPE_CHECKING:  # so that a type checker knows every name and no other
-    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

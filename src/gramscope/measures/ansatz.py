@@ -17,7 +17,6 @@ from gramscope.base.user_warnings import undefined
 from gramscope.capture.network import Outputs, Precision
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.gradient_outer_product import layer_agop
-from gramscope.measures.rows import of_ordinary_size
 
 __all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]
 
@@ -86,7 +85,7 @@ def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0
     return float(refined.x)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ansatz(ByWeight[float]):
     """Correlations by weight name; ``left_out`` names every other parameter and says why."""
 
@@ -140,10 +139,15 @@ def _eigen(matrix: Float[Tensor, "*g d d"], rounding: Rounding) -> tuple[Tensor,
 
 
 def _both(gram: Tensor, agop: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64 at a size that powers and squares can bear; a correlation knows no scale."""
+    """Both in float64 and of about one size: a correlation knows no scale."""
     if gram.shape != agop.shape:
         raise InputError(f"gram and agop must have one shape (d, d), got {tuple(gram.shape)} and {tuple(agop.shape)}.")
-    return of_ordinary_size(_symmetric(gram, "gram"))[0], of_ordinary_size(_symmetric(agop, "agop"))[0]
+    return _scaled(_symmetric(gram, "gram")), _scaled(_symmetric(agop, "agop"))
+
+
+def _scaled(matrix: Tensor) -> Tensor:
+    """Divided by a power of two, which costs no digits, to a largest entry of about one."""
+    return matrix / math.ldexp(1.0, math.frexp(float(matrix.abs().max()))[1] - 1)
 
 
 def _symmetric(matrix: Tensor, what: str) -> Float[Tensor, "*g d d"]:
@@ -154,7 +158,6 @@ def _symmetric(matrix: Tensor, what: str) -> Float[Tensor, "*g d d"]:
 
 def _pearson(a: Tensor, b: Tensor) -> tuple[float, str]:
     """The correlation over entries; or NaN, and why."""
-    b, _ = of_ordinary_size(b)
     x, y = a.reshape(-1) - a.mean(), b.reshape(-1) - b.mean()
     # Beside the entries themselves, what centring leaves of a constant is rounding.
     constant = [float(c.norm()) <= 1e-12 * float(full.norm()) for c, full in ((x, a), (y, b))]

@@ -1,14 +1,19 @@
 """Results by the name of a weight, and the parameters that have none."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from gramscope.base.results import TableResult, in_short
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, eq=False)
-class ByWeight(Mapping[str, V]):
+@dataclass(frozen=True, eq=False, repr=False)
+class ByWeight(Mapping[str, V], TableResult):
     """A mapping from weights to their results; ``left_out`` names every other parameter and says why.
 
     >>> found = ByWeight({"0.weight": 1.5}, left_out={"0.bias": "no matrix"})
@@ -27,3 +32,14 @@ class ByWeight(Mapping[str, V]):
 
     def __len__(self) -> int:
         return len(self.results)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({in_short(self.results)}; {len(self.left_out)} parameters left out)"
+
+    def to_dataframe(self) -> "DataFrame":
+        """A row a weight: its number, or the fields of its result that are numbers or short text."""
+        from pandas import DataFrame
+
+        rows = [vars(result) if is_dataclass(result) else {"value": result} for result in self.values()]
+        plain = [{key: v for key, v in row.items() if isinstance(v, int | float | str)} for row in rows]
+        return DataFrame(plain, index=list(self))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +11,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre, check_paired
 from gramscope.base.rounding import EPS64, Rounding, floor
-from gramscope.measures.rows import NOTHING, Rows
+from gramscope.measures.rows import Rows
 
 LARGEST = 2**32  # numbers in one-hot targets: 32 GiB of them
 
@@ -67,19 +68,19 @@ class ClassStatistics:
     scatter: Float[Tensor, "p p"] | None = field(repr=False, default=None)  # Σ_W
     residuals: tuple[Rows, Int[Tensor, " n"]] | None = field(repr=False, default=None)
 
-    @property
+    @cached_property
     def centred(self) -> Float[Tensor, "C p"]:
         """Class means minus their mean; every class counts alike."""
         return self.centre.gap(self.centres)
 
-    @property
+    @cached_property
     def centre(self) -> Centre:
         """The mean of the class means (p,)."""
         middle = self.centres.mean.mean(0)
         start = Centre(middle, torch.zeros_like(middle))
         return start.moved(start.gap(self.centres).mean(0))
 
-    @property
+    @cached_property
     def rounding_of_means(self) -> float:
         """How far class means may lie from where they belong: that of the features, less by the mean over a class."""
         scale = float(self.centres.mean.norm(dim=1).max()) + float(self.variances.max().sqrt())
@@ -154,12 +155,6 @@ class ClassMoments:
 
         return spread(self.counts), Centre(spread(self.centres.mean), spread(self.centres.rest)), spread(self.scatters)
 
-    def scaled(self, power: int) -> "ClassMoments":
-        """The moments of rows that are ``2^power`` times as large."""
-        factor = 2.0**power
-        centres = Centre(self.centres.mean * factor, self.centres.rest * factor)
-        return ClassMoments(self.labels, self.counts, centres, self.scatters * factor * factor)
-
     def statistics(self, rounding: Rounding) -> ClassStatistics:
         spread = self.scatters.diagonal(dim1=1, dim2=2)
         variances = spread.sum(1) / self.counts
@@ -171,10 +166,7 @@ class ClassMoments:
 
 @dataclass(frozen=True, eq=False)
 class ClassState:
-    """Labelled rows (and, for NC4, the outputs of the network), or their class moments once these are smaller.
-
-    Rows and moments are divided by 2^``exponent``, which is 1 unless fourth powers would leave the range of float64.
-    """
+    """Labelled rows (and, for NC4, the outputs of the network), or their class moments once these are smaller."""
 
     width: int
     labels: tuple[Tensor, ...] = field(repr=False)
@@ -182,7 +174,6 @@ class ClassState:
     outputs: Rows | None
     moments: ClassMoments | None
     keep_rows: bool
-    exponent: int
     rounding: Rounding
 
     @classmethod
@@ -196,9 +187,7 @@ class ClassState:
         if kept is not None and outputs is not None:
             check_paired(features, outputs, "features", "outputs")
         own = (labels.to(rows.device).clone(),) if len(labels) else ()
-        exponent = rows.exponent
-        rows = rows.scaled(0 if exponent == NOTHING else -exponent)
-        return cls(rows.width, own, rows, kept, None, keep_rows, exponent, rows.rounding)._compact()
+        return cls(rows.width, own, rows, kept, None, keep_rows, rows.rounding)._compact()
 
     @property
     def n(self) -> int:
@@ -211,24 +200,14 @@ class ClassState:
             raise InputError("outputs must be given for every batch or for none.")
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
-        exponent, rounding = max(self.exponent, other.exponent), self.rounding.merged(other.rounding)
-        a, b = self._at(exponent), other._at(exponent)
-        if a.rows is not None and b.rows is not None:
-            outputs = a.outputs.merged(b.outputs) if a.outputs and b.outputs else None
-            labels = a.labels + tuple(chunk.to(a.rows.device) for chunk in b.labels)
-            rows = a.rows.merged(b.rows)
-            return ClassState(self.width, labels, rows, outputs, None, self.keep_rows, exponent, rounding)._compact()
-        merged = a._as_moments().merged(b._as_moments())
-        return ClassState(self.width, (), None, None, merged, False, exponent, rounding)
-
-    def _at(self, exponent: int) -> "ClassState":
-        """The same divided by another power of two, not less."""
-        if exponent == self.exponent:
-            return self
-        power = self.exponent - exponent
-        rows = None if self.rows is None else self.rows.scaled(power)
-        moments = None if self.moments is None else self.moments.scaled(power)
-        return replace(self, rows=rows, moments=moments, exponent=exponent)
+        rounding = self.rounding.merged(other.rounding)
+        if self.rows is not None and other.rows is not None:
+            outputs = self.outputs.merged(other.outputs) if self.outputs and other.outputs else None
+            labels = self.labels + tuple(chunk.to(self.rows.device) for chunk in other.labels)
+            rows = self.rows.merged(other.rows)
+            return ClassState(self.width, labels, rows, outputs, None, self.keep_rows, rounding)._compact()
+        merged = self._as_moments().merged(other._as_moments())
+        return ClassState(self.width, (), None, None, merged, False, rounding)
 
     def statistics(self) -> ClassStatistics:
         if self.moments is not None:

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
 from gramscope.measures.measure import Facts, Measure
-from gramscope.measures.rows import NOTHING, of_ordinary_size, times_power
 
 _PAPYAN = "Papyan, Han & Donoho 2020 (arXiv:2008.08186)"
 
 
-@dataclass(frozen=True)
-class NeuralCollapse:
+@dataclass(frozen=True, repr=False)
+class NeuralCollapse(Result):
     """The four conditions of neural collapse and the class-distance variance; all are 0 in full collapse.
 
     ``within`` and ``between`` are traces of Σ_W and Σ_b summed over the classes, ``mean_within`` is the mean Tr Σ_W.
@@ -135,7 +135,6 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             raise InputError("neural collapse needs examples, got none.")
         found = state.statistics()
         missing = tuple(c for c in self.classes or () if c not in found.labels)
-        exponent = 0 if state.exponent == NOTHING else state.exponent  # found is of features divided by 2^this
         notes = _notes(found, missing, state.width)
         count = len(found.labels)
         if count < 2:
@@ -145,14 +144,12 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc1 = nc2 = cdnv = nan
             parts = (nan, nan, nan)
         else:
-            nc1 = _nc1(found, self.ridge, exponent)
+            nc1 = _nc1(found, self.ridge)
             nc2, parts = _nc2(found)
             cdnv = _cdnv(found)
         centred = found.centred
         totals = {"within": float(found.variances.sum()), "between": float(centred.square().sum())}
         totals["mean_within"] = totals["within"] / count
-        sizes = {name: times_power(total, 2 * exponent) for name, total in totals.items()}
-        notes += _beyond_float64(totals, sizes)
         return NeuralCollapse(
             nc1=nc1,
             nc2=nc2,
@@ -160,9 +157,9 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc2_equiangular=parts[1],
             nc2_maximal_angle=parts[2],
             nc3=None if self.weight is None else _nc3(found, self.weight),
-            nc4=_nc4(state, found, self.weight, self.bias, exponent),
+            nc4=_nc4(state, found, self.weight, self.bias),
             cdnv=cdnv,
-            **sizes,
+            **totals,
             examples=state.n,
             counts=dict(zip(found.labels, found.counts.long().tolist(), strict=True)),
             missing=missing,
@@ -221,17 +218,7 @@ def _notes(found: ClassStatistics, missing: tuple[int, ...], width: int) -> tupl
     return tuple(notes)
 
 
-def _beyond_float64(totals: Mapping[str, float], sizes: Mapping[str, float]) -> tuple[str, ...]:
-    """Says which sums of squares are no numbers of float64: a 0 would read as collapse."""
-    lost = [f"{name}={size}" for name, size in sizes.items() if totals[name] and size in (0.0, math.inf)]
-    if not lost:
-        return ()
-    note = f"squares of features of this size leave float64, hence {', '.join(lost)}; the other numbers know no size"
-    warn(f"neural collapse: {note}. Divide the features by one number of their size to see these.")
-    return (note,)
-
-
-def _nc1(found: ClassStatistics, ridge: float, exponent: int) -> float:
+def _nc1(found: ClassStatistics, ridge: float) -> float:
     s, directions = found.along_means()
     if len(s) == 0 or float(s[0]) <= found.rounding_of_means:
         return undefined("NC1", "all class means coincide, so the between-class scatter is zero")
@@ -240,7 +227,7 @@ def _nc1(found: ClassStatistics, ridge: float, exponent: int) -> float:
     if ridge == 0:
         return float((along / squares).sum())
     # Here both are sums over the classes, so the ridge of their means counts as often.
-    ridge = times_power(ridge * len(found.labels), -2 * exponent)
+    ridge = ridge * len(found.labels)
     rest = max(float(found.variances.sum() - along.sum()), 0.0)
     outside = rest / ridge if ridge else math.inf if rest else 0.0
     return float((along / (squares + ridge)).sum()) + outside
@@ -269,20 +256,15 @@ def _nc2(found: ClassStatistics) -> tuple[float, tuple[float, float, float]]:
 
 def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
     places = _columns(found.labels, len(weight), "the classifier's weight")
-    w, m = of_ordinary_size(weight)[0].to(found.centred.device)[places], found.centred
+    w, m = weight.to(found.centred.device)[places], found.centred
     if float(w.norm()) == 0 or float(m.norm()) <= found.rounding_of_means:
         return undefined("NC3", "the classifier's weight or the scatter of the class means is zero")
     return float((w / w.norm() - m / m.norm()).square().sum())
 
 
-def _nc4(
-    state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None, exponent: int
-) -> float | None:
+def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None) -> float | None:
     if state.outputs is None and weight is None:
         return None
-    if weight is not None:
-        weight, own = of_ordinary_size(weight)  # the largest score stays the largest if all are divided by one number
-        bias = None if bias is None else bias * 2.0 ** min(-exponent - own, 800)
     assert state.rows is not None
     width = state.outputs.width if state.outputs is not None else len(weight if weight is not None else ())
     places = _columns(found.labels, width, "outputs" if state.outputs is not None else "the classifier's weight")

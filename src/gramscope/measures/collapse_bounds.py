@@ -18,6 +18,7 @@ the features themselves, since a linear map can cancel within-class noise that t
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
+from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, column_basis
 from gramscope.capture.activations import At, Layers, Mode
 from gramscope.measures.class_moments import class_labels
@@ -34,8 +36,8 @@ from gramscope.measures.layer_features import Reduce, features
 __all__ = ["LinearityCollapse", "layer_linearity_collapse", "linearity_collapse"]
 
 
-@dataclass(frozen=True, eq=False)
-class LinearityCollapse:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearityCollapse(TableResult):
     """Target linearity, collapse and the bounds between them, of one set of features.
 
     - ``target_linearity``: with an offset and with classes that weigh the same; for classes of one size it is
@@ -47,6 +49,8 @@ class LinearityCollapse:
     - ``simplex_gap``: ``|M - (1 - 11ᵀ/C)|`` of the class means M of the fitted outputs, at most ``(C-1)(1-TL)``
     - ``null``: what unrelated targets reach, ``rank / (n - 1)``
     """
+
+    columns: ClassVar[tuple[str, ...]] = ("correlations",)
 
     target_linearity: float
     nc1: float

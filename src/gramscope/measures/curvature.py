@@ -1,13 +1,13 @@
 """The Gauss-Newton matrix ``Jᵀ H J`` of a loss, which is the Fisher matrix for the cross entropy."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.axes import Axes
+from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs
-from gramscope.hierarchy.losses import loss_function
+from gramscope.hierarchy.losses import Targets, loss_function
 from gramscope.kernels.linearized_model import linearize
 from gramscope.linalg import LinearOperator, eigenvalues_top
 from gramscope.measures.loss_curvature import HessianOperator, Sharpness
@@ -18,7 +18,7 @@ __all__ = ["gauss_newton", "gauss_newton_sharpness"]
 class _OutputHessian(LinearOperator):
     """``H = ∂²loss/∂f²`` on (example, output)."""
 
-    def __init__(self, hessian: HessianOperator, rows: Any) -> None:
+    def __init__(self, hessian: HessianOperator, rows: Axes) -> None:
         super().__init__(rows, rows, dtype=hessian.dtype, device=hessian.device, symmetric=True)
         self._hessian = hessian
 
@@ -30,7 +30,7 @@ class _OutputHessian(LinearOperator):
 
 
 def gauss_newton(
-    model: nn.Module, x: Any, y: Any, *, loss: Any = "cross_entropy", outputs: Outputs = None
+    model: nn.Module, x: ModelInput, y: Targets, *, loss: object = "cross_entropy", outputs: Outputs = None
 ) -> LinearOperator:
     """The generalised Gauss-Newton matrix ``G = Jᵀ H J`` as a symmetric operator on the parameters.
 
@@ -56,10 +56,10 @@ def gauss_newton(
 
 def gauss_newton_sharpness(
     model: nn.Module,
-    x: Any,
-    y: Any,
+    x: ModelInput,
+    y: Targets,
     *,
-    loss: Any = "cross_entropy",
+    loss: object = "cross_entropy",
     outputs: Outputs = None,
     steps: int = 20,
     seed: int = 0,

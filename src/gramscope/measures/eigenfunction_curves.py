@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from gramscope.base.charts import line_chart
 from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Moments, check_paired
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
 from gramscope.base.user_warnings import undefined, warn
@@ -22,7 +23,6 @@ from gramscope.measures.rows import Rows
 
 Part = Literal["evaluation", "train"]
 
-LARGEST_EXPONENT = 480  # of features whose squares, and sums of them, are within float64
 LEAST = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  # ρ_1 below this has lost digits
 
 
@@ -49,7 +49,7 @@ class Curves(TableResult):
     examples: int
     notes: tuple[str, ...] = ()
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """Quality, utilisation and relative intensity over the number of eigenfunctions; a figure."""
         given = {"quality": self.quality, "utilisation": self.utilisation, "relative intensity": self.intensity}
         lines = {name: curve for name, curve in given.items() if curve is not None}
@@ -108,11 +108,6 @@ class RichnessCurves(Measure[CurvesState, Curves]):
         part: Part = "evaluation",
     ) -> CurvesState:
         rows = Rows.of(features, "features")
-        if rows.exponent > LARGEST_EXPONENT:
-            raise InputError(
-                f"features must have squares within float64, got numbers of about 2^{rows.exponent}. Divide them by a "
-                "number: the curves do not depend on it."
-            )
         if part == "train":
             if targets is not None or outputs is not None:
                 raise InputError("training features take no targets or outputs: these belong to the evaluation set.")
@@ -146,8 +141,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
                 f"training and evaluation features must be of one width, got {len(rho)} and {phi.shape[1]}."
             )
         if float(rho[0]) < LEAST:
-            size = "zero" if float(rho[0]) == 0 and not any(_sizes(state.train)) else "so small that squares vanish"
-            nan = undefined("the eigenfunctions", f"all training features are {size}")
+            nan = undefined("the eigenfunctions", "all training features are zero")
             empty = phi.new_zeros(0)
             return Curves(empty, empty, rho * nan, rho, 0, 0, 0, nan, len(phi))
         shown = rho[: u.shape[1]]
@@ -241,11 +235,6 @@ def _spectrum(train: Rows | Moments) -> tuple[Float[Tensor, " p"], Float[Tensor,
     rho = torch.zeros(train.width, dtype=torch.float64, device=x.device)
     rho[: len(s)] = s.square() / max(train.n, 1)
     return rho, v.mT
-
-
-def _sizes(train: Rows | Moments) -> list[bool]:
-    """Whether there is anything but zeros; moments no longer know, but for the mean."""
-    return [bool(x.any()) for x in (train.chunks if isinstance(train, Rows) else (train.mean,))]
 
 
 def _along(vectors: Float[Tensor, "p k"], errors: Float[Tensor, " p"]) -> Float[Tensor, " k"]:

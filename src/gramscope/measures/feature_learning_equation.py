@@ -117,7 +117,7 @@ class WeightLearning:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class WeightLearnings(ByWeight[WeightLearning]):
     """:class:`WeightLearning` by weight name; ``left_out`` names every other parameter and says why."""
 

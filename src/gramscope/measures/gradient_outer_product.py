@@ -13,7 +13,7 @@ from gramscope.base.axes import Axes
 from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.capture import capture
 from gramscope.capture.backward_graph import batched_gradients
 from gramscope.capture.linear_map import LinearMap
@@ -174,7 +174,7 @@ class SignalSums:
         return SignalSums(self.n + other.n, totals, self.weights, self.left_out)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerAGOPs(ByWeight[Tensor]):
     """AGOP (g, i, i) by weight name; ``left_out`` names every other parameter and says why.
 

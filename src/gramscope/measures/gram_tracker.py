@@ -58,7 +58,7 @@ class GramChange:
         return float((self.gram - self.virtual).norm()) / size
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GramChanges(ByWeight[GramChange]):
     """:class:`GramChange` by weight name; ``left_out`` names every other parameter and says why."""
 

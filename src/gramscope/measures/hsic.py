@@ -17,7 +17,7 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre
 from gramscope.base.rounding import EPS64, Rounding
-from gramscope.measures.rows import NOTHING, Rows
+from gramscope.measures.rows import Rows
 
 TILE_BYTES = 16 * 2**20
 CENTRED_BYTES = 64 * 2**20
@@ -121,17 +121,6 @@ class LayerMoments:
         )
         return scatter, thirds, fourths
 
-    def scaled(self, powers: tuple[int, ...]) -> "LayerMoments":
-        """The moments of features that are ``2^power`` times as large, layer by layer."""
-        each = torch.tensor([2.0**power for power in powers], dtype=torch.float64, device="cpu").to(self.scatter)
-        wide = each.repeat_interleave(torch.tensor(self.widths, device="cpu").to(each.device))
-        centre = Centre(self.centre.mean * wide, self.centre.rest * wide)
-        squares = each.square()
-        return LayerMoments(
-            self.n, self.widths, centre, self.scatter * torch.outer(wide, wide),
-            self.thirds * torch.outer(squares, wide), self.fourths * torch.outer(squares, squares),
-        )  # fmt: skip
-
     def traces(self) -> Float[Tensor, " L"]:
         return _per_layer(self.scatter.diagonal()[None], self.widths)[0]
 
@@ -148,15 +137,11 @@ class LayerMoments:
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """What is kept of the layers ``names``: their rows while these are small, then moments and the newest rows.
-
-    Both are divided by 2^``exponents``, which is 1 unless fourth powers would leave the range of float64.
-    """
+    """What is kept of the layers ``names``: their rows while these are small, then moments and the newest rows."""
 
     names: tuple[str, ...]
     rows: tuple[Rows, ...]
     moments: LayerMoments | None = None
-    exponents: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, layers: dict[str, Tensor]) -> "LayerState":
@@ -167,9 +152,7 @@ class LayerState:
                     f"all features must have one row for each of the same examples, got {rows[0].n} rows in "
                     f"{next(iter(layers))!r} and {kept.n} in {name!r}. Reduce them alike (pool or flatten, not unfold)."
                 )
-        exponents = tuple(kept.exponent for kept in rows)
-        rows = tuple(kept.scaled(0 if e == NOTHING else -e) for kept, e in zip(rows, exponents, strict=True))
-        return cls(tuple(layers), rows, None, exponents)._compact()
+        return cls(tuple(layers), rows)._compact()
 
     @property
     def n(self) -> int:
@@ -190,22 +173,11 @@ class LayerState:
                 f"{dict(zip(self.names, self.widths, strict=True))} and "
                 f"{dict(zip(other.names, other.widths, strict=True))}."
             )
-        exponents = tuple(map(max, self.exponents, other.exponents))
-        a, b = self._at(exponents), other._at(exponents)
-        rows = tuple(x.merged(y) for x, y in zip(a.rows, b.rows, strict=True))
-        moments = a.moments if b.moments is None else b.moments
-        if a.moments is not None and b.moments is not None:
-            moments = a.moments.merged(b.moments)
-        return LayerState(self.names, rows, moments, exponents)._compact()
-
-    def _at(self, exponents: tuple[int, ...]) -> "LayerState":
-        """The same divided by other powers of two, none of them less."""
-        if exponents == self.exponents:
-            return self
-        powers = tuple(old - new for old, new in zip(self.exponents, exponents, strict=True))
-        rows = tuple(kept.scaled(power) for kept, power in zip(self.rows, powers, strict=True))
-        moments = None if self.moments is None else self.moments.scaled(powers)
-        return LayerState(self.names, rows, moments, exponents)
+        rows = tuple(x.merged(y) for x, y in zip(self.rows, other.rows, strict=True))
+        moments = self.moments if other.moments is None else other.moments
+        if self.moments is not None and other.moments is not None:
+            moments = self.moments.merged(other.moments)
+        return LayerState(self.names, rows, moments)._compact()
 
     def products(self) -> GramProducts:
         """⟨K_i, K_j⟩ and what debiasing needs, over all examples merged so far."""
@@ -230,7 +202,7 @@ class LayerState:
         if sum(kept.nbytes for kept in self.rows) <= allowed:
             return self
         empty = tuple(replace(kept, chunks=()) for kept in self.rows)
-        return LayerState(self.names, empty, self.all_moments(), self.exponents)
+        return LayerState(self.names, empty, self.all_moments())
 
 
 def tiled_products(rows: tuple[Rows, ...]) -> GramProducts:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float64
@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_map
 from gramscope.base.charts import heat_map
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, as_column
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, count_examples
@@ -49,7 +51,7 @@ class Influence(Result):
 
         return DataFrame(as_column(self.scores))
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """The scores as a heat map, red for proponents; a figure."""
         top = float(self.scores.abs().max()) or 1.0
         names = ("training example", "test example")
@@ -62,14 +64,14 @@ class Influence(Result):
 
 def tracin(
     model: nn.Module,
-    x: Any,
+    x: ModelInput,
     y: Tensor,
-    x_test: Any,
+    x_test: ModelInput,
     y_test: Tensor,
     *,
     checkpoints: Iterable[Mapping[str, Tensor]] | None = None,
     lr: float | Sequence[float] = 1.0,
-    loss: Any = "cross_entropy",
+    loss: object = "cross_entropy",
     outputs: Outputs = None,
     batch_size: int = 256,
 ) -> Influence:
@@ -123,7 +125,7 @@ def tracin(
     return Influence(total, len(states))
 
 
-def _loss_slopes(model: nn.Module, x: Any, y: Tensor, loss: Any, outputs: Outputs) -> Tensor:
+def _loss_slopes(model: nn.Module, x: ModelInput, y: Tensor, loss: object, outputs: Outputs) -> Tensor:
     """``∂ℓ_i/∂f_i`` of each example's own loss, (n, C)."""
     function = ModelFunction(model, x, outputs, False, None)
     with torch.no_grad(), function.context():

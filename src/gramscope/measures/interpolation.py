@@ -6,15 +6,20 @@ the target linearity of the features ``h(t)`` in t (with an offset) says how muc
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import TableResult, as_column
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import Layers
 from gramscope.measures.layer_features import features
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = ["Interpolation", "interpolate", "interpolation_linearity", "path_linearity"]
 
@@ -88,12 +93,20 @@ def path_linearity(paths: Tensor) -> Float64[Tensor, " pairs"]:
     return torch.where(still, torch.full_like(total, torch.nan), (along / total.clamp_min(1e-300)).clamp(max=1.0))
 
 
-@dataclass(frozen=True, eq=False)
-class Interpolation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Interpolation(TableResult):
     """Paths through a decoder: ``linearity[layer]`` (pairs,), and ``outputs``, the decoded points, flattened."""
+
+    shown: ClassVar[tuple[str, ...]] = ("mean", "outputs")
 
     linearity: dict[str, Float64[Tensor, " pairs"]]
     outputs: Float[Tensor, "pairs steps d"]
+
+    def to_dataframe(self) -> "DataFrame":
+        """A row a path, a column a layer."""
+        from pandas import DataFrame
+
+        return DataFrame({name: as_column(values) for name, values in self.linearity.items()})
 
     def mean(self) -> dict[str, float]:
         """The mean over the paths, by layer."""

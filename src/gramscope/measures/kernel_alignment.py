@@ -14,39 +14,30 @@ from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows
 from gramscope.base.rounding import EPS64, Rounding
 from gramscope.base.user_warnings import undefined
-from gramscope.kernels.kernel import Kernel
+from gramscope.kernels.kernel_matrix import Kernel
 from gramscope.linalg.operator import LinearOperator
 from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.linear_cka import CKA, PairState
 from gramscope.measures.measure import Facts, Measure
-from gramscope.measures.rows import NOTHING, frobenius, of_ordinary_size, size_exponent, times_power
+from gramscope.measures.rows import check_size
 
 KernelLike = Tensor | Kernel | LinearOperator
 
 
 @dataclass(frozen=True)
 class AlignmentState:
-    """Sums over entries: ⟨A, B⟩, |A|², |B|², of A and B divided by 2^``exponents``, 1 for most."""
+    """Sums over entries: ⟨A, B⟩, |A|², |B|², ."""
 
     inner: float = 0.0
     square_a: float = 0.0
     square_b: float = 0.0
-    exponents: tuple[int, int] = (NOTHING, NOTHING)
 
     def merged(self, other: "AlignmentState") -> "AlignmentState":
-        exponents = (max(self.exponents[0], other.exponents[0]), max(self.exponents[1], other.exponents[1]))
-        x, y = self._at(exponents), other._at(exponents)
-        return AlignmentState(x.inner + y.inner, x.square_a + y.square_a, x.square_b + y.square_b, exponents)
-
-    def _at(self, exponents: tuple[int, int]) -> "AlignmentState":
-        """The same divided by other powers of two, none of them less."""
-        a, b = (2.0 ** (old - new) for old, new in zip(self.exponents, exponents, strict=True))
-        return AlignmentState(self.inner * a * b, self.square_a * a * a, self.square_b * b * b, exponents)
+        return AlignmentState(self.inner + other.inner, self.square_a + other.square_a, self.square_b + other.square_b)
 
     def norms(self) -> tuple[float, float]:
         """|A| and |B|."""
-        a, b = (0 if e == NOTHING else e for e in self.exponents)
-        return times_power(math.sqrt(self.square_a), a), times_power(math.sqrt(self.square_b), b)
+        return math.sqrt(self.square_a), math.sqrt(self.square_b)
 
 
 class Alignment(Measure[AlignmentState, float]):
@@ -73,10 +64,11 @@ class Alignment(Measure[AlignmentState, float]):
         rows_a, rows_b = as_rows(a, "a"), as_rows(b, "b")
         if a.shape != b.shape:
             raise InputError(f"two tiles must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
-        exponents = (size_exponent(rows_a), size_exponent(rows_b))
-        rows_a, rows_b = of_ordinary_size(rows_a)[0], of_ordinary_size(rows_b)[0].to(rows_a.device)
+        check_size(rows_a, "a", power=2)
+        check_size(rows_b, "b", power=2)
+        rows_b = rows_b.to(rows_a.device)
         return AlignmentState(
-            float((rows_a * rows_b).sum()), float(rows_a.square().sum()), float(rows_b.square().sum()), exponents
+            float((rows_a * rows_b).sum()), float(rows_a.square().sum()), float(rows_b.square().sum())
         )
 
     def compute(self, state: AlignmentState) -> float:
@@ -177,7 +169,8 @@ def kernel_target_alignment(
         >>> round(gs.measures.kernel_target_alignment(y @ y.T, y), 12)
         1.0
     """
-    y, _ = of_ordinary_size(as_rows(_targets(targets, classes), "targets"))  # the alignment knows no scale
+    y = as_rows(_targets(targets, classes), "targets")
+    check_size(y, "targets")
     size = _Columns(kernel).shape[0]
     if size == len(y):
         ideal = y @ y.mT
@@ -222,7 +215,7 @@ class _Columns:
         middle = self._mean_columns(size) if center else None
         for start in range(0, self.shape[1], size):
             columns = self._take(start, min(start + size, self.shape[1]))
-            raw = frobenius(columns) if center else 0.0
+            raw = float(columns.norm()) if center else 0.0
             if middle is not None:
                 places = torch.arange(start, start + columns.shape[1], device=columns.device) % self.outputs[1]
                 columns = columns - middle[:, places]

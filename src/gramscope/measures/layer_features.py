@@ -241,7 +241,7 @@ def _guess_channels(tensor: Tensor, module: nn.Module) -> Channels:
     return "first" if tensor.dim() >= 4 else "last"
 
 
-def _checked_rows(rows: Any, where: str) -> Tensor:
+def _checked_rows(rows: object, where: str) -> Tensor:
     if not isinstance(rows, Tensor) or rows.dim() != 2:
         got = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         raise InputError(f"a reduction must return rows (n, p), got {got} for {where}.")

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.charts import axes_or_new, heat_map
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
-from gramscope.base.pyplot import load_pyplot
+from gramscope.base.pyplot import Axes, Figure, figure_of
 from gramscope.base.user_warnings import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
 from gramscope.measures.hsic import GramProducts, LayerState
@@ -44,17 +45,15 @@ class SimilarityMatrix:
 
         return pandas.DataFrame(self.values.cpu().numpy(), index=list(self.rows), columns=list(self.columns))
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """A heat map of the similarities between 0 and 1, layers in order from the lower left; a figure."""
-        if axes is None:
-            size = 2.2 + 0.32 * max(len(self.rows), len(self.columns))
-            _, axes = load_pyplot().subplots(figsize=(size + 0.8, size), layout="constrained")
-        shown = axes.imshow(self.values.double().cpu().numpy(), cmap="magma", vmin=0, vmax=1, origin="lower")
+        size = 2.2 + 0.32 * max(len(self.rows), len(self.columns))
+        axes = axes_or_new(axes, (size + 0.8, size))
+        title = f"CKA over {self.examples:,} examples"
+        heat_map(self.values.double(), title, "", "", axes=axes, cmap="magma", vmin=0, vmax=1, origin="lower")
         axes.set_xticks(range(len(self.columns)), list(self.columns), rotation=90, fontsize="small")
         axes.set_yticks(range(len(self.rows)), list(self.rows), fontsize="small")
-        axes.set_title(f"CKA over {self.examples:,} examples")
-        axes.figure.colorbar(shown, ax=axes, shrink=0.85)
-        return axes.figure
+        return figure_of(axes)
 
     def _repr_html_(self) -> str:
         """In a notebook: the matrix with two digits."""

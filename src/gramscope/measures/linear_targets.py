@@ -1,6 +1,7 @@
 """Target linearity: how much of the targets a linear map of the features can say."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
-from gramscope.base.moments import as_rows, check_paired
+from gramscope.base.moments import as_rows, centered_rows, check_paired
 from gramscope.base.nested import ModelInput
 from gramscope.base.rng import child_seed, generator
 from gramscope.base.rounding import EPS64, Rounding, column_basis
@@ -119,8 +120,12 @@ def target_linearity(
     if not isinstance(permutations, int) or permutations < 0:
         raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
-    h, y = _rows(features, *_numbered(targets))
-    span, centred = measure._span(measure._state(h, y, Rounding.of(features, dtype), compress=False))
+    (targets,), classes = _numbered(targets)
+    h, y = _rows(features, targets, classes)
+    h, y = h / _scale(h), y / _scale(y)
+    used = centered_rows(h) if center else h
+    span = measure._basis(used, h.norm(dim=0), len(h), Rounding.of(features, dtype))
+    centred = _varying(centered_rows(y), y.mean(0), len(y))
     value = _value(span, centred, len(h))
     if permutations == 0 or math.isnan(value):
         return value
@@ -156,9 +161,9 @@ def held_out_target_linearity(
     if (test_features is None) != (test_targets is None):
         raise InputError("test_features and test_targets must be given together, got one of them.")
     if test_targets is None:
-        targets, classes = _numbered(targets)
+        (targets,), classes = _numbered(targets)
     else:
-        targets, test_targets, classes = _numbered(targets, test_targets)
+        (targets, test_targets), classes = _numbered(targets, test_targets)
     h, y = _rows(features, targets, classes)
     if test_features is None or test_targets is None:
         (h, y), (h_test, y_test) = _split(h, y, test_share, seed)
@@ -313,13 +318,10 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
 
     def update(self, features: Tensor, targets: Tensor) -> TriangularState:
         h, y = _rows(features, targets, self.classes, least=0)
-        return self._state(h, y, Rounding.of(features, self.dtype), compress=True)
-
-    def _state(self, h: Tensor, y: Tensor, rounding: Rounding, compress: bool) -> TriangularState:
         first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
         shift = torch.cat([first_h, h.new_zeros(1), first_y])
         rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
-        return TriangularState(len(h), h.shape[1], _triangular(rows) if compress else rows, shift, rounding)
+        return TriangularState(len(h), h.shape[1], _triangular(rows), shift, Rounding.of(features, self.dtype))
 
     def compute(self, state: TriangularState) -> TargetLinearityValue:
         if state.n == 0:
@@ -334,9 +336,7 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         h, y = whole[:, :p], whole[:, p + 1 :]
         h_scale, y_scale = _scale(h), _scale(y)
         mean, lengths = (one.mT @ y) / y_scale / state.n, (h / h_scale).norm(dim=0)
-        centred = _centred(state.rows[:, p + 1 :] / y_scale, one, state.n)
-        if float(centred.square().sum()) <= _no_variance(state.n, mean):
-            centred = torch.zeros_like(centred)
+        centred = _varying(_centred(state.rows[:, p + 1 :] / y_scale, one, state.n), mean, state.n)
         h = _centred(state.rows[:, :p] / h_scale, one, state.n) if self.center else h / h_scale
         return self._basis(h, lengths, state.n, state.rounding), centred
 
@@ -394,18 +394,18 @@ def _are_labels(targets: Tensor) -> bool:
     return targets.dim() == 1 and not targets.is_floating_point() and not targets.is_complex()
 
 
-def _numbered(*targets: Tensor) -> tuple[Any, ...]:
+def _numbered(*targets: Tensor) -> tuple[Sequence[Tensor], int | None]:
     """Labels of all sets numbered alike, without gaps, and how many there are; other targets as they are, and None.
 
     Classes without examples would only add columns of zeros, which change no sum.
     """
     if not all(isinstance(t, Tensor) and _are_labels(t) and len(t) for t in targets):
-        return *targets, None
+        return targets, None
     labels = [t.detach().long().cpu() for t in targets]
     present = torch.cat(labels).unique()
     if int(present[0]) < 0:  # refused where they are used
-        return *targets, None
-    return *(torch.searchsorted(present, own) for own in labels), len(present)
+        return targets, None
+    return [torch.searchsorted(present, own) for own in labels], len(present)
 
 
 def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -423,9 +423,14 @@ def _no_variance(n: int, mean: Tensor) -> float:
     return n * float(mean.square().sum()) * EPS64**2 * 1e4
 
 
+def _varying(centred: Tensor, mean: Tensor, n: int) -> Tensor:
+    """The centred targets; zero where they are rounding."""
+    return centred if float(centred.square().sum()) > _no_variance(n, mean) else torch.zeros_like(centred)
+
+
 def _scale(rows: Tensor) -> float:
-    """Divided by this, squares neither overflow nor vanish; the measure knows no scale."""
-    return float(rows.abs().max()) or 1.0
+    """Divided by this power of two, squares neither overflow nor vanish, and nothing is rounded."""
+    return math.ldexp(0.5, math.frexp(float(rows.abs().max()))[1])
 
 
 def _centred(rows: Tensor, one: Tensor, n: int) -> Tensor:

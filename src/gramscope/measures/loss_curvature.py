@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.linalg import LinearOperator, eigenvalues_top
 
 __all__ = ["HessianOperator", "Sharpness", "sharpness"]
@@ -53,8 +54,8 @@ class HessianOperator(LinearOperator):
         return torch.cat([part.reshape(-1).to(self.dtype) for part in found])
 
 
-@dataclass(frozen=True)
-class Sharpness:
+@dataclass(frozen=True, repr=False)
+class Sharpness(Result):
     """``value``: the greatest Ritz value; an eigenvalue lies within ``error`` of it. ``products``: with the Hessian."""
 
     value: float

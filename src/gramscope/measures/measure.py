@@ -22,6 +22,7 @@ from typing import (
 )
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import in_short
 from gramscope.base.user_warnings import UndefinedMeasureWarning as UndefinedMeasureWarning
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ class Measure(ABC, Generic[S, V]):
     @abstractmethod
     def compute(self, state: S) -> V:
         """The value; NaN with an :class:`UndefinedMeasureWarning` where it is not defined."""
+
+    def __repr__(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return f"{type(self).__name__}({', '.join(f'{name}={in_short(value)}' for name, value in settings.items())})"
 
     def over(self, batches: Iterable[object]) -> V:
         """The value over an iterable of batches; a tuple, list or dict is spread over the arguments of ``update``."""

@@ -8,26 +8,32 @@ outputs follow the kernel of that time, ``f ← f - η Θ_t ∂L/∂f``. That is
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.charts import line_chart
 from gramscope.base.checks import check_lr
 from gramscope.base.errors import InputError
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
+from gramscope.base.pyplot import Axes, Figure
+from gramscope.base.results import TableResult
 from gramscope.capture.network import copied
 from gramscope.capture.side_effects import untouched
-from gramscope.kernels.ntk import ntk
+from gramscope.kernels.empirical_ntk import ntk
 
 __all__ = ["LinearizedRun", "MovingTarget", "moving_target"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class LinearizedRun:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearizedRun(TableResult):
     """The network linearised at step ``start`` and trained on: its losses at steps ``start``..S, and last outputs."""
+
+    columns: ClassVar[tuple[str, ...]] = ("train_loss", "test_loss")
 
     start: int
     train_loss: Float[Tensor, " steps"]
@@ -35,19 +41,30 @@ class LinearizedRun:
     outputs: Float[Tensor, "rows C"]
 
 
-@dataclass(frozen=True, eq=False)
-class MovingTarget:
+@dataclass(frozen=True, eq=False, repr=False)
+class MovingTarget(TableResult):
     """The network's own run and those of its linearisations.
 
     ``train_loss`` and ``test_loss`` (S+1,) are the network's; ``outputs`` its last ones on training and then test
     examples; ``before[t]`` those at the starts.
     """
 
+    columns: ClassVar[tuple[str, ...]] = ("train_loss", "test_loss")
+
     train_loss: Float[Tensor, " steps"]
     test_loss: Float[Tensor, " steps"] | None
     outputs: Float[Tensor, "rows C"]
     before: dict[int, Float[Tensor, "rows C"]]
     runs: dict[int, LinearizedRun]
+
+    def plot(self, *, axes: Axes | None = None) -> Figure:
+        """The training loss of the network, and of each linearisation from its start on."""
+        lines = {"network": self.train_loss}
+        for start, run in self.runs.items():
+            before = torch.full_like(self.train_loss[:start], torch.nan)
+            lines[f"linearised at {start}"] = torch.cat([before, run.train_loss])
+        steps = range(len(self.train_loss))
+        return line_chart(steps, lines, "The network and its linearisations", "step", axes=axes, ylabel="training loss")
 
     def gap(self, start: int) -> float:
         """``|f_linearised - f| / |f - f_start|`` at the end: 0 where the kernel of ``start`` explains the rest."""

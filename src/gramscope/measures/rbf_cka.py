@@ -16,7 +16,7 @@ from gramscope.base.rounding import EPS64
 from gramscope.base.streams import streams_put_back
 from gramscope.base.user_warnings import undefined
 from gramscope.measures.measure import Facts, Measure
-from gramscope.measures.rows import NOTHING, Rows, frobenius, size_exponent
+from gramscope.measures.rows import Rows
 
 KernelFunction = Callable[[Float[Tensor, "n p"]], Float[Tensor, "n n"]]
 
@@ -36,6 +36,13 @@ class KernelCKA(Measure[RowsPair, float]):
     """CKA of Gaussian kernels ``exp(-|x - x'|²/(2σ²))``, or of any kernel, batch by batch; rows are kept.
 
     σ is ``bandwidth``, or ``scale`` times the median distance between different examples, for each side by itself.
+
+    >>> import gramscope as gs
+    >>> a = torch.randn(30, 4)
+    >>> measure = gs.measures.KernelCKA()
+    >>> first, second = (measure.update(batch, 2 * batch) for batch in (a[:15], a[15:]))
+    >>> round(measure.compute(measure.merge(first, second)), 6)      # the bandwidth follows the scale
+    1.0
 
     Reference: Kornblith et al. 2019 (arXiv:1905.00414), section 3 (RBF kernels with a fraction of the median distance).
     """
@@ -78,7 +85,7 @@ class KernelCKA(Measure[RowsPair, float]):
 
     def _gram(self, rows: Rows, what: str) -> Float[Tensor, "n n"]:
         x = rows.all()
-        if frobenius(centered_rows(x)) <= rows.rounding.relative * frobenius(x):
+        if float(centered_rows(x).norm()) <= rows.rounding.relative * float(x.norm()):
             x = x[:1].expand_as(x)  # the same features for all examples, up to rounding
         if callable(self.kernel):
             with streams_put_back():
@@ -86,12 +93,8 @@ class KernelCKA(Measure[RowsPair, float]):
             if not isinstance(k, Tensor) or tuple(k.shape) != (len(x), len(x)):
                 raise InputError(f"kernel must return a matrix ({len(x)}, {len(x)}) for {what}, got {_shape(k)}.")
             return k.double()
-        exponent = size_exponent(x - x[0])
-        factor = 1.0 if exponent == NOTHING else 2.0**-exponent
-        squares = squared_distances(x * factor)
-        sigma = None if self.bandwidth is None else self.bandwidth * factor
-        if sigma is None:
-            sigma = self.scale * _median_distance(squares)
+        squares = squared_distances(x)
+        sigma = self.scale * _median_distance(squares) if self.bandwidth is None else self.bandwidth
         # Half the examples (or all) at one point: a Gaussian of width 0 tells only equal from unequal.
         if sigma == 0:
             return (squares == 0).double()

@@ -15,39 +15,18 @@ from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre
 from gramscope.base.rounding import Rounding
 
-ORDINARY = 200  # numbers within 2^±200 have fourth powers, and sums of them, within float64
-NOTHING = -(2**20)  # the exponent of zeros, below that of any number
+RANGE = 800  # 2^±RANGE, and sums of such numbers, are within float64
 
 
-def size_exponent(x: Tensor) -> int:
-    """e such that ``x / 2^e`` is of ordinary size: 0 for x that is, and ``NOTHING`` for zeros alone."""
-    if x.dtype != torch.float64 or x.numel() == 0:  # no other dtype reaches beyond
-        return 0
-    largest = float(x.abs().max())
-    exponent = math.frexp(largest)[1]
-    if abs(exponent) <= ORDINARY:
-        return 0 if largest else NOTHING
-    return max(exponent, -1000)  # 2^1000 is a number, 2^1074 is not
-
-
-def of_ordinary_size(x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], int]:
-    """``x / 2^e``, which costs no digits, and e; most often x itself and 0."""
-    exponent = size_exponent(x)
-    return (x, 0) if exponent in (0, NOTHING) else (x * 2.0**-exponent, exponent)
-
-
-def frobenius(x: Float[Tensor, "..."]) -> float:
-    """``|x|``, also where the squares of x leave float64; infinite where the norm itself does."""
-    ordinary, exponent = of_ordinary_size(x)
-    return times_power(float(ordinary.square().sum().sqrt()), exponent)
-
-
-def times_power(value: float, power: int) -> float:
-    """``value · 2^power``, infinite where float64 ends."""
-    try:
-        return math.ldexp(value, power)
-    except OverflowError:
-        return math.copysign(math.inf, value)
+def check_size(x: Tensor, what: str, power: int = 4) -> None:
+    """Raise unless the largest entry has its ``power`` within float64. No other dtype reaches beyond; zeros may be."""
+    largest = float(x.abs().max()) if x.dtype == torch.float64 and x.numel() else 0.0
+    limit = RANGE // power
+    if largest and abs(math.log2(largest)) > limit:
+        raise InputError(
+            f"{what} must have a largest entry between 2^-{limit} and 2^{limit}, got {largest:.3g}: powers of it leave "
+            "float64. Multiply by one number of the opposite size."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +56,7 @@ class Rows:
         if x.is_floating_point() and x.element_size() == 1:  # float8 has no arithmetic of its own
             x = x.float()
         check_finite(x, what, "Look for overflow (float16, bfloat16) or for a run that has diverged.")
+        check_size(x, what)
         rows = x.flatten(1) if x.dim() > 1 else x[:, None]
         kept = rows.clone(memory_format=torch.contiguous_format) if rows.is_floating_point() else rows.double()
         return cls((kept,) if len(kept) else (), kept.shape[1], rounding)
@@ -108,14 +88,6 @@ class Rows:
         if not self.chunks:  # has no device to keep
             return replace(other, rounding=rounding)
         return Rows(self.chunks + tuple(chunk.to(self.device) for chunk in other.chunks), self.width, rounding)
-
-    def scaled(self, power: int) -> "Rows":
-        """The rows times ``2^power``, which costs no digits."""
-        return self if power == 0 else replace(self, chunks=tuple(c.double() * 2.0**power for c in self.chunks))
-
-    @property
-    def exponent(self) -> int:
-        return max((size_exponent(chunk) for chunk in self.chunks), default=NOTHING)
 
     def block(self, start: int, stop: int) -> Float[Tensor, "rows p"]:
         """Rows ``start`` to ``stop`` in float64."""

@@ -12,7 +12,7 @@ from gramscope.base.user_warnings import undefined
 from gramscope.capture.network import Precision
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning_equation import Loss, feature_learning
-from gramscope.measures.rows import frobenius
+from gramscope.measures.rows import check_size
 
 __all__ = ["Stationarity", "stationarity", "stationarity_residual"]
 
@@ -34,15 +34,16 @@ def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> f
     gram, cross = gram.detach().double(), cross.detach().double()
     for matrix, name in ((gram, "gram"), (cross, "cross")):
         check_finite(matrix, name, "The run has diverged: load an earlier checkpoint.")
+        check_size(matrix, name, power=2)
     if gram.shape != cross.shape:
         raise InputError(f"gram and cross must have one shape, got {tuple(gram.shape)} and {tuple(cross.shape)}.")
-    size = frobenius(gram)
+    size = float(gram.norm())
     if size == 0:
         return undefined("the stationarity residual", "the weight is zero")
-    return frobenius(gram + cross / weight_decay) / size
+    return float((gram + cross / weight_decay).norm()) / size
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stationarity(ByWeight[float]):
     """The residual of each weight; ``left_out`` names every other parameter and says why."""
 

@@ -15,8 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.capture import OuterSite, capture
 from gramscope.capture.network import Precision, check_precision, named_parameters
+from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning_equation import Loss, private_copy
 from gramscope.measures.linear_targets import TargetLinearity, TargetLinearityValue
 from gramscope.measures.virtual_updates import virtual_update
@@ -25,8 +27,8 @@ from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight
 __all__ = ["WeightLinearities", "WeightLinearity", "WeightTargets", "weight_target_linearity"]
 
 
-@dataclass(frozen=True, eq=False)
-class WeightLinearity:
+@dataclass(frozen=True, eq=False, repr=False)
+class WeightLinearity(Result):
     """Target linearity of what one weight reads, ``inputs``, and of its virtual update, ``virtual`` (None: no loss).
 
     ``rows`` counts the samples, ``positions`` the rows of one example. ``covariance`` is ``HᵀH`` and
@@ -41,12 +43,9 @@ class WeightLinearity:
     positions: int
 
 
-class WeightLinearities(dict[str, WeightLinearity]):
+@dataclass(frozen=True, eq=False, repr=False)
+class WeightLinearities(ByWeight[WeightLinearity]):
     """:class:`WeightLinearity` by weight name; ``left_out`` names every other parameter and says why."""
-
-    def __init__(self, found: dict[str, WeightLinearity], left_out: dict[str, str]) -> None:
-        super().__init__(found)
-        self.left_out = left_out
 
 
 @dataclass(frozen=True, eq=False)

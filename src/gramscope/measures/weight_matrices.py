@@ -117,7 +117,7 @@ class WeightForm:
                 yield inputs, signals
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class WeightForms(ByWeight[WeightForm]):
     """Weights by name, and the parameters that are no such matrix with the reason why (``left_out``)."""
 

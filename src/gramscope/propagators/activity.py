@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -11,6 +12,7 @@ from torch import Tensor
 from gramscope.base.checks import check_count, check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, numerical_rank, singular_floor
 from gramscope.capture.backward_graph import BackwardGraph
 from gramscope.capture.sites import OuterSite, Site
@@ -20,15 +22,19 @@ from gramscope.propagators.measures import random_modes, rayleigh
 from gramscope.propagators.network_states import NetworkStates, Place
 from gramscope.propagators.recurrent import RecurrentStates
 from gramscope.propagators.recurrent_layer import ROLES
+from gramscope.propagators.stack import Stack
 
 
-@dataclass(frozen=True)
-class SelfReferentialBias:
+@dataclass(frozen=True, repr=False)
+class SelfReferentialBias(TableResult):
     """Rayleigh quotients of ``NTK_S``: on the network's own leading modes, on random ones, on the targets' modes.
 
     ``ratio`` is the first of the activity's over the mean of the random ones: how much faster gradient descent moves
     the states along what they already do.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("ratio", "activity", "random", "target")
+    columns: ClassVar[tuple[str, ...]] = ("activity", "random")
 
     activity: Float64[Tensor, " k"]
     random: Float64[Tensor, " k"]
@@ -149,7 +155,7 @@ def _network_bound(states: NetworkStates) -> int:
     for place in states.places:
         used = place.stacked.parameters | place.direct.parameters
         entries |= {name: real_view(parameter).numel() for name, parameter in used.items()}
-        if place.node.stack is not None:
+        if isinstance(place.node.recurrence, Stack):
             ranks |= {name: entries[name] for name in used}
             continue
         for site in _sites(place):

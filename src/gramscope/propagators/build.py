@@ -1,7 +1,8 @@
 """From a model and its data to linearised states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from gramscope.capture.network import Outputs, check_model, copied, count_exampl
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.propagators.layout import StateLayout, StateSite
 from gramscope.propagators.network_states import NetworkStates
+from gramscope.propagators.neural_ode import NeuralODE, take_exact_route
 from gramscope.propagators.recurrent import valid_steps
 from gramscope.propagators.state_recorder import Node, StateRecorder
 
@@ -27,6 +29,7 @@ def private_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         twin = copied(model)
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
     target = dtype or (torch.float32 if half else None)
+    take_exact_route(twin)
     return twin if target is None else twin.to(target)
 
 
@@ -152,6 +155,8 @@ def _sites(nodes: Sequence[Node], trials: Sequence[Seen], parameters: dict[str, 
         used = {id(leaf) for leaf in made_of}
         first = next((name for name, parameter in parameters.items() if id(parameter) in used), None)
         base = node.operation if first is None else _module_of(first)
+        if node.operation.endswith("scan"):
+            base = "h" if first is None or "." not in first else f"{_module_of(first)}.h"
         for _ in node.leaves:
             taken[base] = taken.get(base, 0) + 1
             name = base if taken[base] == 1 else f"{base}#{taken[base]}"
@@ -170,6 +175,9 @@ def _site_axes(shape: Sequence[int], trial: int | None, operation: str) -> Axes:
         return Axes(unit=1)
     if operation == "recurrent":
         names = ["trial", "time", "site", "unit"][-len(shape) :]
+    elif operation.endswith("scan") and trial == 0:
+        whole = ["trial", "time", "unit", "mode", *(f"mode_{i}" for i in range(2, len(shape)))]
+        names = [*whole[: len(shape) - 1], "part" if operation == "complex scan" else whole[len(shape) - 1]]
     else:
         names = [""] * len(shape)
         if trial is not None:
@@ -198,15 +206,57 @@ def cell_states(
         raise InputError(f"x must have at least one trial and one time step, got {n} and {steps}.")
     cell = private_copy(cell, dtype)
     x, h0 = cast_input(x, cell, dtype), cast_input(h0, cell, dtype)
-    expected = _described(h0)
-    shapes = [shape for shape, _ in expected]
-    if any(not shape or shape[0] != n for shape in shapes) or not shapes:
-        raise InputError(f"h0 must have {n} trials on the first axis of each of its tensors, got shapes {shapes}.")
-    starts = [part for part in tensors_in(h0) if part.is_floating_point()]
-    if not starts:
-        raise InputError("h0 must hold a floating-point tensor, since states are differentiated, but it has none.")
+    _check_initial(h0, n)
     parameters = _parameters(cell, x, frozen)
     valid = None if mask is None else valid_steps(mask, n, steps).to(x.device)
+    convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in cell.modules())
+
+    def step(t: int, now: Tensor | None, state: ModelInput) -> ModelInput:
+        new: ModelInput = cell(now, state)
+        return new
+
+    return _stepwise(step, x, h0, steps, parameters, valid, convolved)
+
+
+def ode_states(ode: NeuralODE, x: ModelInput, frozen: bool, dtype: torch.dtype | None) -> NetworkStates:
+    """States of a neural ODE: h at the times of its grid. x is what it is called with, h0 or (h0, inputs)."""
+    given = tuple(x) if isinstance(x, tuple | list) else (x,)
+    if not 1 <= len(given) <= 2 or not all(isinstance(part, Tensor) for part in given):
+        raise InputError("x must be what the neural ODE is called with, h0 or (h0, inputs).")
+    ode = cast(NeuralODE, private_copy(ode, dtype))
+    h0, inputs = (*cast_input(given, ode, dtype), None)[:2]
+    ode.check_inputs(h0, inputs)
+    _check_initial(h0, len(h0))
+    parameters = _parameters(ode, h0, frozen)
+    convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in ode.modules())
+
+    def step(t: int, now: Tensor | None, h: ModelInput) -> ModelInput:
+        assert isinstance(h, Tensor)
+        return ode.step(t, h, now)
+
+    return _stepwise(step, inputs, h0, ode.steps, parameters, None, convolved)
+
+
+def _check_initial(h0: ModelInput, n: int) -> None:
+    shapes = [shape for shape, _ in _described(h0)]
+    if any(not shape or shape[0] != n for shape in shapes) or not shapes:
+        raise InputError(f"h0 must have {n} trials on the first axis of each of its tensors, got shapes {shapes}.")
+    if not any(part.is_floating_point() for part in tensors_in(h0)):
+        raise InputError("h0 must hold a floating-point tensor, since states are differentiated, but it has none.")
+
+
+def _stepwise(
+    step: Callable[[int, Tensor | None, ModelInput], ModelInput],
+    x: Tensor | None,
+    h0: ModelInput,
+    steps: int,
+    parameters: dict[str, nn.Parameter],
+    valid: Tensor | None,
+    convolved: bool,
+) -> NetworkStates:
+    """The states that ``step(t, x_t, state)`` makes, one after another from ``h0``."""
+    n, expected = len(tensors_in(h0)[0]), _described(h0)
+    starts = [part for part in tensors_in(h0) if part.is_floating_point()]
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():
         watch = StateRecorder(parameters.values(), n, inside=True)
         watch.mark_data(x)
@@ -214,11 +264,10 @@ def cell_states(
             part.requires_grad_()
         state = h0
         for t in range(steps):
-            now = x[:, t]
-            watch.mark_data(now)
-            watch.mark_data(state)
+            now = None if x is None else x[:, t]
+            watch.mark_data((now, state))
             with watch:
-                new = cell(now, state)
+                new = step(t, now, state)
             _check_step(new, expected)
             if valid is not None:
                 new = map_tensors(partial(_kept, alive=valid[t]), new)
@@ -228,7 +277,6 @@ def cell_states(
     check_finite(
         torch.cat([leaf.detach().flatten() for leaf in leaves]), "the states", "Look for overflow or NaN in x."
     )
-    convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in cell.modules())
     layout = _cell_layout(leaves, n, steps, convolved)
     first = torch.stack([_alias(node.leaves[0]) for node in watch.nodes], dim=1)
     axes = Axes(trial=n, time=steps, output=first[0, 0].numel())

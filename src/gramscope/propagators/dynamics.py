@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.results import Result
 from gramscope.capture.backward_graph import leaves_below
 from gramscope.propagators.global_ntk import GlobalNTK
 from gramscope.propagators.network_states import NetworkStates
@@ -18,8 +19,8 @@ from gramscope.propagators.recurrent import RecurrentStates
 Advance = Callable[[int, Tensor, Tensor | None], Tensor]
 
 
-@dataclass(frozen=True)
-class ScaledResponse:
+@dataclass(frozen=True, repr=False)
+class ScaledResponse(Result):
     """``P q`` as ``exp(log_scale) · values``; entries of ``values`` stay within one, however far the dynamics explode.
 
     ``values`` has the axes of the states with (trial, time) first, ``log_scale`` one number for each trial and time.

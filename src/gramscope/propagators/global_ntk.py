@@ -12,8 +12,9 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, unwrap_with_input
 from gramscope.linalg import LinearOperator
-from gramscope.propagators.build import cell_states, network_states
+from gramscope.propagators.build import cell_states, network_states, ode_states
 from gramscope.propagators.layout import Selection
+from gramscope.propagators.neural_ode import NeuralODE
 from gramscope.propagators.operators import (
     ParameterJacobian,
     Readout,
@@ -49,6 +50,7 @@ class GlobalNTK:
     - ``nn.RNN``, ``nn.GRU``, ``nn.LSTM`` and their cells over a sequence: all hidden states, axes
       (trial, time, site, unit). A site is a layer and direction, for an LSTM its h and its c.
     - any ``cell(x_t, h) -> h`` with ``h0``: its h at each step; x is (trial, time, ...).
+    - :class:`NeuralODE`: h at each time of its grid; x is its h0, or (h0, inputs).
     - anything else: what every weight site gives out (``u = W v + b``), and hidden states of recurrent layers in it.
 
     Args:
@@ -107,6 +109,13 @@ class GlobalNTK:
                     "outputs must be left out for a recurrent module itself: its output is its last layer."
                 )
             return RecurrentStates(model, x, h0, mask, frozen, dtype)
+        if isinstance(model, NeuralODE):
+            if h0 is not None or mask is not None or outputs is not None:
+                raise InputError(
+                    "h0, mask and outputs must be left out for a neural ODE: x is what it is called with, h0 or "
+                    "(h0, inputs), and its output is its state at each time."
+                )
+            return ode_states(model, x, frozen, dtype)
         if h0 is not None:
             if outputs is not None:
                 raise InputError("outputs must be left out for a cell: its output is its state at each step.")

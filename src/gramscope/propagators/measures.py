@@ -12,7 +12,7 @@ from gramscope.base.axes import Axes
 from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
 from gramscope.base.user_warnings import undefined
 from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
@@ -303,7 +303,12 @@ def _places(name: object, given: object, op: LinearOperator, axis: str) -> Tenso
 def random_modes(
     n: int, k: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
 ) -> Float[Tensor, "n k"]:
-    """``k`` random orthonormal modes of length ``n``, to compare others with; there are at most n."""
+    """``k`` random orthonormal modes of length ``n``, to compare others with; there are at most n.
+
+    >>> modes = random_modes(5, 2)
+    >>> torch.allclose(modes.T @ modes, torch.eye(2).double())
+    True
+    """
     check_count(n, "n")
     check_count(k, "k", most=n, why="the length of a mode")
     rng = generator(child_seed(seed, "random_modes"))

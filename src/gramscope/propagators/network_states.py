@@ -12,6 +12,7 @@ from gramscope.base.axes import Axes
 from gramscope.capture.backward_graph import leaves_below
 from gramscope.capture.linear_map import LinearMap
 from gramscope.propagators.layout import StateLayout
+from gramscope.propagators.stack import Stack
 from gramscope.propagators.state_recorder import Node
 from gramscope.propagators.states import Changes, States
 
@@ -38,55 +39,47 @@ class Place:
         """
         count = len(own[0])
         arrived = self.flow.jvp(tangents, count)
-        stack = self.node.stack
-        if stack is None:
+        recurrence = self.node.recurrence
+        if recurrence is None:
             return arrived if local else [a + q for a, q in zip(arrived, own, strict=True)]
-        inputs, initial = arrived[0].transpose(0, 1), arrived[1]
-        sweep = stack.local if local else stack.propagate
-        return [stack.join(sweep(stack.split(own[0]), inputs, initial))]
+        return [recurrence.respond(own[0], arrived, local)]
 
     def backward(self, own: list[Tensor], local: bool) -> tuple[list[Tensor], list[Tensor | None]]:
         """Total adjoints of the node's states, and what they send to the ancestors.
 
         With ``local`` the first is the part that a recurrent layer sends to its own states.
         """
-        stack = self.node.stack
-        if stack is None:
+        recurrence = self.node.recurrence
+        if recurrence is None:
             sent = self.flow.vjp(own)
             return ([torch.zeros_like(q) for q in own] if local else own), sent
-        sweep = stack.local_adjoint if local else stack.propagate_adjoint_to_inputs
-        parts, inputs, initial = sweep(stack.split(own[0]))
-        return [stack.join(parts)], self.flow.vjp([inputs.transpose(0, 1), initial])
+        total, sent_on = recurrence.respond_adjoint(own[0], local)
+        return [total], self.flow.vjp(sent_on)
 
     def pull(self, own: list[Tensor], names: Collection[str], found: Changes) -> None:
         """Add ``J* q`` of this node to ``found``."""
+        recurrence = self.node.recurrence
         if self.direct.has(names):
-            self.direct.pull(self._at_outputs(own), names, found)
-        stack = self.node.stack
-        if stack is not None and self.stacked.has(names):
-            gradients = stack.pull(stack.split(own[0]), self.node.weights)
+            at_outputs = own if recurrence is None else recurrence.respond_adjoint(own[0], True)[1]
+            self.direct.pull(at_outputs, names, found)
+        if isinstance(recurrence, Stack) and self.stacked.has(names):
+            gradients = recurrence.pull(recurrence.split(own[0]), self.node.weights)
             self.stacked.pull([gradients[name] for name in self.node.weights], names, found)
 
     def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """``J dθ`` of this node."""
         made = self.direct.push(changes, count)
-        stack = self.node.stack
-        if stack is None:
+        recurrence = self.node.recurrence
+        if recurrence is None:
             return made
-        moved = self.stacked.push(changes, count) if self.stacked.has(changes) else ()
-        parts = stack.push(dict(zip(self.node.weights, moved, strict=False)), count)
+        (leaf,) = self.node.leaves
+        result = leaf.new_zeros(count, *leaf.shape)
+        if isinstance(recurrence, Stack):
+            moved = self.stacked.push(changes, count) if self.stacked.has(changes) else ()
+            result = recurrence.join(recurrence.push(dict(zip(self.node.weights, moved, strict=False)), count))
         if self.direct.has(changes):
-            still = [torch.zeros_like(part) for part in parts]
-            driven = stack.local(still, made[0].transpose(0, 1), made[1])
-            parts = [a + b for a, b in zip(parts, driven, strict=True)]
-        return [stack.join(parts)]
-
-    def _at_outputs(self, own: list[Tensor]) -> list[Tensor]:
-        stack = self.node.stack
-        if stack is None:
-            return own
-        _, inputs, initial = stack.local_adjoint(stack.split(own[0]))
-        return [inputs.transpose(0, 1), initial]
+            result = result + recurrence.respond(leaf.new_zeros(count, *leaf.shape), made, True)
+        return [result]
 
 
 class FromParameters:

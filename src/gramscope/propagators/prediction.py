@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_finite, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
 from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
@@ -41,7 +42,7 @@ class StatePrediction(Result):
         """The cosine of the two; NaN, with a warning, where one of them is zero."""
         return cosine(self.predicted, self.measured, "the alignment of a predicted and a measured change")
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """The change of each state, predicted and measured; a figure."""
         return agreement_chart(self.predicted, self.measured, "Change of the states in one step", axes=axes)
 

@@ -62,6 +62,22 @@ class Stack:
     def _with(self, parts: Parts, rest: Parts | None) -> Parts:
         return parts if rest is None else [part.add_(more) for part, more in zip(parts, rest, strict=True)]
 
+    # As a part of a network ------------------------------------------------------------------------
+
+    def respond(self, own: Float[Tensor, "k B T S H"], arrived: list[Tensor], local: bool) -> Tensor:
+        """Changes of the states from pushes ``own`` on them and from changes of (inputs, initial states).
+
+        With ``local``, ``own`` is a frozen change of the states, of which each step sees that of the step before.
+        """
+        sweep = self.local if local else self.propagate
+        return self.join(sweep(self.split(own), arrived[0].transpose(0, 1), arrived[1]))
+
+    def respond_adjoint(self, own: Float[Tensor, "k B T S H"], local: bool) -> tuple[Tensor, list[Tensor]]:
+        """Adjoints of the states, in total or with ``local`` what they send to one another; and of what drives them."""
+        sweep = self.local_adjoint if local else self.propagate_adjoint_to_inputs
+        parts, inputs, initial = sweep(self.split(own))
+        return self.join(parts), [inputs.transpose(0, 1), initial]
+
     # Sweeps ----------------------------------------------------------------------------------------
 
     def propagate(

@@ -1,8 +1,8 @@
 """Running a network so that what each use of a weight gives out, and each recurrent layer, is a state of its own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,10 +11,14 @@ from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.backward_graph import leaves_below
 from gramscope.capture.side_effects import writes
+from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.unrolled import CELLS, RECURRENT, Arguments
 from gramscope.capture.weight_uses import WeightUses, settle
 from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
+from gramscope.propagators.scan import SCANS, DiagonalScan
 from gramscope.propagators.stack import Stack, run_stack
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -23,15 +27,16 @@ class Node:
 
     ``outputs`` end the stretch of graph that leads here, from earlier states and from parameters; ``leaves`` are the
     states themselves, from which the network went on. Mostly the two are the same numbers; for a recurrent layer the
-    outputs are its inputs and initial states, and ``stack`` makes the states of them.
+    outputs are its inputs and initial states (of a diagonal scan its coefficients), and ``recurrence`` makes the states
+    of them.
     """
 
     operation: str
     outputs: list[Tensor]
     leaves: list[Tensor]
     named_after: Tensor | None = None  # the weight whose use it is
-    stack: Stack | None = None
-    weights: dict[str, Tensor] = field(default_factory=dict)  # of the stack, by its own names for them
+    recurrence: Stack | DiagonalScan | None = None
+    weights: dict[str, Tensor] = field(default_factory=dict)  # of a stack, by its own names for them
 
 
 class StateRecorder(WeightUses):
@@ -44,7 +49,7 @@ class StateRecorder(WeightUses):
         self.inside = inside
         self._met: list[tuple[Tensor, int]] = []  # data that weights met, with their versions then
 
-    def cut(self, value: Any, operation: str, named_after: Tensor | None = None) -> Any:
+    def cut(self, value: T, operation: str, named_after: Tensor | None = None) -> T:
         """Every floating tensor of ``value`` replaced by a fresh state with the same numbers."""
         node = Node(operation, [], [], named_after)
 
@@ -60,7 +65,7 @@ class StateRecorder(WeightUses):
         self.nodes.append(node)
         return result
 
-    def depends_on_parameters(self, value: Any) -> bool:
+    def depends_on_parameters(self, value: object) -> bool:
         """Whether a parameter reaches ``value`` past all states."""
         below = {id(leaf) for leaf in leaves_below(tensors_in(value)).values()}
         return any(id(parameter) in below for parameter in self._parameters)
@@ -74,17 +79,19 @@ class StateRecorder(WeightUses):
             )
 
     def __torch_function__(
-        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types_: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
             raise UnsupportedError(
                 "the model must not differentiate inside its forward pass: its states are cut apart there, and such "
                 "derivatives would lose their way. For its outputs alone use gramscope.ntk_operator."
             )
+        if func in SCANS and not self.inside:
+            return self._scan(*SCANS[func](*args, **(kwargs or {})))
         return super().__torch_function__(func, types_, args, kwargs)
 
-    def use(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        written: Any = args[0] if writes(func) else None
+    def use(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
+        written = args[0] if writes(func) else None
         operands = tensors_in((args, kwargs))
         met = [t for t in operands if self.is_data(t) and t is not written]
         self._met += [(t.detach(), t._version) for t in met]
@@ -94,7 +101,7 @@ class StateRecorder(WeightUses):
         if self.inside or any(t.is_complex() for t in made) or not self.depends_on_parameters(made):
             return output
         name, weight = getattr(func, "__name__", ""), next(filter(self.is_weight, operands))
-        if written is output:
+        if written is not None and written is output:
             # The written tensor lives on under its own name: what it was becomes the output, and the state enters it.
             state = self.cut(output.clone(), name, weight)
             return (written if written._is_view() else written.detach_()).copy_(state)
@@ -102,14 +109,14 @@ class StateRecorder(WeightUses):
 
     # Recurrent layers ------------------------------------------------------------------------------
 
-    def recurrent(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def recurrent(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         if self.inside:
             return super().recurrent(func, args, kwargs)
         if func in CELLS:
             return self._cell(CELLS[func], *args, **kwargs)
         return self._layer(RECURRENT[func], Arguments.of(*args))
 
-    def _layer(self, kind: str, call: Arguments) -> Any:
+    def _layer(self, kind: str, call: Arguments) -> tuple[Tensor, ...]:
         each, ways = len(call.weights) // (call.layers * call.ways), call.ways
         if each not in (2, 4) or (each == 4) != bool(call.has_bias):
             raise UnsupportedError(
@@ -137,10 +144,11 @@ class StateRecorder(WeightUses):
         )
 
     def _cell(
-        self, kind: str, data: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
-    ) -> Any:
+        self, kind: str, data: Tensor, hx: Tensor | tuple[Tensor, ...] | list[Tensor], w_ih: Tensor, w_hh: Tensor,
+        b_ih: Tensor | None = None, b_hh: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         states = tuple(s[None] for s in hx) if isinstance(hx, tuple | list) else (hx[None],)
-        group = [w_ih, w_hh] if b_ih is None else [w_ih, w_hh, b_ih, b_hh]
+        group = [weight for weight in (w_ih, w_hh, b_ih, b_hh) if weight is not None]
         state = self._stack(kind, [group], data[None], states, 1, None)[:, 0]
         return (state[:, 0], state[:, 1]) if kind == "lstm" else state[:, 0]
 
@@ -166,6 +174,17 @@ class StateRecorder(WeightUses):
         leaf = stack.values().clone().requires_grad_()
         self.nodes.append(Node("recurrent", [steps, start], [leaf], next(iter(weights.values()), None), stack, weights))
         state = leaf.clone()
+        self.mark_data(state)
+        return state
+
+    def _scan(self, a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+        """The states of a diagonal recurrence as a new node, from its coefficients."""
+        scan, states = DiagonalScan.run(a, b, h0)
+        real = [torch.view_as_real(t) if t.is_complex() else t for t in (a, b, h0, states)]
+        leaf = real.pop().clone().requires_grad_()
+        operation = "complex scan" if states.is_complex() else "scan"
+        self.nodes.append(Node(operation, real, [leaf], None, scan))
+        state = torch.view_as_complex(leaf.clone()) if states.is_complex() else leaf.clone()
         self.mark_data(state)
         return state
 

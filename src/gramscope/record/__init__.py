@@ -1,10 +1,12 @@
 """Watching a training run: what to measure when; callbacks for plain loops, Lightning and Hugging Face."""
 
-from gramscope.record import feature_readings as feature_readings
-from gramscope.record import health_readings as health_readings  # all four register what they measure
-from gramscope.record import theory_readings as theory_readings
-from gramscope.record import training_readings as training_readings
-from gramscope.record.readings import READERS, Reader, Reading, reader
-from gramscope.record.watch import Scope, WatchWarning, watch
+from gramscope.record import feature_measures as feature_measures
+from gramscope.record import health_measures as health_measures  # all of these register what they measure
+from gramscope.record import mode_measures as mode_measures
+from gramscope.record import theory_measures as theory_measures
+from gramscope.record import training_measures as training_measures
+from gramscope.record.scope import Scope, WatchWarning
+from gramscope.record.start_watch import watch
+from gramscope.record.watched_measures import WATCHED_MEASURES, MeasuredValues, WatchedMeasure, watched_measure
 
-__all__ = ["READERS", "Reader", "Reading", "Scope", "WatchWarning", "reader", "watch"]
+__all__ = ["WATCHED_MEASURES", "MeasuredValues", "Scope", "WatchWarning", "WatchedMeasure", "watch", "watched_measure"]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gramscope.base.errors import InputError
@@ -69,7 +70,7 @@ def to_mlflow(run_id: str | None = None) -> Forward:
     return forward
 
 
-def _imported(module: str, tool: str, package: str) -> Any:
+def _imported(module: str, tool: str, package: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:

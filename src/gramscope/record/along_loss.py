@@ -1,16 +1,17 @@
 """One backward pass along the loss: how large the gradient of each weight is, and what each weight is given."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from gramscope.capture import OuterSite
-from gramscope.capture.capture import Opened
-from gramscope.record.judge import IGNORED, Judge
-from gramscope.record.loss_gradient import example_squares, gradient
+from gramscope.capture import OuterSite, Site
+from gramscope.capture.capturing import Opened
+from gramscope.capture.sites import HeldInputs
+from gramscope.record.loss_gradient import gradient, gradient_and_example_squares
+from gramscope.record.objective import IGNORED, Objective
 
 SAMPLED_POSITIONS = 2048  # rows at most, of which features are looked at
 SEED = 0
@@ -41,23 +42,30 @@ class AlongLoss:
 
 
 def pull_back(
-    network: Opened, direction: Float[Tensor, "1 n C"], judge: Judge, places: Int64[Tensor, " rows"] | None, room: int
+    network: Opened,
+    direction: Float[Tensor, "1 n C"],
+    objective: Objective,
+    places: Int64[Tensor, " rows"] | None,
+    room: int,
 ) -> AlongLoss:
     """The backward pass, some parameters at a time; at most ``room`` bytes of signals are held at once."""
     found = AlongLoss(dict.fromkeys(network.parameters, 0.0))
     squares, by_example = dict[str, Tensor](), list[Tensor]()  # on the device, which need not stop for them
     for group in network.sites(direction, room):
         for name, sites in group.items():
-            if sites:
+            if sites and places is not None:
                 squares[name] = gradient(sites).double().square().sum()
-                if places is None:
-                    by_example.append(example_squares(sites))
+            elif sites:
+                sites = tuple(_held(site) for site in sites)
+                whole, examples = gradient_and_example_squares(sites)
+                squares[name] = whole.double().square().sum()
+                by_example.append(examples)
             outer = [site for site in sites if isinstance(site, OuterSite)]
-            last = found.last is None and any(_makes_outputs(site, judge) for site in outer)
+            last = found.last is None and any(_makes_outputs(site, objective) for site in outer)
             if last:
                 found.last = name
             if places is not None and last:
-                inputs = next(site.inputs for site in outer if _makes_outputs(site, judge)).flatten(0, 1)
+                inputs = next(site.inputs for site in outer if _makes_outputs(site, objective)).flatten(0, 1)
                 found.features[name] = inputs[places.to(inputs.device)].flatten(1)
             elif places is None and outer:
                 found.features = {name: _mean_input(outer), **found.features}  # the pass begins at the end
@@ -67,9 +75,14 @@ def pull_back(
     return found
 
 
-def _makes_outputs(site: OuterSite, judge: Judge) -> bool:
-    rows = judge.positions
-    return site.positions == rows and site.groups * site.fan_out * rows == judge.size
+def _held(site: Site) -> Site:
+    """With its inputs in memory: the patches of a convolution are made once, not at each look."""
+    return replace(site, make_inputs=HeldInputs(site.inputs)) if isinstance(site, OuterSite) else site
+
+
+def _makes_outputs(site: OuterSite, objective: Objective) -> bool:
+    rows = objective.positions
+    return site.positions == rows and site.groups * site.fan_out * rows == objective.size
 
 
 def _mean_input(uses: Sequence[OuterSite]) -> Float[Tensor, "n d"]:

@@ -27,7 +27,7 @@ class Budget:
     (``parts``, which sum to one). ``due`` counts the due steps so far.
     """
 
-    share: Any
+    share: Any  # whatever the user gave, checked below
     started: float = field(default_factory=lambda: Budget.clock())
     spent: float = 0.0
     ended: float | None = None

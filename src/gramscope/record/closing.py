@@ -1,12 +1,13 @@
 """One line at the end of a run: what was measured when, and what it cost."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gramscope.record.budget import FREE, GUARANTEED, Budget
 
 
-def closing_line(records: Sequence[Mapping[str, Any]], measures: Sequence[str], budget: Budget, left_out: int) -> str:
+def closing_line(
+    records: Sequence[Mapping[str, object]], measures: Sequence[str], budget: Budget, left_out: int
+) -> str:
     """
     >>> budget = Budget(0.05, started=0.0, spent=1.0, ended=41.0, taken={"loss": 9, "norm": 9, "step": 2})
     >>> records = [{"step": 0}, {"step": 40}]
@@ -26,7 +27,8 @@ def closing_line(records: Sequence[Mapping[str, Any]], measures: Sequence[str], 
         f"({', '.join(counts) or 'nothing to measure'}) took {cost}"
     )
     if left_out:
-        line += f"; {left_out} due steps were left out to keep overhead={budget.share}"
+        steps = "1 due step was" if left_out == 1 else f"{left_out} due steps were"
+        line += f"; {steps} left out to keep overhead={budget.share}"
     if budget.share is not None and share > 100 * budget.share:
         line += f". {_why_more(budget)}"
     return f"{line}."

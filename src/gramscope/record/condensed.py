@@ -1,14 +1,14 @@
 """Few numbers in place of very many outputs (a vocabulary of logits at every token): the loss, and random mixtures."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
+from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, Precision, count_examples, evaluate
 from gramscope.capture.projection import Projection, project
-from gramscope.record.judge import Judge
+from gramscope.record.objective import Objective
 
 EXACT_OUTPUTS = 32  # up to so many outputs an example, each has a backward pass of its own
 MIXTURES = 4  # beyond, so many random mixtures of all outputs
@@ -17,20 +17,20 @@ SEED = 0
 CHUNK = 2**22  # outputs whose signs are floats at one time
 
 
-def has_many_outputs(judge: Judge) -> bool:
-    return judge.size > EXACT_OUTPUTS
+def has_many_outputs(objective: Objective) -> bool:
+    return objective.size > EXACT_OUTPUTS
 
 
-def rehearses_losses(judge: Judge) -> bool:
+def rehearses_losses(objective: Objective) -> bool:
     """Is a step explained by the loss of each example, because its outputs are a vocabulary at every position?"""
-    return has_many_outputs(judge) and judge.by_position and judge.own is None
+    return has_many_outputs(objective) and objective.by_position and objective.own is None
 
 
-def make_signs(judge: Judge, device: torch.device) -> Int8[Tensor, "C k"]:
+def make_signs(objective: Objective, device: torch.device) -> Int8[Tensor, "C k"]:
     """The signs of ``mixing``, kept in one byte each: they are the same at every measurement."""
-    mixtures, like = mixing(judge), torch.empty(0, dtype=torch.int8, device=device)
-    steps = range(0, judge.size, CHUNK)
-    return torch.cat([mixtures.signs(start, min(start + CHUNK, judge.size), like) for start in steps])
+    mixtures, like = mixing(objective), torch.empty(0, dtype=torch.int8, device=device)
+    steps = range(0, objective.size, CHUNK)
+    return torch.cat([mixtures.signs(start, min(start + CHUNK, objective.size), like) for start in steps])
 
 
 def precision_of(model: nn.Module) -> Precision:
@@ -38,9 +38,9 @@ def precision_of(model: nn.Module) -> Precision:
     return "tf32" if next(model.parameters()).is_cuda else None
 
 
-def mixing(judge: Judge) -> Projection:
+def mixing(objective: Objective) -> Projection:
     """The random mixtures of the outputs, as ``gs.project`` makes them."""
-    return project(FEW_MIXTURES if judge.by_position else MIXTURES, SEED)
+    return project(FEW_MIXTURES if objective.by_position else MIXTURES, SEED)
 
 
 class Condensed:
@@ -52,16 +52,21 @@ class Condensed:
     """
 
     def __init__(
-        self, judge: Judge, y: Tensor | None, outputs: Outputs, signs: Int8[Tensor, "C k"], places: Tensor | None
+        self,
+        objective: Objective,
+        y: Tensor | None,
+        outputs: Outputs,
+        signs: Int8[Tensor, "C k"],
+        places: Tensor | None,
     ) -> None:
-        self.judge, self.y, self.outputs, self.signs, self.places = judge, y, outputs, signs, places
+        self.objective, self.y, self.outputs, self.signs, self.places = objective, y, outputs, signs, places
         self.value = float("nan")
         self.accuracy: float | None = None
         self.residual: Tensor | None = None
         self.rows: Tensor | None = None
         self.failure: Exception | None = None
 
-    def __call__(self, model: nn.Module, x: Any) -> Float[Tensor, "n few"]:
+    def __call__(self, model: nn.Module, x: ModelInput) -> Float[Tensor, "n few"]:
         f = evaluate(model, x, count_examples(x), self.outputs)
         if self.residual is None:  # later calls are of some examples alone, to see where the weights are
             self._look(f.detach())
@@ -70,13 +75,13 @@ class Condensed:
         return few
 
     def _look(self, f: Float[Tensor, "n C"]) -> None:
-        self.rows = f if self.places is None else self.judge.by_class(f)[self.places.to(f.device)]
+        self.rows = f if self.places is None else self.objective.by_class(f)[self.places.to(f.device)]
         self.residual = torch.ones_like(f[:, :1]).expand_as(f)  # the sum of the outputs, where there is no loss
         if self.y is None:
             return
         try:
-            self.value, self.residual = loss_and_residual(self.judge, f, self.y)
-            self.accuracy = self.judge.accuracy(f, self.y.to(f.device))
+            self.value, self.residual = loss_and_residual(self.objective, f, self.y)
+            self.accuracy = self.objective.accuracy(f, self.y.to(f.device))
         except Exception as error:
             self.failure = error
 
@@ -87,7 +92,7 @@ class _Few(torch.autograd.Function):
     keeps_places = True  # to the search for weight sites: no entry moves by the values of data
 
     @staticmethod
-    def forward(ctx: Any, f: Tensor, residual: Tensor, signs: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, f: Tensor, residual: Tensor, signs: Tensor) -> Tensor:
         ctx.save_for_backward(residual, signs)
         few = f.new_zeros(len(f), 1 + signs.shape[1])
         for some in _chunks(signs):
@@ -98,8 +103,8 @@ class _Few(torch.autograd.Function):
         return few
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        residual, signs = ctx.saved_tensors
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        residual, signs = ctx.saved_tensors  # type: ignore[attr-defined]
         (given,) = gradients
         along, mixed = given[:, :1], given[:, 1:] / signs.shape[1] ** 0.5
         if len(signs) <= CHUNK:
@@ -115,10 +120,10 @@ def _chunks(signs: Tensor) -> list[slice]:
     return [slice(start, start + CHUNK) for start in range(0, len(signs), CHUNK)]
 
 
-def loss_and_residual(judge: Judge, f: Float[Tensor, "n C"], y: Tensor) -> tuple[float, Float[Tensor, "n C"]]:
+def loss_and_residual(objective: Objective, f: Float[Tensor, "n C"], y: Tensor) -> tuple[float, Float[Tensor, "n C"]]:
     """The loss and its gradient at the outputs."""
     with torch.enable_grad():
         f = f.detach().requires_grad_()
-        value = judge.loss(f, y.to(f.device))
+        value = objective.loss(f, y.to(f.device))
         (residual,) = torch.autograd.grad(value, f)
     return float(value.detach()), residual

@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from gramscope.base.errors import InputError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.base.streams import streams_put_back
-from gramscope.record.judge import IGNORED
+from gramscope.record.objective import IGNORED
 
 EXAMPLES = 256  # of a Dataset, from its beginning
 SEQUENCES = 8  # of one that holds token ids: a vocabulary of outputs at every token is large
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # Hugging Face's language models shift their labels themselves
 
 
-def taken(probe: Any, model: nn.Module) -> tuple[Any, str]:
+def taken(probe: object, model: nn.Module) -> tuple[object, str]:
     """The probe as tensors on the model's device, and where they were taken from; tensors are left as they are."""
     said = ""
     if isinstance(probe, DataLoader | Dataset):
@@ -29,11 +29,11 @@ def taken(probe: Any, model: nn.Module) -> tuple[Any, str]:
     return _split_labels(map_tensors(lambda t: t.to(device), _as_tensors(probe)), model), said
 
 
-def _from_dataset(given: Any) -> tuple[Any, str]:
+def _from_dataset(given: DataLoader[object] | Dataset[object]) -> tuple[object, str]:
     """The first examples. The sampler is not asked: it would draw from the streams that training draws from."""
-    loader = isinstance(given, DataLoader)
-    dataset: Any = given.dataset if loader else given
-    kind = f"the {type(dataset).__name__} of a DataLoader" if loader else type(dataset).__name__
+    loader = given if isinstance(given, DataLoader) else None
+    dataset: Any = given if loader is None else loader.dataset  # a length is not part of Dataset, but most have one
+    kind = f"the {type(dataset).__name__} of a DataLoader" if loader is not None else type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(
             f"probe must be examples that can be looked up, but {kind} can only be gone through, and what is taken "
@@ -41,20 +41,20 @@ def _from_dataset(given: Any) -> tuple[Any, str]:
         )
     if not len(dataset):
         raise InputError(f"probe must have at least one example, but {kind} is empty.")
-    collate = given.collate_fn if loader and given.batch_size is not None else default_collate
+    collate = loader.collate_fn if loader is not None and loader.batch_size is not None else default_collate
     with streams_put_back():  # an augmentation may draw
         one = collate([dataset[0]])
         count = min(len(dataset), SEQUENCES if _is_tokens(one) else EXAMPLES)
         return collate([dataset[place] for place in range(count)]), f"the first {count} examples of {kind}"
 
 
-def _is_tokens(batch: Any) -> bool:
+def _is_tokens(batch: object) -> bool:
     x = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
     first = next(iter(tensors_in(x)), None)
     return first is not None and first.dim() > 1 and not first.is_floating_point()
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, tuple | list):
@@ -62,7 +62,7 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def _as_tensors(value: Any) -> Any:
+def _as_tensors(value: object) -> object:
     """numpy arrays as tensors, in tuples, lists and dicts."""
     if isinstance(value, Mapping):
         return {key: _as_tensors(item) for key, item in value.items()}
@@ -76,7 +76,7 @@ def _as_tensors(value: Any) -> Any:
         raise InputError(f"arrays of a probe must hold numbers, got {value.dtype}. Encode them as numbers.") from error
 
 
-def _split_labels(probe: Any, model: nn.Module) -> Any:
+def _split_labels(probe: object, model: nn.Module) -> object:
     """(x, y) of a batch as a Hugging Face model is trained on it: a dict with ``labels`` beside the inputs.
 
     Language models compare the output at t with the label at t + 1: here y[:, t] belongs to the output at t.

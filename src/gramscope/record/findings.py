@@ -1,7 +1,7 @@
 """What is wrong so far: the diagnosis of a run that is still in memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from torch import nn
@@ -10,14 +10,24 @@ from gramscope.capture.network import named_parameters
 from gramscope.diagnose.alerts import Alert
 from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis, Finding
 from gramscope.diagnose.history import Series, history_of_records
-from gramscope.diagnose.judge import diagnosis_of
+from gramscope.diagnose.ranking import diagnosis_of
 from gramscope.record.subject import layer_of
+
+
+class MeasuredStep(TypedDict):
+    """What ``scope.records`` holds of each measurement."""
+
+    step: int
+    scalars: dict[str, float]
+    failures: dict[str, str]
+    skipped: list[str]
+
 
 SURE = 0.8  # findings that were right less often are in ``scope.findings``, and nobody is told
 
 
 def diagnosis_so_far(
-    model: nn.Module, records: Sequence[Mapping[str, Any]], logged: Mapping[str, Mapping[int, float]]
+    model: nn.Module, records: Sequence[MeasuredStep], logged: Mapping[str, Mapping[int, float]]
 ) -> Diagnosis:
     """The findings of what was measured and logged up to now."""
     shapes = {name: list(parameter.shape) for name, parameter in named_parameters(model).items()}
@@ -25,14 +35,14 @@ def diagnosis_so_far(
     series = {
         name: Series(np.array([*found], dtype=float), np.array([*found.values()])) for name, found in logged.items()
     }
-    rows = [(int(record["step"]), record["scalars"]) for record in records]
+    rows = [(record["step"], record["scalars"]) for record in records]
     return diagnosis_of(history_of_records(rows, series, meta), type(model).__name__)
 
 
 class FindingLog:
     """Tells each cause once, as an alert, when two measurements in a row name it first."""
 
-    def __init__(self, tell: Callable[[Alert], Any]) -> None:
+    def __init__(self, tell: Callable[[Alert], object]) -> None:
         self._tell, self._told, self._last = tell, set[str](), ""
 
     def look(self, found: Diagnosis, step: int) -> None:

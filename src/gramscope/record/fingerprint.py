@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gramscope.base.nested import tensors_in
-from gramscope.capture.network import named_parameters
+from gramscope.base.nested import ModelInput, tensors_in
+from gramscope.capture.network import Outputs, named_parameters
 
 _WHAT = ("with another probe (other x, precision or outputs)", "with another model (other parameter names or shapes)")
 
 
-def fingerprint(model: nn.Module, x: Any, outputs: Any) -> NDArray[np.uint8]:
+def fingerprint(model: nn.Module, x: ModelInput, outputs: Outputs) -> NDArray[np.uint8]:
     """SHA-256 of the inputs (and chosen outputs), and of the names and shapes of the parameters: two rows of 32 bytes.
 
     Targets are left out, since neither the kernel nor the features depend on them.

@@ -1,7 +1,6 @@
 """The gradients that the optimiser is given: do two in a row point the same way, and are they zero or not finite?"""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ class GivenGradients:
         self._zeros: float | None = None
         self._hook = optimizer.register_step_pre_hook(self._note)
 
-    def _note(self, optimizer: Optimizer, *_: Any) -> None:
+    def _note(self, optimizer: Optimizer, *_: object) -> None:
         """Called before the optimiser's step."""
         if torch.compiler.is_compiling():
             return
@@ -36,8 +35,8 @@ class GivenGradients:
         moved = [p for p in named_parameters(self._model).values() if id(p) in held]
         now = sample([p.grad for p in moved if p.grad is not None])
         if self._before is not None and now is not None and len(now) == len(self._before):
-            norms = float(now.norm() * self._before.norm())
-            self._overlap = float(now @ self._before) / norms if norms > 0 else None
+            norms, product = torch.stack([now.norm() * self._before.norm(), now @ self._before]).tolist()
+            self._overlap = product / norms if norms > 0 else None
         self._before = now if due else None
         if due and now is not None:
             self._zeros = float((now == 0).double().mean())
@@ -60,4 +59,7 @@ def sample(gradients: list[Tensor]) -> Tensor | None:
     if not total:
         return None
     stride = max(1, total // ENTRIES)
-    return torch.cat([g.reshape(-1)[::stride].double().cpu() for g in dense])
+    some = [g.reshape(-1)[::stride] for g in dense]
+    if len({g.device for g in some}) > 1:  # a model that lies on several devices
+        some = [g.cpu() for g in some]
+    return torch.cat(some).double()  # left on the device, which is waited for once, in the end

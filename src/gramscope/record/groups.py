@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gramscope.record.budget import LAST, Budget
-from gramscope.record.readings import READERS
 from gramscope.record.subject import Subject
+from gramscope.record.watched_measures import WATCHED_MEASURES
 
 TOGETHER = "together"
 PASS = "pass"  # the budget's name for the forward and backward pass that the cheap measures share
@@ -37,9 +37,9 @@ class Groups:
 
     def split(self, subject: Subject) -> dict[str, tuple[str, ...]]:
         """The cheap ones first. The expensive ones that would fit into their part of the time share it equally."""
-        ready = tuple(name for name in self.names if READERS[name].ready(subject))
+        ready = tuple(name for name in self.names if WATCHED_MEASURES[name].ready(subject))
         longest = max(CHEAP, self.budget.costs.get(PASS, 0.0) / 2)
-        plain = [name for name in ready if READERS[name].guess is None]
+        plain = [name for name in ready if WATCHED_MEASURES[name].guess is None]
         together = tuple(name for name in plain if self.budget.costs.get(name, 0.0) <= longest) or ready
         alone = [name for name in ready if name not in together]
         rest = (1 - CHEAP_PART) * self.budget.allowed
@@ -56,7 +56,7 @@ class Groups:
         """
         if due.guaranteed and group == TOGETHER:
             return True
-        turned_out = all(READERS[name].guess is None for name in names)
+        turned_out = all(WATCHED_MEASURES[name].guess is None for name in names)
         if group != TOGETHER and turned_out and (due.last or due.step >= RARELY * max(1, self._last.get(group, 0))):
             return True
         left, seconds = self.budget.left(group), self._estimate(group, names, subject)
@@ -81,7 +81,7 @@ class Groups:
         shared = costs.get(PASS, self.budget.cold.get(PASS, 0.0))
         total = costs.get(PASS, 0.0) if group == TOGETHER else 0.0
         for name in names:
-            guess = READERS[name].guess
+            guess = WATCHED_MEASURES[name].guess
             known = [costs[name]] if name in costs else []
             if guess is not None and self.budget.taken.get(name, 0) <= LAST:  # a disturbed time or two tell little
                 known.append(guess(subject, shared))

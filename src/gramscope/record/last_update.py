@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class LastUpdate:
         self._gradients: dict[str, float] = {}
         self._hook = optimizer.register_step_pre_hook(self._note)
 
-    def _note(self, optimizer: Optimizer, *_: Any) -> None:
+    def _note(self, optimizer: Optimizer, *_: object) -> None:
         """Called before the optimiser's step. ``next_step`` is its number, or None where it will not be measured."""
         if torch.compiler.is_compiling():
             return
@@ -53,7 +53,10 @@ class LastUpdate:
         named = named_parameters(self._model)
         before = {name: old for name, old in before.items() if name in named and named[name].shape == old.shape}
         weights = norms(before)
-        changes = norms({name: _difference(named[name].detach(), old) for name, old in before.items()})
+        moved = {name: old if old.dtype.itemsize >= 4 else old.float() for name, old in before.items()}
+        if moved:  # the copies are ours: they become old - new
+            torch._foreach_sub_(list(moved.values()), [named[name].detach() for name in moved])
+        changes = norms(moved)
         parts: dict[str, list[Sizes]] = {}
         for name in before:
             parts.setdefault(layer_of(name), []).append(Sizes(changes[name], weights[name], self._gradients[name]))
@@ -62,8 +65,3 @@ class LastUpdate:
     def remove(self) -> None:
         self._hook.remove()
         self._before.clear()
-
-
-def _difference(new: Tensor, old: Tensor) -> Tensor:
-    """``old - new``, written over ``old``, which is ours; half precision is subtracted in float32."""
-    return old.sub_(new) if new.dtype.itemsize >= 4 else old.float() - new.float()

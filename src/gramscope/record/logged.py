@@ -2,8 +2,8 @@
 
 from array import array
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,19 +20,19 @@ class LogBuffer:
 
     def __init__(self) -> None:
         self.series: dict[str, tuple[array[int], array[float]]] = {}  # steps and values by name
-        self._fresh: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)  # not yet in a series
+        self._fresh: defaultdict[str, list[tuple[int, Tensor | float]]] = defaultdict(list)  # not yet in a series
         self._written: defaultdict[str, int] = defaultdict(int)  # how many of each series
         self._names: set[str] = set()  # names that were looked at and are allowed
         self._measured = {"overhead", "skipped"}
 
-    def keep(self, step: int, name: str, value: Any) -> None:
+    def keep(self, step: int, name: str, value: object) -> None:
         if name not in self._names:
             self._check(name)
         if type(value) is Tensor and value.is_cpu and value.numel() == 1:
             value = value.item()
         self._fresh[name].append((step, value if type(value) is float else _number(name, value)))
 
-    def reserve(self, measured: Any) -> None:
+    def reserve(self, measured: Iterable[str]) -> None:
         """Names that the watch fills itself."""
         self._measured.update(measured)
         self._names.difference_update(measured)
@@ -69,7 +69,7 @@ class LogBuffer:
         self._names.add(name)
 
 
-def _floats(values: list[Any]) -> list[float]:
+def _floats(values: Sequence[Tensor | float]) -> list[float]:
     """Tensors of a GPU in one transfer, where they are of one kind."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     if len(tensors) == len(values) and len({(t.dtype, t.device) for t in tensors}) == 1:
@@ -77,7 +77,7 @@ def _floats(values: list[Any]) -> list[float]:
     return [float(value) for value in values]
 
 
-def _number(name: str, value: Any) -> Any:
+def _number(name: str, value: object) -> Tensor | float:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         # Its value now. A GPU need not be waited for: there a copy is read when it is written.
         return value.item() if value.is_cpu else value.detach().clone().reshape(())

@@ -45,11 +45,28 @@ def example_squares(sites: Sequence[Site]) -> Float64[Tensor, " n"]:
         return _of_product(products[0]) if products else _of_table(tables[0])
     if len(sites) == 2 and products and tables and _same_layout(products[0], tables[0]):
         return _of_product(products[0]) + _of_table(tables[0]) + 2 * _both(products[0], tables[0])
+    return _of_rows(sites)[1]
+
+
+def gradient_and_example_squares(sites: Sequence[Site]) -> tuple[Float[Tensor, " p"], Float64[Tensor, " n"]]:
+    """Both at once: where the gradients of single examples are formed, their sum is the gradient."""
+    if any(isinstance(site, OuterSite) and not _few_positions(site) for site in sites):
+        return _of_rows(sites)
+    return gradient(sites), example_squares(sites)
+
+
+def _of_rows(sites: Sequence[Site]) -> tuple[Float[Tensor, " p"], Float64[Tensor, " n"]]:
+    """The gradient of the whole parameter and the squares, from the gradients of single examples, some at a time."""
     n, entries = sites[0].examples, max(math.prod(s.frame.shape) if s.frame else s.entries for s in sites)
     size = max(1, BLOCK_ENTRIES // entries)
     blocks = [slice(start, start + size) for start in range(0, n, size)]
-    parts = ([site.part(block, slice(None)).whole_rows()[:, 0] for site in sites] for block in blocks)
-    return torch.cat([torch.stack(rows).sum(0).double().square().sum(1) for rows in parts])
+    total, squares = torch.zeros((), device=sites[0].held.device), list[Tensor]()
+    for block in blocks:
+        rows = [site.part(block, slice(None)).whole_rows()[:, 0] for site in sites]
+        whole = rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
+        total = total + whole.sum(0)
+        squares.append(whole.double().square().sum(1))
+    return total, torch.cat(squares)
 
 
 def _few_positions(site: OuterSite) -> bool:

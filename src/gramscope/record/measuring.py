@@ -4,14 +4,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gramscope.record.budget import Budget
 from gramscope.record.groups import PASS, TOGETHER, DueStep, Groups
-from gramscope.record.moment import Moment
-from gramscope.record.probe import surroundings
-from gramscope.record.readings import READERS, Reading
+from gramscope.record.measurement import Measurement
+from gramscope.record.probe import context
 from gramscope.record.subject import Memory, Subject
+from gramscope.record.watched_measures import WATCHED_MEASURES, MeasuredValues
 
 R = TypeVar("R")
 
@@ -21,8 +21,9 @@ class Taken:
     """What was measured at a step: numbers and arrays, why others are missing, and which measures must wait."""
 
     scalars: dict[str, float] = field(default_factory=dict)
-    arrays: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, object] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)  # of these, the measures that raised an error
     skipped: list[str] = field(default_factory=list)
 
 
@@ -44,27 +45,38 @@ class Measurer:
     def take(self, subject: Subject, due: DueStep, groups: Mapping[str, Sequence[str]]) -> Taken:
         """The cheap measures, and of the others those that can be afforded."""
         taken = Taken()
-        with surroundings(subject.model), Moment(subject, due.step, self.memory) as moment:
+        with context(subject.model), Measurement(subject, due.step, self.memory) as measurement:
             # What the shared pass serves comes before what makes passes of its own.
-            for group, names in sorted(groups.items(), key=lambda g: any(READERS[n].guess for n in g[1])):
+            for group, names in sorted(groups.items(), key=lambda g: any(WATCHED_MEASURES[n].guess for n in g[1])):
                 if group != TOGETHER and not self.groups.affordable(group, names, subject, due):
                     taken.skipped += names
                     continue
-                self._take_group(group, names, moment, taken)
+                self._take_group(group, names, measurement, taken)
+        self._tell_of_failures(taken, due.step)
         if taken.skipped:
             taken.scalars["skipped"] = float(len(taken.skipped))
         return taken
 
-    def _take_group(self, group: str, names: Sequence[str], moment: Moment, taken: Taken) -> None:
+    def _tell_of_failures(self, taken: Taken, step: int) -> None:
+        """One warning for one reason: weights that are not finite fail every measure."""
+        for reason in dict.fromkeys(taken.failures[name] for name in taken.failed):
+            names = [repr(name) for name in taken.failed if taken.failures[name] == reason]
+            self._tell.each_time(
+                f"the measure{'s' * (len(names) > 1)} {', '.join(names)} failed at step {step}: {reason}"
+            )
+
+    def _take_group(self, group: str, names: Sequence[str], measurement: Measurement, taken: Taken) -> None:
         before = self.budget.spent
         warm = all(self.budget.taken.get(name) for name in names)
-        if group == TOGETHER and any(not READERS[n].weights_only and READERS[n].guess is None for n in names):
-            self._time(PASS, moment.open)
+        if group == TOGETHER and any(
+            not WATCHED_MEASURES[n].weights_only and WATCHED_MEASURES[n].guess is None for n in names
+        ):
+            self._time(PASS, measurement.open)
         for name in names:
-            reading = self._time(name, partial(self._read, name, moment, taken.failures))
-            taken.scalars |= reading.scalars
-            taken.arrays |= reading.arrays
-        self.groups.taken(names, moment.step)
+            measured = self._time(name, partial(self._take, name, measurement, taken))
+            taken.scalars |= measured.scalars
+            taken.arrays |= measured.arrays
+        self.groups.taken(names, measurement.step)
         if warm:  # the first time includes warm-up: it is not charged
             self.groups.charge(group, self.budget.spent - before)
 
@@ -74,24 +86,25 @@ class Measurer:
         self.budget.note(name, self.budget.clock() - begun)
         return result
 
-    def _read(self, name: str, moment: Moment, failures: dict[str, str]) -> Reading:
+    def _take(self, name: str, measurement: Measurement, taken: Taken) -> MeasuredValues:
+        failures = taken.failures
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            if READERS[name].guess is not None:
-                moment.close()  # it makes passes of its own
+            if WATCHED_MEASURES[name].guess is not None:
+                measurement.close()  # it makes passes of its own
             try:
-                reading = READERS[name].read(moment)
+                measured = WATCHED_MEASURES[name].take(measurement)
             except Exception as error:
                 if self._stop:
                     raise
                 failures[name] = f"{type(error).__name__}: {error}"
-                reading = Reading()
+                measured = MeasuredValues()
         undefined = [str(w.message) for w in said if "not defined" in str(w.message)]
         if undefined:
             failures.setdefault(name, "; ".join(dict.fromkeys(undefined)))
-        if name in failures and not undefined:
-            self._tell.each_time(f"the measure {name!r} failed at step {moment.step}: {failures[name]}")
-        for missing, reason in reading.missing.items():
+        elif name in failures:
+            taken.failed.append(name)
+        for missing, reason in measured.missing.items():
             failures[missing] = reason
             self._tell.once(missing, f"{missing} is left out: {reason}")
-        return reading
+        return measured

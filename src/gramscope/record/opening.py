@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,10 +13,10 @@ from gramscope.store.records import META_FILE
 from gramscope.store.store_errors import RunExists, disk_trouble
 
 
-def open_writer(out: Any, resume: int | bool, meta: Mapping[str, Any]) -> RunWriter:
+def open_writer(out: Path, resume: int | bool, meta: Mapping[str, object]) -> RunWriter:
     try:
         with disk_trouble(f"opening the run {out}"):
-            if resume is not False and not (resume is True and not (Path(out) / META_FILE).exists()):
+            if resume is not False and not (resume is True and not (out / META_FILE).exists()):
                 return RunWriter.resume(out, None if resume is True else resume)
             return RunWriter.create(out, meta)
     except RunExists as error:

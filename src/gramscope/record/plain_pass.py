@@ -7,7 +7,6 @@ of the loss and the inputs of the last layer are asked for, this pass gives the 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,9 +17,9 @@ from gramscope.base.nested import tensors_in
 from gramscope.capture.network import named_parameters
 from gramscope.measures.norms import squared_norms
 from gramscope.record.along_loss import AlongLoss
-from gramscope.record.judge import Judge
+from gramscope.record.objective import Objective
 from gramscope.record.probe_pass import probe_pass
-from gramscope.record.relu_units import ReluUnits
+from gramscope.record.relu_units import Operation, ReluUnits
 from gramscope.record.subject import Subject
 
 
@@ -30,21 +29,25 @@ class LastInput(TorchFunctionMode):
     It is found by shapes alone. So it is compared once with what the weight sites say, and used only if both agree.
     """
 
-    def __init__(self, judge: Judge, examples: int) -> None:
+    def __init__(self, objective: Objective, examples: int) -> None:
         super().__init__()
-        self._entries, self._classes = examples * judge.size, judge.count
+        self._entries, self._classes = examples * objective.size, objective.count
         self.rows: Float[Tensor, "rows d"] | None = None
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: Operation, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.numel() == self._entries:
-            for given in tensors_in(args):
-                if self._may_be_input(given):
-                    self.rows = given.detach().reshape(-1, given.shape[-1])
-                    break
+        with torch._C.DisableTorchFunction():  # what is noted here is nothing for the other modes to look at
+            if isinstance(result, Tensor) and result.numel() == self._entries:
+                self._note(args)
         return result
+
+    def _note(self, args: tuple[object, ...]) -> None:
+        for given in tensors_in(args):
+            if self._may_be_input(given):
+                self.rows = given.detach().reshape(-1, given.shape[-1])
+                return
 
     def _may_be_input(self, given: Tensor) -> bool:
         if not given.is_floating_point() or given.dim() < 2 or given.numel() == self._entries:
@@ -84,15 +87,15 @@ def plain_pass(
     subject: Subject, y: Tensor, last: str, places: Int64[Tensor, " rows"], rows: int, units: ReluUnits
 ) -> PlainPass:
     """The pass. ``last`` is the weight that makes the outputs; of the labels at ``places`` the first ``rows`` tell."""
-    judge = subject.judge
-    noted = LastInput(judge, len(y))
+    objective = subject.objective
+    noted = LastInput(objective, len(y))
     with probe_pass(subject, all_of(units, noted), large=True) as f:
         y = y.to(f.device)
-        loss = judge.loss(f, y)
+        loss = objective.loss(f, y)
         free = {name: p for name, p in named_parameters(subject.model).items() if p.requires_grad}
         found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
         f = f.detach()
-        accuracy, some = judge.accuracy(f, y), judge.by_class(f)[places[:rows].to(f.device)]
+        accuracy, some = objective.accuracy(f, y), objective.by_class(f)[places[:rows].to(f.device)]
     reached = {name: g for name, g in zip(free, found, strict=True) if g is not None}
     squares = dict.fromkeys(free, 0.0) | squared_norms(reached)
     assert noted.rows is not None  # as it was in the first pass, with which it was compared

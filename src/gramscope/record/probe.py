@@ -5,14 +5,13 @@ import fnmatch
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.base.nested import tensors_in
+from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.base.streams import streams_put_back
 from gramscope.capture.network import (
     Outputs,
@@ -26,11 +25,11 @@ from gramscope.capture.side_effects import CopyOnWrite, untouched
 from gramscope.hierarchy.losses import Loss
 from gramscope.hierarchy.optimizer_step import autocast_uncached
 from gramscope.record.along_loss import sample_positions
-from gramscope.record.arguments import globs
 from gramscope.record.condensed import SEED, has_many_outputs, mixing, precision_of, rehearses_losses
-from gramscope.record.judge import IGNORED, Judge, judge_of, plain_labels, unseen
-from gramscope.record.readings import READERS
+from gramscope.record.objective import IGNORED, Objective, objective_of, plain_labels, unknown_objective
 from gramscope.record.subject import Subject, evaluating, layer_of
+from gramscope.record.watch_options import globs
+from gramscope.record.watched_measures import WATCHED_MEASURES
 
 
 def check_model(model: nn.Module) -> None:
@@ -47,7 +46,7 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def split(probe: Any, model: nn.Module) -> tuple[Any, Tensor | None]:
+def split(probe: object, model: nn.Module) -> tuple[ModelInput, Tensor | None]:
     """(x, y) with x in the model's precision; a batch of a DataLoader is a list."""
     x, y = probe if isinstance(probe, tuple | list) and len(probe) == 2 else (probe, None)
     n = count_examples(x)
@@ -59,9 +58,14 @@ def split(probe: Any, model: nn.Module) -> tuple[Any, Tensor | None]:
     return prepare_input(x, dtype), None if y is None else prepare_input(plain_labels(y))
 
 
-def judge(
-    model: nn.Module, x: Any, y: Tensor | None, outputs: Outputs, loss: str | Loss | None, weights_only: bool = False
-) -> Judge:
+def objective(
+    model: nn.Module,
+    x: ModelInput,
+    y: Tensor | None,
+    outputs: Outputs,
+    loss: str | Loss | None,
+    weights_only: bool = False,
+) -> Objective:
     """How the outputs are judged, from one forward pass.
 
     A probe that the model refuses, or that gives NaN for a NaN of its own, is refused here, unless the model will not
@@ -71,12 +75,12 @@ def judge(
     n = count_examples(x)
     try:
         # Gradients are on, and x is a copy: outputs may be derivatives with respect to x (a PDE residual).
-        with surroundings(model) as written, written, evaluating(model), torch.enable_grad():
+        with context(model) as written, written, evaluating(model), torch.enable_grad():
             whole = callable(outputs) or outputs is None or isinstance(outputs, str)
             found = (output_tensor if whole else evaluate)(model, prepare_input(x), n, outputs).detach()
     except Exception as error:
         if weights_only or _ours(error, model):
-            return unseen(y, loss)
+            return unknown_objective(y, loss)
         several = _several(x) if y is None else ""
         if isinstance(error, InputError):
             if several:
@@ -90,7 +94,7 @@ def judge(
         raise InputError(
             "the probe must hold numbers, but x has NaN in it, and so have the outputs. Leave out such examples."
         )
-    made = judge_of(y, tuple(found.shape[1:]) or (1,), loss)
+    made = objective_of(y, tuple(found.shape[1:]) or (1,), loss)
     if made.own is not None and y is not None and not weights_only:
         _try(made.own, found.reshape(n, *made.shape), y.to(found.device))
     return made
@@ -99,7 +103,7 @@ def judge(
 def _try(loss: Loss, found: Tensor, y: Tensor) -> None:
     try:
         with streams_put_back():
-            value: Any = loss(found, y)
+            value: object = loss(found, y)
     except InputError:
         raise
     except Exception as error:
@@ -118,7 +122,7 @@ def _ours(error: Exception, model: nn.Module) -> bool:
     return mixed or (isinstance(error, GramscopeError) and error.__cause__ is None)
 
 
-def _several(x: Any) -> str:
+def _several(x: ModelInput) -> str:
     """What a probe such as (x, y, y) was taken for."""
     if not isinstance(x, tuple | list) or len(x) < 3:
         return ""
@@ -128,12 +132,12 @@ def _several(x: Any) -> str:
     )
 
 
-def _shapes(x: Any) -> str:
+def _shapes(x: ModelInput) -> str:
     return ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in tensors_in(x))
 
 
 @contextmanager
-def surroundings(model: nn.Module) -> Iterator[CopyOnWrite]:
+def context(model: nn.Module) -> Iterator[CopyOnWrite]:
     """Nothing of the user's is changed inside; nor are the user's autocast and inference mode in force.
 
     What is given is entered around the model's own code, where the measures do not do so themselves.
@@ -164,28 +168,28 @@ def _parameter_hooks_set_aside(model: nn.Module) -> Iterator[None]:
             parameter._backward_hooks = hooks
 
 
-def facts(subject: Subject, taken: str) -> dict[str, Any]:
+def facts(subject: Subject, taken: str) -> dict[str, object]:
     """What is said of the probe: its size, where it was taken from, and what stands for outputs that are very many."""
-    judge, y = subject.judge, subject.y
-    found: dict[str, Any] = {"examples": count_examples(subject.x)} | ({"taken": taken} if taken else {})
+    objective, y = subject.objective, subject.y
+    found: dict[str, object] = {"examples": count_examples(subject.x)} | ({"taken": taken} if taken else {})
     if y is not None and not y.is_floating_point():
         found["classes"] = int(y.max()) + 1
-    if has_many_outputs(judge):
-        count = mixing(judge).k
-        found["kernel"] = f"estimated from {count} random mixtures of {judge.size} outputs, seed {SEED}"
+    if has_many_outputs(objective):
+        count = mixing(objective).k
+        found["kernel"] = f"estimated from {count} random mixtures of {objective.size} outputs, seed {SEED}"
         if precision_of(subject.model) == "tf32":
             found["precision"] = "products in TF32 (relative error 1e-3)"
-    if y is not None and judge.by_position:
+    if y is not None and objective.by_position:
         rows = len(sample_positions(y))
         found["features"] = f"of the last layer, at {rows} of {int((y != IGNORED).sum())} labelled positions, seed 0"
-    if rehearses_losses(judge):
+    if rehearses_losses(objective):
         found["step"] = "changes of the loss of each example, not of its outputs"
     return found
 
 
 def meta(
-    subject: Subject, readers: Sequence[str], name: str, config: Mapping[str, Any] | None, taken: str = ""
-) -> dict[str, Any]:
+    subject: Subject, chosen_measures: Sequence[str], name: str, config: Mapping[str, object] | None, taken: str = ""
+) -> dict[str, object]:
     """What ``meta.json`` says of a run."""
     parameters = named_parameters(subject.model)
     return {
@@ -193,28 +197,28 @@ def meta(
         "model": type(subject.model).__name__,
         "parameters": {n: list(p.shape) for n, p in parameters.items()},
         "layers": list(dict.fromkeys(layer_of(n) for n in parameters)),
-        "measures": list(readers),
-        "facts": {n: {"how_to_read": READERS[n].how_to_read} for n in readers},
+        "measures": list(chosen_measures),
+        "facts": {n: {"how_to_read": WATCHED_MEASURES[n].how_to_read} for n in chosen_measures},
         "probe": facts(subject, taken),
         "config": dict(config or {}),
     }
 
 
-def chosen(measures: Any, y: Tensor | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def chosen(measures: object, y: Tensor | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The measures to read, and those asked for by name that need targets which the probe has not."""
     patterns = globs(measures, "measures")
     found: list[str] = []
     for pattern in patterns:
-        known = [name for name, reader in READERS.items() if reader.by_default or name == pattern]
+        known = [name for name, measure in WATCHED_MEASURES.items() if measure.by_default or name == pattern]
         matched = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         if not matched:
-            raise InputError(f"measures must name some of {', '.join(READERS)}, got {pattern!r}.")
+            raise InputError(f"measures must name some of {', '.join(WATCHED_MEASURES)}, got {pattern!r}.")
         found += matched
-    names = tuple(n for n in dict.fromkeys(found) if y is not None or not READERS[n].needs_targets)
-    return names, tuple(n for n in dict.fromkeys(patterns) if n in READERS and n not in names)
+    names = tuple(n for n in dict.fromkeys(found) if y is not None or not WATCHED_MEASURES[n].needs_targets)
+    return names, tuple(n for n in dict.fromkeys(patterns) if n in WATCHED_MEASURES and n not in names)
 
 
-def matcher(layers: Any, model: nn.Module) -> Callable[[str], bool]:
+def matcher(layers: object, model: nn.Module) -> Callable[[str], bool]:
     patterns = globs(layers, "layers")
     known = list(dict.fromkeys(layer_of(name) for name, _ in model.named_parameters(remove_duplicate=False)))
     for pattern in patterns:

@@ -1,15 +1,14 @@
 """What the probe says before any training: scale of its inputs, examples that occur twice, labels and chance."""
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.nested import tensors_in
-from gramscope.record.judge import IGNORED, Judge
+from gramscope.base.nested import ModelInput, tensors_in
+from gramscope.record.objective import IGNORED, Objective
 from gramscope.record.signals import ratio_of_rows
 
 MOST = 1024  # examples of which distances are computed
@@ -18,7 +17,7 @@ SYMBOLS = 4  # values, at most, of inputs that are taken for symbols though they
 VOCABULARY = 256  # tokens of more kinds are not compared
 
 
-def probe_facts(x: Any, y: Tensor | None, judge: Judge) -> dict[str, float]:
+def probe_facts(x: ModelInput, y: Tensor | None, objective: Objective) -> dict[str, float]:
     """Numbers by name; each is a fact about the examples alone, whatever the network."""
     tensors = [t for t in tensors_in(x) if t.numel()]
     if not tensors:
@@ -30,9 +29,9 @@ def probe_facts(x: Any, y: Tensor | None, judge: Judge) -> dict[str, float]:
     if rows.is_floating_point():
         found |= scales(rows.double())
     if y is not None and y.numel():
-        found |= _targets(y.cpu(), judge)
+        found |= _targets(y.cpu(), objective)
         compared = _comparable(rows)
-        if len(rows) >= FEW and compared is not None and not judge.by_position:
+        if len(rows) >= FEW and compared is not None and not objective.by_position:
             targets = y[:MOST].cpu().reshape(len(rows), -1)
             agree = numbers_agree(compared, targets) if y.is_floating_point() else labels_agree(compared, targets)
             found["probe/neighbors_agree"] = agree
@@ -70,21 +69,43 @@ def scales(rows: Float64[Tensor, "n d"]) -> dict[str, float]:
     return found
 
 
-def _targets(y: Tensor, judge: Judge) -> dict[str, float]:
-    """``probe/chance``: the loss of the best constant outputs; ``probe/target_rank``: directions of the targets."""
+def _targets(y: Tensor, objective: Objective) -> dict[str, float]:
+    """``probe/chance``: the loss of the best constant outputs; ``probe/target_rank``: directions of the targets.
+
+    ``probe/zero_or_one``: 1 where numbers are 0 and 1 alone; the squared error need not be what is trained on then.
+    """
     if y.is_floating_point():
         rows = y.reshape(-1, y.shape[-1]).double() if y.dim() > 1 else y[:, None].double()
-        found = {"probe/target_rank": float(ratio_of_rows(rows[:MOST]))}
+        found = {"probe/target_rank": ratio_of_rows(rows[:MOST])}
+        if objective.kind != "numbers" or objective.own is not None:
+            return found
         whole = y.reshape(len(y), -1).double()
         chance = float((whole - whole.mean(0)).square().mean())
-        return found | ({"probe/chance": chance} if judge.kind == "numbers" and judge.own is None else {})
+        found |= {"probe/chance": chance, "probe/zero_or_one": float(zero_or_one(y))}
+        found["probe/targets_rms"] = float(whole.square().mean().sqrt())
+        found["probe/targets_mean"] = float(whole.mean(0).square().mean().sqrt())
+        return found | ({"yes_or_no/chance": _entropy(whole)} if zero_or_one(y) else {})
     labels = y.reshape(-1)
     counts = labels[labels != IGNORED].unique(return_counts=True)[1].double()
     shares = counts / counts.sum()
     found = {"probe/classes": float(len(counts)), "probe/target_rank": float(len(counts) - 1)}
-    if judge.own is None and judge.kind == "classes":
+    found |= {"probe/outputs": float(objective.count)} if objective.kind == "classes" else {}
+    if objective.kind == "binary" and objective.own is None:
+        found["probe/chance"] = _entropy(y.reshape(len(y), -1).double())
+    if objective.own is None and objective.kind == "classes":
         found["probe/chance"] = float(-(shares * shares.log()).sum())
     return found
+
+
+def zero_or_one(y: Tensor) -> bool:
+    """Whether the targets are 0 and 1 alone, as binary cross-entropy takes them."""
+    return bool(((y == 0) | (y == 1)).all())
+
+
+def _entropy(rows: Float64[Tensor, "n k"]) -> float:
+    """Binary cross-entropy of the best constant outputs, of targets 0 and 1."""
+    share = rows.mean(0)
+    return float((torch.special.entr(share) + torch.special.entr(1 - share)).mean())
 
 
 def _comparable(rows: Tensor) -> Float64[Tensor, "n d"] | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -16,7 +15,7 @@ from gramscope.record.subject import Subject, evaluating
 
 @contextmanager
 def probe_pass(
-    subject: Subject, mode: AbstractContextManager[Any] | None = None, large: bool = False
+    subject: Subject, mode: AbstractContextManager[object] | None = None, large: bool = False
 ) -> Iterator[Float[Tensor, "n C"]]:
     """The outputs on the probe with their graph, in evaluation mode, the model's own code inside ``mode``.
 

@@ -1,9 +1,9 @@
 """Which ReLU units are on, for which examples, named by the layer whose weights came last before the ReLU."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,10 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-RELUS = {F.relu, F.relu6, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+from gramscope.capture.relus import RELUS
+
+DYING = RELUS | {F.relu6}  # units that pass nothing below zero
+Operation: TypeAlias = Callable[..., object]  # a function of torch, as a mode meets it
 UNITS_SECOND = ("conv", "batch_norm", "instance_norm", "group_norm")  # operations that have channels on axis 1
 
 
@@ -36,23 +39,27 @@ class ReluUnits(TorchFunctionMode):
         self._layer, self._axis = "input", -1
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: Operation, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
-        if func in RELUS:
+        with torch._C.DisableTorchFunction():  # what is noted here is nothing for the other modes to look at
+            self._look_at(func, (*args, *(kwargs or {}).values()), result)
+        return result
+
+    def _look_at(self, func: Operation, given: tuple[object, ...], result: object) -> None:
+        if func in DYING and isinstance(result, Tensor):
             self._note(result.detach())
-            return result
-        layer = self._layer_among((*args, *(kwargs or {}).values()))
+            return
+        layer = self._layer_among(given)
         if layer is not None and isinstance(result, Tensor):
             name = getattr(func, "__name__", "")
             self._layer, self._axis = layer, 1 if any(part in name for part in UNITS_SECOND) else -1
-        self._saw(func, layer, result)
-        return result
+        self._saw(func, layer, given, result)
 
-    def _saw(self, func: Any, layer: str | None, result: Any) -> None:
+    def _saw(self, func: Operation, layer: str | None, given: tuple[object, ...], result: object) -> None:
         """An operation that is no ReLU, and the layer whose parameters it was given; for what else is to be noted."""
 
-    def _layer_among(self, given: Iterable[Any]) -> str | None:
+    def _layer_among(self, given: Iterable[object]) -> str | None:
         """The layer of the first parameter among the arguments of an operation, or in a list of them."""
         for one in given:
             layer = self._layer_among(one) if isinstance(one, list | tuple) else self._layers.get(id(one))

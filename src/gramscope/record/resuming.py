@@ -1,27 +1,33 @@
 """What the callbacks share. A second fit, or one from a checkpoint, goes on with the run that is there."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
 from gramscope.hierarchy.optimizer_step import inner_optimizer
-from gramscope.record.arguments import check_out
-from gramscope.record.watch import Scope, watch
+from gramscope.record.scope import Scope
+from gramscope.record.start_watch import watch
+from gramscope.record.watch_options import check_out
 from gramscope.store.records import META_FILE
 
 
 def open_scope(
-    before: Scope | None, model: nn.Module, probe: Any, out: Any, step: int, options: Mapping[str, Any]
+    before: Scope | None,
+    model: nn.Module,
+    probe: object,
+    out: object,
+    step: int,
+    options: Mapping[str, Any],
 ) -> Scope:
     """Watch from the trainer's ``step`` on; ``before`` is what this callback watched with in an earlier fit."""
     options = dict(options)
-    check_out(out)
+    folder = check_out(out)
     if before is not None:
         before.close(measure=False)  # a fit that was interrupted did not
-    there = out is not None and (Path(out) / META_FILE).exists()
+    there = folder is not None and (folder / META_FILE).exists()
     if there and step and options.get("resume", True) is True:
         options["resume"] = step  # the trainer was loaded from a checkpoint, or goes on: what came later is superseded
     elif there and before is not None:
@@ -31,7 +37,7 @@ def open_scope(
     return watch(model, probe, out, **options)
 
 
-def holding(optimizers: Iterable[Any], model: nn.Module) -> Any:
+def holding(optimizers: Iterable[object], model: nn.Module) -> Optimizer | None:
     """The first optimiser that moves parameters of this model, or None."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in map(inner_optimizer, optimizers):
@@ -41,7 +47,7 @@ def holding(optimizers: Iterable[Any], model: nn.Module) -> Any:
     return None
 
 
-def log_numbers(scope: Scope, numbers: Mapping[str, Any]) -> None:
+def log_numbers(scope: Scope, numbers: Mapping[str, Tensor | float]) -> None:
     """Keep what a trainer logs. A name that is taken is left out with a warning: a callback never stops training."""
     for name, value in numbers.items():
         try:

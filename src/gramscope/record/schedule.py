@@ -2,14 +2,14 @@
 
 import operator
 from collections.abc import Callable, Collection
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 from gramscope.base.errors import InputError
 
 Every = SupportsIndex | str | Collection[int] | Callable[[int], bool]
 
 
-def due_at(every: Any) -> Callable[[int], bool]:
+def due_at(every: object) -> Callable[[int], bool]:
     """A function step -> is it time to measure? Step 0, before any training, always is.
 
     ``every`` is a number of steps, "log" (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, ...: a factor √2 apart), "log:10" (that
@@ -33,10 +33,10 @@ def due_at(every: Any) -> Callable[[int], bool]:
     return lambda step: step % number == 0
 
 
-def _whole(steps: Any) -> int:
+def _whole(steps: object) -> int:
     """Python's and numpy's whole numbers; 10.0 is left to the user, who may have meant a share of something."""
     try:
-        if isinstance(steps, bool):
+        if isinstance(steps, bool) or not isinstance(steps, SupportsIndex):
             raise TypeError
         return operator.index(steps)
     except TypeError:

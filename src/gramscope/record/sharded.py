@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -18,6 +17,7 @@ from gramscope.capture.network import unwrap
 from gramscope.record.whole_copy import WholeCopy, is_distributed, loaded
 
 PATIENCE = 120.0  # seconds that a rank waits for the others at a due step
+CLOSING = 10.0  # and at the end
 OPENING = 1800.0  # seconds for the first measurement, which is rank 0's alone
 _ALONE = (
     "a sharded model is watched by all ranks together, but not all of them came. Call gs.watch and scope.step (or "
@@ -96,20 +96,26 @@ class Shards:
             )
         self._gather()
 
-    def refresh(self, measure: bool, warn: Callable[[str, str], None]) -> bool:
-        """The weights of now in the copy, if rank 0 wants to ``measure``; every rank is told the same."""
-        if self._broken:
+    def refresh(self, measure: bool, warn: Callable[[str, str], None], closing: bool = False) -> bool:
+        """The weights of now in the copy, if rank 0 wants to ``measure``; every rank is told the same.
+
+        A rank that is ``closing`` does not wait for long: another may have failed, or closes without measuring.
+        """
+        if self._broken or not dist.is_initialized():
             return False
-        words = self._agreement.words("measure" if measure else "wait", PATIENCE)
+        words = self._agreement.words("measure" if measure else "wait", CLOSING if closing else PATIENCE)
         if words is None:
             self._broken = True
-            warn("shards", f"{_ALONE}. From here on nothing is measured; training goes on.")
+            after = (
+                "The last step is not measured." if closing else "From here on nothing is measured; training goes on."
+            )
+            warn("shards", f"{_ALONE}. {after} measured; training goes on.")
             return False
         if words[0] == "measure":
             self._gather()
         return words[0] == "measure"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, int]:
         """For the run's meta.json."""
         tensors = [*self.copy.parameters(), *self.copy.buffers()]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

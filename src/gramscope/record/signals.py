@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from statistics import fmean
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from gramscope.base.effective_rank import ratio_of_traces
-from gramscope.base.moments import centered_rows
-from gramscope.record.relu_units import UNITS_SECOND, ReluUnits
+from gramscope.base.nested import tensors_in
+from gramscope.capture.unrolled import UNROLLED
+from gramscope.record.relu_units import UNITS_SECOND, Operation, ReluUnits
 
-TANHS: set[Any] = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
-SIGMOIDS: set[Any] = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
+Noted: TypeAlias = dict[str, list[tuple[Tensor, ...]]]  # by layer, for each of its uses: numbers, on their device
+TANHS: set[Operation] = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
+SIGMOIDS: set[Operation] = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
 CELLS = {"gru", "lstm", "rnn_tanh"}  # whole recurrent layers: their states lie between -1 and 1
 RANK_ROWS = 512  # examples and positions, at most about so many
 WIDEST_LAYER = 2**13  # units; of a vocabulary's logits only the size is noted
@@ -26,80 +29,138 @@ _MODES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 class SignalWatch(ReluUnits):
     """Also notes the root mean square of each layer's outputs, saturated units, and how far tokens differ.
 
-    ``n``: the number of examples. A layer that is used several times counts as the mean over its uses.
+    ``n``: the number of examples. A layer that is used several times counts as the mean over its uses. ``gates``: keep
+    what recurrent layers are given, so that their gates can be looked at.
     """
 
-    def __init__(self, layers: Mapping[int, str], n: int) -> None:
+    def __init__(self, layers: Mapping[int, str], n: int, gates: bool = False) -> None:
         super().__init__(layers)
-        self._n = n
-        self._squares: dict[str, list[Tensor]] = {}
-        self._flat: dict[str, list[Tensor]] = {}
-        self._within: dict[str, list[Tensor]] = {}
-        self._ranks: dict[str, list[Tensor]] = {}
+        self._n, self._look_at_gates = n, gates
+        self._recurrent: list[tuple[str, Operation, tuple[object, ...]]] = []
+        self._gelu = False  # a power since the last layer: the tanh that comes is part of a GELU, and no unit
+        self._rms: Noted = {}
+        self._flat: Noted = {}
+        self._spread: Noted = {}  # of tokens: within examples, between them
+        self._traces: Noted = {}  # of the covariance: tr(C), tr(C²)
 
-    def _saw(self, func: Any, layer: str | None, result: Any) -> None:
+    def _saw(self, func: Operation, layer: str | None, given: tuple[object, ...], result: object) -> None:
         values = result[0] if isinstance(result, tuple) and result else result
         if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
             return
         values = values.detach()
-        if func in TANHS:
-            self._flat.setdefault(self._layer, []).append((values.abs() > _TANH_FLAT).float().mean())
-        elif func in SIGMOIDS:
-            self._flat.setdefault(self._layer, []).append(((2 * values - 1).abs() > _TANH_FLAT).float().mean())
+        self._gelu = layer is None and (self._gelu or getattr(func, "__name__", "") == "pow")
+        flat = None if self._gelu else flat_share(func, values)
+        if flat is not None:
+            self._flat.setdefault(self._layer, []).append((flat,))
         elif layer is not None:
             if getattr(func, "__name__", "") in CELLS:
-                self._flat.setdefault(layer, []).append((values.abs() > _TANH_FLAT).float().mean())
+                self._flat.setdefault(layer, []).append((_tanh_flat(values),))
+            if self._look_at_gates and func in UNROLLED:
+                self._recurrent.append((layer, func, given))
             size = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-            self._squares.setdefault(layer, []).append(size.square() / values.numel())
+            self._rms.setdefault(layer, []).append((size / math.sqrt(values.numel()),))
             if values.shape[-1] > WIDEST_LAYER:
                 return
-            self._note_rank(func, layer, values)
+            second = values.dim() > 2 and any(part in getattr(func, "__name__", "") for part in UNITS_SECOND)
+            values = values.movedim(1, -1) if second else values
+            self._note_rank(layer, values)
             if values.dim() == 3 and self._n in values.shape[:2]:
-                self._within.setdefault(layer, []).append(_within_share(values.float(), self._n))
+                self._spread.setdefault(layer, []).append(_token_spread(values.float(), self._n))
 
-    def _note_rank(self, func: Any, layer: str, values: Tensor) -> None:
-        second = values.dim() > 2 and any(part in getattr(func, "__name__", "") for part in UNITS_SECOND)
-        rows = values.movedim(1 if second else -1, -1).flatten(0, -2) if values.dim() > 1 else values[:, None]
+    def _note_rank(self, layer: str, values: Tensor) -> None:
+        rows = values.flatten(0, -2) if values.dim() > 1 else values[:, None]
         if rows.shape[1] > 1 and len(rows) > 1:
-            self._ranks.setdefault(layer, []).append(ratio_of_rows(rows[:: max(1, len(rows) // RANK_ROWS)]))
+            self._traces.setdefault(layer, []).append(_covariance_traces(rows[:: max(1, len(rows) // RANK_ROWS)]))
 
     def ranks(self) -> dict[str, float]:
         """Participation ratio of each layer's outputs, centred, over examples and positions."""
-        return {layer: rank for layer, rank in _means(self._ranks).items() if rank > 0}
+        ranks = {layer: fmean(_ratio(t * t, s) for t, s in uses) for layer, uses in _numbers(self._traces).items()}
+        return {layer: rank for layer, rank in ranks.items() if rank > 0}
 
     def sizes(self) -> dict[str, float]:
         """Root mean square of the outputs of each layer, before its activation, in order of first use."""
-        return {layer: math.sqrt(value) for layer, value in _means(self._squares).items()}
+        return {layer: math.sqrt(fmean(r * r for (r,) in uses)) for layer, uses in _numbers(self._rms).items()}
 
     def saturated(self) -> dict[str, float]:
         """Share of the entries of tanh and sigmoid units, by layer, at which the slope is below 6 % of the greatest."""
-        return _means(self._flat)
+        return {layer: fmean(share for (share,) in uses) for layer, uses in _numbers(self._flat).items()}
+
+    def saturated_gates(self) -> dict[str, float]:
+        """The same of the gates and candidate states of recurrent layers: they are run again, step by step."""
+        noted: Noted = {}
+        for layer, func, given in self._recurrent:
+            if len({one.dtype for one in tensors_in(given) if one.is_floating_point()}) == 1:  # not so in autocast
+                with torch.no_grad(), GateWatch() as gates:
+                    UNROLLED[func](*given)
+                noted.setdefault(layer, []).extend((flat,) for flat in gates.flat)
+        return {layer: fmean(share for (share,) in uses) for layer, uses in _numbers(noted).items()}
 
     def token_variance(self) -> dict[str, float]:
         """Share of the variance of a layer's outputs that lies between the tokens of one example."""
-        return _means(self._within)
+        spread = _numbers(self._spread)
+        return {layer: fmean(_ratio(w * w, w * w + b * b) for w, b in uses) for layer, uses in spread.items()}
 
 
-def ratio_of_rows(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+class GateWatch(TorchFunctionMode):
+    """Notes how many entries of each tanh and sigmoid are flat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Operation, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        flat = flat_share(func, result) if isinstance(result, Tensor) else None
+        self.flat += [] if flat is None else [flat]
+        return result
+
+
+def flat_share(func: Operation, values: Tensor) -> Float[Tensor, ""] | None:
+    """Share of the outputs of a tanh or a sigmoid at which its slope is below 6 % of the greatest; None of others."""
+    if func in TANHS:
+        return _tanh_flat(values)
+    return _tanh_flat(2 * values - 1) if func in SIGMOIDS else None  # σ(u) = (1 + tanh(u/2)) / 2
+
+
+def _tanh_flat(values: Tensor) -> Float[Tensor, ""]:
+    return (values.detach().abs() > _TANH_FLAT).float().mean()
+
+
+def ratio_of_rows(rows: Float[Tensor, "n d"]) -> float:
     """Participation ratio of the rows' covariance: how many directions they vary along; 0 where they do not vary."""
-    centered = centered_rows(rows.double())
+    trace, square = (float(number) for number in _covariance_traces(rows))
+    return _ratio(trace * trace, square)
+
+
+def _covariance_traces(rows: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
+    """``tr(C)`` and ``tr(C²)`` of the rows' covariance; exactly zero where all rows are the same."""
+    shifted = rows.double() - rows[0]
+    centered = shifted - shifted.mean(0)
     gram = centered @ centered.T if len(centered) <= centered.shape[1] else centered.T @ centered
-    return ratio_of_traces(gram.trace(), gram.square().sum()).nan_to_num(0.0)
+    return gram.trace(), gram.square().sum()
 
 
-def _within_share(tokens: Tensor, n: int) -> Tensor:
-    """``Σ|v_np - v̄_n|² / Σ|v_np - v̄|²`` of tokens p of examples n: 0 where all tokens of an example are alike."""
+def _token_spread(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """``√Σ|v_np - v̄_n|²`` and ``√Σ|v̄_n - v̄|²`` of tokens p of examples n; the squares sum to that about the mean."""
     tokens = tokens if len(tokens) == n else tokens.transpose(0, 1)
-    whole = (tokens - tokens.mean((0, 1))).square().sum()
-    return (tokens - tokens.mean(1, keepdim=True)).square().sum() / whole.clamp(min=1e-30)
+    means = tokens.mean(1, keepdim=True)
+    between = torch.linalg.vector_norm(means - means.mean(0)) * math.sqrt(tokens.shape[1])
+    return torch.linalg.vector_norm(tokens - means), between
 
 
-def _means(noted: Mapping[str, list[Tensor]]) -> dict[str, float]:
-    """The mean for each layer; a device is waited for once."""
-    if not noted:
-        return {}
-    means = torch.stack([torch.stack(values).double().mean().cpu() for values in noted.values()])
-    return dict(zip(noted, means.tolist(), strict=True))
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 1e-30 else 0.0
+
+
+def _numbers(noted: Noted) -> dict[str, list[tuple[float, ...]]]:
+    """What was noted, as numbers; a device is waited for once."""
+    scalars = [one for uses in noted.values() for use in uses for one in use]
+    if len({one.device for one in scalars}) > 1:  # a model that lies on several devices
+        scalars = [one.cpu() for one in scalars]
+    read = iter(torch.stack(scalars).tolist() if scalars else ())
+    return {layer: [tuple(next(read) for _ in use) for use in uses] for layer, uses in noted.items()}
 
 
 def share_in_training(model: nn.Module) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int8
@@ -11,25 +11,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gramscope.base.nested import ModelInput
 from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import Outputs, named_parameters
 from gramscope.capture.side_effects import in_modes
-from gramscope.record.judge import Judge
+from gramscope.record.objective import Objective
 
 if TYPE_CHECKING:
-    from gramscope.record.feature_readings import LayerFlow
+    from gramscope.record.feature_measures import LayerFlow
     from gramscope.record.given_gradients import GivenGradients
     from gramscope.record.last_update import LastUpdate
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is watched: the model, a fixed probe, and how to judge its outputs."""
+    """What is watched: the model, a fixed probe, and its objective."""
 
     model: nn.Module
-    x: Any
+    x: ModelInput
     y: Tensor | None
-    judge: Judge
+    objective: Objective
     outputs: Outputs
     layers: Callable[[str], bool]
     optimizer: Optimizer | None = None
@@ -42,11 +43,12 @@ class Subject:
 class Memory:
     """What later moments are compared with: the kernel, the features and the weights of the first.
 
-    ``resumed``: the first moment lies in an earlier attempt; what was not stored then cannot be compared with now.
+    ``resumed``: the first measurement lies in an earlier attempt; what was not stored then cannot be compared with now.
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
     ``signs`` are those of the random mixtures, where outputs are very many. ``last`` is the weight that makes the
     outputs, if a plain pass tells what it is given (see :mod:`gramscope.record.plain_pass`).
     ``sites``: where the weights meet the probe, which is sought once. ``flows``: changes of the weights so far.
+    ``linearity``: by weight what it was given at the last measurement, and the target linearity of that.
     ``probe_told``: the facts of the probe, which do not change, are in a record.
     """
 
@@ -60,7 +62,13 @@ class Memory:
     last: str | None = None
     sites: KnownSites = field(default_factory=KnownSites)
     flows: "dict[str, LayerFlow] | None" = None
+    linearity: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
     probe_told: bool = False
+
+    @property
+    def at_start(self) -> bool:
+        """Whether nothing was recorded yet: what is said once is said now."""
+        return not (self.probe_told or self.resumed)
 
 
 def layers_by_id(model: nn.Module) -> dict[int, str]:

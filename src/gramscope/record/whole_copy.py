@@ -3,7 +3,6 @@
 import copy
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +29,14 @@ class WholeCopy:
         self._modules: dict[int, tuple[nn.Module, nn.Module]] = {}  # original and copy, by the id of the original
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self.copy = self._blank(model)
-        memo: dict[int, Any] = {key: made for key, (_, made) in self._modules.items()}
+        memo: dict[int, object] = {key: made for key, (_, made) in self._modules.items()}
         for module in model.modules():  # a wrapper that is kept somewhere else stands for what it wraps
             memo[id(module)] = memo[id(_inside(module))]
         memo |= {key: made for key, (_, made) in self._tensors.items()}
         for original, made in self._modules.values():
             _copy_attributes(original, made, memo)
 
-    def fill(self, state: Mapping[str, Any]) -> None:
+    def fill(self, state: Mapping[str, object]) -> None:
         """Parameters and buffers of a whole state dict (empty on all ranks but one), modes and flags of now."""
         for original, made in self._modules.values():
             made.training = original.training
@@ -88,7 +87,7 @@ def _inside(module: nn.Module) -> nn.Module:
     return module
 
 
-def loaded(module: str, name: str) -> Any:
+def loaded(module: str, name: str) -> type | tuple[()]:
     """A class for ``isinstance``; of a module that nobody has imported nothing can be one, and importing is slow."""
     return getattr(sys.modules.get(module), name, ())
 
@@ -100,10 +99,10 @@ def is_distributed(tensor: Tensor) -> bool:
 def _plain_class(module: nn.Module) -> type[nn.Module]:
     """``fully_shard`` puts a class in front of the module's own."""
     sharded = loaded("torch.distributed.fsdp", "FSDPModule")
-    return next(kind for kind in type(module).__mro__ if not issubclass(kind, sharded))
+    return next(k for k in type(module).__mro__ if issubclass(k, nn.Module) and not issubclass(k, sharded))
 
 
-def _copy_attributes(original: nn.Module, made: nn.Module, memo: dict[int, Any]) -> None:
+def _copy_attributes(original: nn.Module, made: nn.Module, memo: dict[int, object]) -> None:
     for name in _HOOKS:
         kept = {key: hook for key, hook in getattr(original, name).items() if not _of_torch_distributed(original, key)}
         getattr(made, name).update(kept)
@@ -123,7 +122,7 @@ def _of_torch_distributed(module: nn.Module, key: int) -> bool:
     return False
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def _copied(value: object, memo: dict[int, object]) -> object:
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # process groups, meshes, locks: what cannot be copied is shared, and none of it is a weight

@@ -12,7 +12,7 @@ __all__ = ["ReportServer", "report", "serve"]
 
 
 class _CallableReport(ModuleType):
-    """``gramscope.report`` is both the room and its entry point, so the room can be called."""
+    """``gramscope.report`` is both the package and its entry point, so the package can be called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Path:
         return report(*args, **kwargs)

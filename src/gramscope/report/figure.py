@@ -8,10 +8,12 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gramscope.base.json_values import Json
 
 Numbers = NDArray[np.float64]
 MOST_POINTS = 1000  # of one line on the page; longer ones are thinned, and a note says so
@@ -26,7 +28,7 @@ class Colour:
     place: int = 0
     depth: float | None = None
 
-    def json(self) -> list[Any]:
+    def json(self) -> list[Json]:
         return ["d", round(self.depth, 4)] if self.depth is not None else ["c", self.place]
 
 
@@ -51,7 +53,7 @@ class Line:
             return self.x[kept], self.y[kept]
         return thinned(self.x, self.y, most)
 
-    def json(self, most: int = MOST_POINTS) -> dict[str, Any]:
+    def json(self, most: int = MOST_POINTS) -> dict[str, Json]:
         x, y = self.points(most)
         return {
             "name": self.name,
@@ -96,7 +98,7 @@ class Heat:
             return low, high
         return (min(low, 0.0), max(high, 0.0)) if low or high else (0.0, 1.0)
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Json]:
         low, high = self.scale
         return {
             "name": self.name,
@@ -123,7 +125,7 @@ class Axis:
     steps: bool = False  # training steps: the page can draw these on a logarithmic axis
     whole: bool = False  # whole numbers: nothing lies between two of them
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Json]:
         return {"title": self.title, "log": self.log, "range": self.range, "steps": self.steps, "whole": self.whole}
 
 
@@ -156,7 +158,7 @@ class Plot:
         """Points a line, fewer where there are very many lines, so that a page stays a page."""
         return max(50, min(MOST_POINTS, 100_000 // max(1, len(frame))))
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Json]:
         return {
             "caption": self.caption,
             "x": self.x.json(),
@@ -179,7 +181,7 @@ class Control:
     options: Sequence[str]
     start: int
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Json]:
         return {"kind": self.kind, "label": self.label, "options": list(self.options), "start": self.start}
 
 
@@ -204,7 +206,7 @@ class Panel:
         """The drawings that the control steps through; the page has them below it."""
         return [plot for plot in self.plots if plot.at is not None]
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Json]:
         return {
             "key": self.key,
             "title": self.title,
@@ -213,7 +215,7 @@ class Panel:
         }
 
 
-def _mark(mark: Mark, most: int) -> dict[str, Any]:
+def _mark(mark: Mark, most: int) -> dict[str, Json]:
     """``most`` is of the points of a line; a matrix is cut to ``MOST_CELLS`` where it is made."""
     return {"kind": "heat", **mark.json()} if isinstance(mark, Heat) else {"kind": "line", **mark.json(most)}
 
@@ -231,7 +233,7 @@ def rounded(value: float) -> int | float:
     return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")
 
 
-def packed(values: Numbers) -> dict[str, Any]:
+def packed(values: Numbers) -> dict[str, Json]:
     """A matrix as base64 of little-endian float32: a third of its size as text, and NaN survives.
 
     In float64 where a number is too large for that, which would else pass for one that is not finite.

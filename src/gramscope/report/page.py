@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.base.json_values import Json
 from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis
-from gramscope.diagnose.opening import diagnose
+from gramscope.diagnose.run_diagnosis import diagnose
 from gramscope.report import swept
 from gramscope.report.advice import TOPICS
 from gramscope.report.figure import Panel
@@ -148,7 +148,7 @@ def fragment(content: Content) -> str:
     return _environment().get_template("panels.html.j2").render(**_fragment_names(content))
 
 
-def payload(content: Content) -> dict[str, Any]:
+def payload(content: Content) -> dict[str, Json]:
     """The figures and the names of the runs, as the page's script reads them."""
     return {
         "runs": [{"name": view.name, "index": view.index} for view in content.views],
@@ -164,7 +164,7 @@ def _crowded(steps: Sequence[int]) -> bool:
     return len(steps) > 4 and steps[len(steps) // 2] < 0.15 * steps[-1]
 
 
-def script_json(value: Any) -> str:
+def script_json(value: Json) -> str:
     """Strict JSON that no name can break out of: inside a script element only '<' could end it.
 
     >>> script_json("</script>")
@@ -188,7 +188,7 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _fragment_names(content: Content) -> Mapping[str, Any]:
+def _fragment_names(content: Content) -> Mapping[str, object]:
     return {
         "panels": content.panels,
         "absent": content.absent,
@@ -204,7 +204,7 @@ def _fragment_names(content: Content) -> Mapping[str, Any]:
     }
 
 
-def _run_line(view: RunView) -> Mapping[str, Any]:
+def _run_line(view: RunView) -> Mapping[str, object]:
     return {
         "name": view.name,
         "index": view.index,

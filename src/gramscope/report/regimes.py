@@ -3,7 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from gramscope.diagnose.divergence import Divergence
 from gramscope.diagnose.thresholds import (
+    BLOWN,
+    ENOUGH_READINGS,
+    ENOUGH_STEPS,
     LAZY_ALIGNED,
     LAZY_FEATURES,
     LAZY_KERNEL,
@@ -15,14 +19,11 @@ from gramscope.report.panels.drawing import number
 from gramscope.report.panels.kernels import largest, moved, written_as_alignment
 from gramscope.report.panels.richness import feature_change
 from gramscope.report.panels.validity import (
-    BLOWN,
-    ENOUGH_READINGS,
-    ENOUGH_STEPS,
-    Divergence,
     at_step,
     begun_again,
     divergence,
     enough,
+    how_it_diverged,
     readings,
     retrained,
     tells_change,
@@ -37,13 +38,14 @@ RULE = (
     f"is below {LAZY_FEATURES} or its largest kernel drift |K − K₀| / |K₀| below {LAZY_KERNEL}. It is rich where "
     f"the largest drift is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above "
     f"{RICH_FEATURES} rich). These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict "
-    f"takes {ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run whose loss ends "
-    f"not finite or over {BLOWN:.0f} times its start has diverged"
+    f"takes {ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run has diverged "
+    f"whose loss ends not finite or over {BLOWN:.0f} times its start, or was there on the probe and ends no lower than "
+    "it started"
 )
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RegimeEvidence:
     """What can tell the regimes apart; NaN where it was not recorded."""
 
     feature_change: float
@@ -51,10 +53,10 @@ class Evidence:
     relative_richness: float  # D_LR divided by its value for white features
 
 
-def evidence(view: RunView) -> Evidence:
+def evidence(view: RunView) -> RegimeEvidence:
     features, drift, richness = feature_change(view), moved(view), view.series.get("richness")
     lazy = lazy_richness(view)
-    return Evidence(
+    return RegimeEvidence(
         math.nan if features is None else features.last,
         math.nan if drift is None else largest(drift)[1],
         math.nan if richness is None or lazy is None else richness.last / lazy,
@@ -84,14 +86,15 @@ def regime(view: RunView) -> str:
     still = features is not None and enough(view, features) and features.last < LAZY_FEATURES
     if drift is not None and enough(view, drift):
         # The kernel also moves where a readout alone trains: features that stand still make a run lazy all the same.
-        aligned = written_as_alignment(view.series["kernel/drift"])
-        by_kernel = judged(
-            largest(drift)[1], *((LAZY_ALIGNED, RICH_ALIGNED) if aligned else (LAZY_KERNEL, RICH_KERNEL))
-        )
-        return "lazy" if still else by_kernel
+        return "lazy" if still else _by_kernel(view, drift)
     if features is not None and enough(view, features):
         return judged(features.last, LAZY_FEATURES, RICH_FEATURES)
     return "too short" if any(s is not None and readings(s) for s in (moved(view), features)) else "unknown"
+
+
+def _by_kernel(view: RunView, drift: Series) -> str:
+    aligned = written_as_alignment(view.series["kernel/drift"])
+    return judged(largest(drift)[1], *((LAZY_ALIGNED, RICH_ALIGNED) if aligned else (LAZY_KERNEL, RICH_KERNEL)))
 
 
 def judged(value: float, lazy: float, rich: float) -> str:
@@ -105,7 +108,7 @@ def judged(value: float, lazy: float, rich: float) -> str:
 def verdict(view: RunView, end: Divergence | None) -> str:
     """The regime in one sentence, with the numbers it rests on."""
     if end is not None:
-        return f"The run diverged at step {end.step:,}: {end.how}."
+        return f"The run diverged at step {end.step:,}: {how_it_diverged(view, end)}."
     kind = regime(view)
     if kind == "too short":
         return _too_short(view)
@@ -117,6 +120,8 @@ def verdict(view: RunView, end: Divergence | None) -> str:
         step, value = largest(drift)
         grounds.append(f"largest kernel drift {number(value)} at step {step:,.0f}")
     lazy = "neither its features nor its loss moved much" if unlearnt(view) else "its features hardly moved"
+    if drift is not None and _by_kernel(view, drift) == "rich":
+        lazy += ", though its kernel did, as where the last layer does the learning"
     told = {
         "lazy": f"The run is lazy: {lazy}",
         "rich": "The run is rich: it changed its features",

@@ -86,7 +86,7 @@ def _view(run: Run, name: str, index: int) -> RunView:
         series = series_by_name(steps, [record.scalars for record in records])
     for logged, found in run.logged_numbers().items():
         finite = np.where(np.isfinite(found.values), found.values, np.nan)
-        own = Series(logged, found.steps.astype(np.float64), finite)
+        own = Series(found.steps.astype(np.float64), finite)
         series[logged] = joined(series[logged], own) if logged in series else own
     view = RunView(
         name,

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from gramscope.base.json_values import Json
+from gramscope.diagnose.divergence import LOSSES
 from gramscope.report.figure import rounded
 from gramscope.report.panels.kernels import largest
 from gramscope.report.panels.others import SKIPPED
 from gramscope.report.panels.richness import feature_change
-from gramscope.report.panels.validity import LOSSES
 from gramscope.report.regimes import kernel_drift, regime
 from gramscope.report.view import RunView, Series
 
@@ -28,7 +28,7 @@ class Column:
     first: bool
     cells: Sequence[Cell]
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Json]:
         numeric = all(not isinstance(cell, str) for cell in self.cells)
         return {**vars(self), "cells": list(self.cells), "numeric": numeric}
 
@@ -40,7 +40,7 @@ class RunsTable:
     columns: Sequence[Column]
     same: Mapping[str, Cell]
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Json]:
         return {"columns": [column.json() for column in self.columns], "same": dict(self.same)}
 
 
@@ -103,7 +103,7 @@ def _end(series: Series) -> Cell:
     return rounded(value) if math.isfinite(value) else None
 
 
-def _flat(config: Any, prefix: str = "") -> dict[str, Cell]:
+def _flat(config: object, prefix: str = "") -> dict[str, Cell]:
     """Settings by dotted name; what is neither text nor a number is written out.
 
     >>> _flat({"lr": 0.1, "model": {"width": 64, "layers": [1, 2]}})

@@ -12,8 +12,8 @@ import threading
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import socket
 from types import TracebackType
-from typing import Any
 from urllib.parse import urlsplit
 
 from gramscope.base.errors import GramscopeError, InputError
@@ -174,7 +174,7 @@ class ReportServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
         """A tab that was closed in the middle of an answer is no error; anything else is shown."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
@@ -241,5 +241,5 @@ class _Handler(BaseHTTPRequestHandler):
         if body:
             self.wfile.write(data)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: the terminal belongs to the user."""

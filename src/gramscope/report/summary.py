@@ -1,4 +1,4 @@
-"""The run in plain words: lazy or rich, which layer learns, what changed when, and what went wrong."""
+"""The run in plain words: lazy or rich, which layer learns and what changed when. What is wrong, the diagnosis says."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,30 +6,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gramscope.report.advice import TOPICS, Finding
+from gramscope.diagnose.divergence import LOSSES, Divergence, speaks_of_finite
+from gramscope.diagnose.thresholds import QUIET_SHARE
+from gramscope.report.advice import TOPICS, Sentence
 from gramscope.report.panels.drawing import number, percent
 from gramscope.report.panels.kernels import largest
-from gramscope.report.panels.steps import missed
+from gramscope.report.panels.steps import prediction_error
 from gramscope.report.panels.validity import (
-    LOSSES,
-    Divergence,
     at_step,
     change,
     divergence,
     enough,
     readings,
     sound,
-    speaks_of_finite,
     tells_change,
 )
 from gramscope.report.regimes import kernel_drift, regime, undone, verdict
 from gramscope.report.view import RunView, Series
 
-# Conventions, not calibrated.
-IDLE = 0.02  # a layer with a smaller share does not learn
-HEAD = 0.8  # a last layer with a larger share does the learning alone
-GAP = 0.1  # of train accuracy over test accuracy: less is no overfitting
-DEAD = 0.5  # a layer with a larger share of dead units is dying
+GAP = 0.1  # of train accuracy over test accuracy: less is no overfitting; a convention
 
 
 @dataclass(frozen=True)
@@ -38,30 +33,29 @@ class Words:
 
     name: str
     index: int
-    verdict: Finding
-    findings: Sequence[Finding]
+    verdict: Sentence
+    findings: Sequence[Sentence]
     warnings: Sequence[str]
 
 
 def in_words(view: RunView) -> Words:
     """The findings of one run, each with the number it rests on."""
     if not len(view.steps):
-        empty = Finding("No step has been committed yet.")
+        empty = Sentence("No step has been committed yet.")
         return Words(view.name, view.index, empty, (), tuple(_troubles(view, None)))
     end, part = divergence(view), sound(view)
     kind = regime(view)
-    found = [Finding(_outcome(view))]
+    found = [Sentence(_outcome(view))]
     if len(part.steps):
         before = [
             *_layers(part),
             *_moments(part),
             *overfitting(part),
-            *_dead(part),
             *_features(part),
             *_prediction(part),
         ]
         found += before if end is None else [replace(f, text=f"Before it diverged: {f.text}") for f in before]
-    head = Finding(verdict(view, end), kind if kind in TOPICS else "")
+    head = Sentence(verdict(view, end), kind if kind in TOPICS else "")
     return Words(view.name, view.index, head, tuple(found), tuple(_troubles(view, end)))
 
 
@@ -72,6 +66,9 @@ def compared(views: Sequence[RunView]) -> list[str]:
     ends = {view.name: end for view in views if (end := divergence(view)) is not None}
     ranked = [view for view in views if view.name not in ends]
     said = [f"{name} diverged at step {end.step:,} and is not ranked." for name, end in ends.items()]
+    if len(said) > 3:
+        named = _joined([f"{name} at step {end.step:,}" for name, end in ends.items()])
+        said = [f"{len(ends)} runs diverged and are not ranked: {named}."]
     drifts = {
         view.name: largest(drift)[1]
         for view in ranked
@@ -79,9 +76,7 @@ def compared(views: Sequence[RunView]) -> list[str]:
     }
     if len(drifts) > 1:
         most, least = max(drifts, key=lambda name: drifts[name]), min(drifts, key=lambda name: drifts[name])
-        said.append(
-            f"The kernel of {most} moved most ({number(drifts[most])}), of {least} least ({number(drifts[least])})."
-        )
+        said.append(f"Kernel drift: {most} {number(drifts[most])}, {least} {number(drifts[least])}.")
     return said + _ranking(ranked)
 
 
@@ -107,24 +102,29 @@ WORDS = {
 }
 
 
-def _first_of(view: RunView, names: Sequence[str]) -> Series | None:
+def _first_name(view: RunView, names: Sequence[str]) -> str | None:
     """The first of which a change can be told, else the first that was measured at all."""
-    found = [view.series[name] for name in names if name in view.series and readings(view.series[name])]
-    return next((series for series in found if tells_change(view, series)), found[0] if found else None)
+    found = [name for name in names if name in view.series and readings(view.series[name])]
+    return next((name for name in found if tells_change(view, view.series[name])), found[0] if found else None)
+
+
+def _first_of(view: RunView, names: Sequence[str]) -> Series | None:
+    name = _first_name(view, names)
+    return None if name is None else view.series[name]
 
 
 def _outcome(view: RunView) -> str:
     said = []
     for names, say in ((LOSSES, number), (ACCURACIES, percent), (("accuracy/test",), percent)):
-        series = _first_of(view, names)
-        if series is not None:
-            said.append(f"{WORDS[series.name]} {change(view, series, say)}")
+        name = _first_name(view, names)
+        if name is not None:
+            said.append(f"{WORDS[name]} {change(view, view.series[name], say)}")
     records = "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records"
     span = f"over {records} up to step {view.end:,}"
     return f"{'; '.join(said)}, {span}." if said else f"Watched {span}."
 
 
-def _layers(view: RunView) -> list[Finding]:
+def _layers(view: RunView) -> list[Sentence]:
     family = {name: s.finite for name, s in view.family("share").items() if len(s.finite.values)}
     if not family:
         return []
@@ -132,7 +132,7 @@ def _layers(view: RunView) -> list[Finding]:
     share_first, share_last = percent(family[first].first), percent(family[last].last)
     begin, end = at_step(family[first], 0), at_step(family[last])
     if not all(tells_change(view, s) for s in family.values()):
-        return [Finding(f"At {end} layer {last} learns most ({share_last} of the loss decrease).")]
+        return [Sentence(f"At {end} layer {last} learns most ({share_last} of the loss decrease).")]
     if first == last:
         text = (
             f"Layer {first} learns most, at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
@@ -142,14 +142,12 @@ def _layers(view: RunView) -> list[Finding]:
             f"At {begin} layer {first} learns most ({share_first} of the loss decrease), at {end} layer {last} "
             f"({share_last})."
         )
-    said = [Finding(text)]
-    if len(family) > 1 and last == list(family)[-1] and family[last].last >= HEAD:
-        said.append(Finding(f"At {end} the last layer, {last}, does {share_last} of the learning.", "head"))
-    return said + _idle(family)
+    return [Sentence(text), *_quiet(family)]
 
 
-def _idle(family: Mapping[str, Series]) -> list[Finding]:
-    quiet = min(IDLE, 0.2 / len(family))  # of many layers each has little
+def _quiet(family: Mapping[str, Series]) -> list[Sentence]:
+    """Layers with next to no share: a fact. Whether it is a fault, and what to do, the diagnosis says."""
+    quiet = min(QUIET_SHARE, 0.2 / len(family))  # of many layers each has little
     idle = [name for name, s in family.items() if float(np.abs(s.values).max()) < quiet]
     said = [f"{_listed(idle)} never had {percent(quiet)} of the learning."] if idle else []
     stopped = {
@@ -166,7 +164,7 @@ def _idle(family: Mapping[str, Series]) -> list[Finding]:
             f"Layer {name} stopped learning at step {step:,.0f}: its share then stays below {percent(quiet)}."
             for name, step in stopped.items()
         ]
-    return [Finding(text, "idle layer") for text in said]
+    return [Sentence(text) for text in said]
 
 
 def _leader(family: Mapping[str, Series], place: int) -> str:
@@ -186,16 +184,15 @@ def _stopped(series: Series, quiet: float) -> float | None:
     return float(series.steps[busy[-1] + 1])
 
 
-def _moments(view: RunView) -> list[Finding]:
+def _moments(view: RunView) -> list[Sentence]:
     said = []
     drift = kernel_drift(view)
     if drift is not None and regime(view) != "lazy" and tells_change(view, drift):
         half, most = _reached(drift, 0.5), _reached(drift, 0.9)
-        said.append(
-            f"Half of the kernel's movement was done by step {half:,.0f}, nine tenths by step {most:,.0f}."
-            if half < most
-            else f"Nine tenths of the kernel's movement were done by step {most:,.0f}."
-        )
+        begin = "Nine tenths of the kernel's movement were"
+        if half < most:
+            begin = f"Half of the kernel's movement was done by step {half:,.0f}, nine tenths were"
+        said.append(f"{begin} done by step {most:,.0f}{_resolution(drift)}.")
     loss = _first_of(view, LOSSES)
     if loss is not None and tells_change(view, loss) and loss.last < loss.first:
         said.append(
@@ -208,7 +205,7 @@ def _moments(view: RunView) -> list[Finding]:
             + ", ".join(f"to layer {name} at step {step:,.0f}" for step, name in changes[:4])
             + "."
         )
-    return [*map(Finding, said), *_late(view)]
+    return [*map(Sentence, said), *_late(view)]
 
 
 def _resolution(series: Series) -> str:
@@ -223,7 +220,7 @@ def _resolution(series: Series) -> str:
     return f" (and not yet by step {before:,.0f}, the measurement before)" if coarse else ""
 
 
-def _late(view: RunView) -> list[Finding]:
+def _late(view: RunView) -> list[Sentence]:
     train, test = _first_of(view, ACCURACIES), view.series.get("accuracy/test")
     if train is None or test is None or not (tells_change(view, train) and tells_change(view, test)):
         return []
@@ -231,14 +228,14 @@ def _late(view: RunView) -> list[Finding]:
     if test.last <= test.first + 0.3 or general <= 3 * max(learnt, 1.0):
         return []
     text = f"Test accuracy came late: train had it by step {learnt:,.0f}, test only by {general:,.0f} (grokking)."
-    return [Finding(text, "grokking")]
+    return [Sentence(text, "grokking")]
 
 
 TEST_LOSSES = ("loss/test", "loss/val", "loss/validation", "test_loss", "val_loss", "eval_loss")
 TEST_ACCURACIES = ("accuracy/test", "accuracy/val", "accuracy/validation", "test_acc", "val_acc", "eval_accuracy")
 
 
-def overfitting(view: RunView) -> list[Finding]:
+def overfitting(view: RunView) -> list[Sentence]:
     """A test loss that rises again, or a test accuracy that stays behind; told of series with a beginning only."""
     loss = _first_of(view, TEST_LOSSES)
     if loss is not None and tells_change(view, loss):
@@ -249,25 +246,18 @@ def overfitting(view: RunView) -> list[Finding]:
                 f"The test loss was lowest at step {known.steps[best]:,.0f} ({number(float(known.values[best]))}) and "
                 f"ends higher ({number(known.last)} at {at_step(loss)})."
             )
-            return [Finding(text, "overfitting")]
-    train, test = _first_of(view, ACCURACIES), _first_of(view, TEST_ACCURACIES)
-    if train is None or test is None or not (tells_change(view, train) and tells_change(view, test)):
+            return [Sentence(text, "overfitting")]
+    name, test = _first_name(view, ACCURACIES), _first_of(view, TEST_ACCURACIES)
+    train = view.series.get(name or "")
+    if name is None or train is None or test is None or not (tells_change(view, train) and tells_change(view, test)):
         return []
     if train.last - test.last <= GAP:
         return []
     text = (
-        f"{WORDS[train.name]} ends at {percent(train.last)} ({at_step(train)}), test accuracy at {percent(test.last)} "
+        f"{WORDS[name]} ends at {percent(train.last)} ({at_step(train)}), test accuracy at {percent(test.last)} "
         f"({at_step(test)})."
     )
-    return [Finding(text, "overfitting")]
-
-
-def _dead(view: RunView) -> list[Finding]:
-    """Layers in which more than half of the units are off for the whole probe."""
-    family = {name: s for name, s in view.family("dead_units").items() if len(s.finite.values)}
-    dying = [f"{name} ({percent(s.last)} at {at_step(s)})" for name, s in family.items() if s.last > DEAD]
-    shown = ", ".join(dying[:4]) + (f" and {len(dying) - 4} more" if len(dying) > 4 else "")
-    return [Finding(f"More than half of the units are dead in {shown}.", "dead units")] if dying else []
+    return [Sentence(text, "overfitting")]
 
 
 def _reached(series: Series, part: float) -> float:
@@ -300,7 +290,7 @@ def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
     return changes
 
 
-def _features(view: RunView) -> list[Finding]:
+def _features(view: RunView) -> list[Sentence]:
     growth = {name: s.last - s.first for name, s in view.family("target_linearity").items() if tells_change(view, s)}
     if not growth:
         return []
@@ -310,12 +300,12 @@ def _features(view: RunView) -> list[Finding]:
         text = f"Target linearity changed visibly in no layer from {at_step(series, 0)} to {at_step(series)}."
     else:
         text = f"Target linearity changed most in layer {most}: {change(view, series)}."
-    return [Finding(text, "target linearity")]
+    return [Sentence(text, "target linearity")]
 
 
-def _prediction(view: RunView) -> list[Finding]:
-    words = missed(view)
-    return [Finding(f"First-order theory missed {words}.", "first order")] if words else []
+def _prediction(view: RunView) -> list[Sentence]:
+    words = prediction_error(view)
+    return [Sentence(f"{words[0].upper()}{words[1:]}.", "first order")] if words else []
 
 
 def _troubles(view: RunView, end: Divergence | None) -> list[str]:

@@ -1,41 +1,16 @@
 """What the page needs of a run, read once: series by name, arrays by name and step, and what went wrong."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gramscope.base.errors import GramscopeError
+from gramscope.diagnose.history import Series as Series
 from gramscope.report.figure import Numbers
 
 Places = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Series:
-    """A scalar over the steps: ``steps`` (k,), ``values`` (k,), NaN where it was not finite."""
-
-    name: str
-    steps: Numbers
-    values: Numbers
-
-    @cached_property
-    def finite(self) -> "Series":
-        """The points whose value is finite."""
-        keep = np.isfinite(self.values)
-        return Series(self.name, self.steps[keep], self.values[keep])
-
-    @property
-    def first(self) -> float:
-        return float(self.finite.values[0]) if len(self.finite.values) else math.nan
-
-    @property
-    def last(self) -> float:
-        return float(self.finite.values[-1]) if len(self.finite.values) else math.nan
 
 
 @dataclass(eq=False)
@@ -44,7 +19,7 @@ class RunView:
 
     name: str
     index: int
-    meta: Mapping[str, Any]
+    meta: Mapping[str, object]
     steps: Sequence[int]
     times: Sequence[float]
     series: Mapping[str, Series]
@@ -180,14 +155,14 @@ def series_by_name(steps: Sequence[int], rows: Sequence[Mapping[str, float]]) ->
         for name, column in zip(names, block.T, strict=True):
             found.setdefault(name, []).append((np.array(places), column))
     all_steps = np.array(steps, dtype=np.float64)
-    return {name: _in_order_of_records(name, parts, all_steps) for name, parts in found.items()}
+    return {name: _in_order_of_records(parts, all_steps) for name, parts in found.items()}
 
 
-def _in_order_of_records(name: str, parts: Sequence[tuple[Places, Numbers]], steps: Numbers) -> Series:
+def _in_order_of_records(parts: Sequence[tuple[Places, Numbers]], steps: Numbers) -> Series:
     places = np.concatenate([place for place, _ in parts])
     values = np.concatenate([column for _, column in parts])
     order = np.argsort(places, kind="stable")
-    return Series(name, steps[places[order]], np.where(np.isfinite(values), values, np.nan)[order])
+    return Series(steps[places[order]], np.where(np.isfinite(values), values, np.nan)[order])
 
 
 def joined(recorded: Series, logged: Series) -> Series:
@@ -195,4 +170,4 @@ def joined(recorded: Series, logged: Series) -> Series:
     alone = ~np.isin(recorded.steps, logged.steps)
     steps = np.concatenate([recorded.steps[alone], logged.steps])
     order = np.argsort(steps, kind="stable")
-    return Series(recorded.name, steps[order], np.concatenate([recorded.values[alone], logged.values])[order])
+    return Series(steps[order], np.concatenate([recorded.values[alone], logged.values])[order])

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gramscope.base.lazy import lazy_names
+from gramscope.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from gramscope.scale.fingerprints import Fingerprints as Fingerprints
@@ -23,45 +23,5 @@ if TYPE_CHECKING:
     from gramscope.scale.tiled_kernel import TiledRegression as TiledRegression
     from gramscope.scale.tiled_kernel import open_kernel as open_kernel
 
-_NAMES = {
-    "Estimate": "sketch_result",
-    "Sketch": "sketch_result",
-    "load_sketch": "sketch_files",
-    "sketch": "sketch_stream",
-    "Fingerprints": "fingerprints",
-    "KernelJob": "kernel_job",
-    "NystromPreconditioner": "nystrom",
-    "TileCost": "tile_costs",
-    "TilePlan": "tile_plan",
-    "TiledKernel": "tiled_kernel",
-    "TiledRegression": "tiled_kernel",
-    "fingerprint_data": "fingerprints",
-    "fingerprint_model": "fingerprints",
-    "fingerprint_outputs": "fingerprints",
-    "open_kernel": "tiled_kernel",
-    "plan_kernel": "kernel_to_disk",
-    "tile_cost": "tile_costs",
-}
-
-__all__ = [
-    "Estimate",
-    "Fingerprints",
-    "KernelJob",
-    "NystromPreconditioner",
-    "Sketch",
-    "TileCost",
-    "TilePlan",
-    "TiledKernel",
-    "TiledRegression",
-    "fingerprint_data",
-    "fingerprint_model",
-    "fingerprint_outputs",
-    "load_sketch",
-    "open_kernel",
-    "plan_kernel",
-    "sketch",
-    "tile_cost",
-]
-
 if not TYPE_CHECKING:  # so that a type checker knows every name and no other
-    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gramscope.base.memory_budget import Memory
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.base.user_warnings import SlowPathWarning, warn
 from gramscope.scale.claims import LEASE, Claims
 from gramscope.scale.kernel_job import KernelJob, rank, world_size
@@ -37,8 +37,8 @@ CLAIMS = "claims"
 # Tiles that may wait to be written while the next is computed, and threads that write: a GPU is faster than a disk, and
 # its tiles wait in the memory of the machine, of which it needs little else.
 WAITING = {"cpu": 1, "cuda": 6}
-# Seconds between two looks, while the last tiles are with other processes.
-POLL = 0.5
+# Seconds between two looks, while the last tiles are with other processes: at first, and after many.
+FIRST_POLL, POLL = 0.02, 0.5
 
 
 def fill_tiles(
@@ -94,7 +94,7 @@ class _Worker:
     def run(self) -> None:
         missing = self._missing()
         total, shown = len(self.plan.tiles), 0
-        label = f"kernel, {total} tiles"
+        label, pause = f"kernel, {total} tiles", FIRST_POLL
         with progress(label, total if rank() == 0 else 0) as advance:
             while missing:
                 found_work = False
@@ -107,7 +107,8 @@ class _Worker:
                 self._wait_for_writing(0)
                 missing, self.computed = self._missing(), 0
                 if missing and not found_work:
-                    time.sleep(POLL)
+                    time.sleep(pause)
+                    pause = min(POLL, 2 * pause)
 
     def stop(self) -> None:
         wait(self.writing)

@@ -3,13 +3,12 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.base.complex_numbers import real_view
-from gramscope.base.nested import tensors_in
+from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.capture.network import Outputs, unwrap
 
 
@@ -30,7 +29,7 @@ def fingerprint_model(model: nn.Module) -> str:
     return _digest((name.replace("_orig_mod.", ""), tensor) for name, tensor in named)
 
 
-def fingerprint_data(x: Any) -> str:
+def fingerprint_data(x: ModelInput) -> str:
     """SHA-256 of the shapes, dtypes and values of all tensors of x.
 
     >>> fingerprint_data(torch.zeros(3)) == fingerprint_data((torch.zeros(3),))

@@ -3,18 +3,18 @@
 import os
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
-from gramscope.base.nested import map_tensors
+from gramscope.base.nested import ModelInput, map_tensors
 from gramscope.base.user_warnings import warn
 from gramscope.capture import capture
 from gramscope.capture.network import Outputs, Precision, count_examples, slice_examples, unwrap
-from gramscope.kernels.ntk import Reduce, ntk
+from gramscope.kernels.empirical_ntk import Reduce, ntk
 from gramscope.scale.fingerprints import Fingerprints, fingerprint_data, fingerprint_model, fingerprint_outputs
 from gramscope.scale.tile_plan import Tile, TilePlan, choose_tile
 
@@ -31,8 +31,8 @@ class KernelJob:
     """
 
     model: nn.Module
-    x: Any
-    x2: Any = None
+    x: ModelInput
+    x2: ModelInput = None
     reduce: Reduce = "none"
     outputs: Outputs = None
     precision: Precision | Literal["split"] = None
@@ -101,7 +101,7 @@ class KernelJob:
             sample=tuple(tuple(row) for row in shown),
         )
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """The other arguments that change the numbers."""
         return {"reduce": self.reduce, "precision": self.precision, "frozen": self.frozen}
 
@@ -121,7 +121,7 @@ class KernelJob:
             )
         return values
 
-    def _within_memory(self, rows: Any, columns: Any, memory: int) -> Tensor:
+    def _within_memory(self, rows: ModelInput, columns: ModelInput, memory: int) -> Tensor:
         """With half of the memory, and so smaller blocks, where there turns out to be less than was thought."""
         try:
             return ntk(
@@ -131,7 +131,8 @@ class KernelJob:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        warn(f"a tile ran out of memory within {memory:,} bytes. It is computed again within half of that.")
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warn(f"a tile ran out of memory within {memory:,} bytes ({said}). It is computed again within half of that.")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return self._within_memory(rows, columns, memory // 2)
@@ -147,10 +148,10 @@ class KernelJob:
         )
         return free // 2
 
-    def first_examples(self, count: int) -> Any:
+    def first_examples(self, count: int) -> ModelInput:
         return self._examples(self.x, count_examples(self.x), slice(0, count))
 
-    def _examples(self, x: Any, n: int, part: slice) -> Any:
+    def _examples(self, x: ModelInput, n: int, part: slice) -> ModelInput:
         return map_tensors(lambda tensor: tensor.to(self.device), slice_examples(x, n, part))
 
     def _outputs_of(self, part: slice) -> Tensor:

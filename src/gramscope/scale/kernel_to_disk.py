@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.memory_budget import Memory
-from gramscope.capture.capture import Coupled
+from gramscope.base.nested import ModelInput
+from gramscope.capture.capturing import Coupled
 from gramscope.capture.network import Outputs, Precision
-from gramscope.kernels.ntk import Reduce
-from gramscope.kernels.ntk import ntk as ntk_in_memory
+from gramscope.kernels.empirical_ntk import Reduce
+from gramscope.kernels.empirical_ntk import ntk as ntk_in_memory
 
 if TYPE_CHECKING:
     from gramscope.scale.tile_plan import TilePlan
@@ -25,7 +26,7 @@ Folder = str | os.PathLike[str]
 
 @overload
 def ntk(
-    model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
+    model: nn.Module, x: ModelInput, x2: ModelInput = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
     outputs: Outputs = ..., memory: Memory = ..., precision: Precision | Literal["split"] = ..., frozen: bool = ...,
     coupled: Coupled = ..., *, out: None = ..., tile: None = ...,
 ) -> Tensor: ...  # fmt: skip
@@ -33,7 +34,7 @@ def ntk(
 
 @overload
 def ntk(
-    model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., *, by_site: Literal[True],
+    model: nn.Module, x: ModelInput, x2: ModelInput = ..., reduce: Reduce = ..., *, by_site: Literal[True],
     outputs: Outputs = ..., memory: Memory = ..., precision: Precision | Literal["split"] = ..., frozen: bool = ...,
     coupled: Coupled = ..., out: None = ..., tile: None = ...,
 ) -> dict[str, Tensor]: ...  # fmt: skip
@@ -41,27 +42,17 @@ def ntk(
 
 @overload
 def ntk(
-    model: nn.Module, x: Any, x2: Any = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
+    model: nn.Module, x: ModelInput, x2: ModelInput = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
     outputs: Outputs = ..., memory: Memory = ..., precision: Precision | Literal["split"] = ..., frozen: bool = ...,
     coupled: Coupled = ..., *, out: Folder, tile: int | None = ...,
 ) -> "TiledKernel": ...  # fmt: skip
 
 
 def ntk(
-    model: nn.Module,
-    x: Any,
-    x2: Any = None,
-    reduce: Reduce = "none",
-    by_site: bool = False,
-    outputs: Outputs = None,
-    memory: Memory = None,
-    precision: Precision | Literal["split"] = None,
-    frozen: bool = False,
-    coupled: Coupled = "refuse",
-    *,
-    out: Folder | None = None,
-    tile: int | None = None,
-) -> "Tensor | dict[str, Tensor] | TiledKernel":
+    model: nn.Module, x: ModelInput, x2: ModelInput = None, reduce: Reduce = "none", by_site: bool = False,
+    outputs: Outputs = None, memory: Memory = None, precision: Precision | Literal["split"] = None,
+    frozen: bool = False, coupled: Coupled = "refuse", *, out: Folder | None = None, tile: int | None = None,
+) -> "Tensor | dict[str, Tensor] | TiledKernel":  # fmt: skip
     """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``, in memory or on disk.
 
     Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
@@ -84,7 +75,7 @@ def ntk(
 
     Returns a tensor; with ``by_site`` a dict of tensors; with ``out`` a :class:`gramscope.scale.TiledKernel`.
 
-    References: Jacot et al. 2018 (arXiv:1806.07572).
+    References: Jacot et al. 2018 (arXiv:1806.07572); by layers, arXiv:2606.09744: ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
 
     Example:
         >>> import torch, gramscope as gs
@@ -120,8 +111,8 @@ def ntk(
 
 def plan_kernel(
     model: nn.Module,
-    x: Any,
-    x2: Any = None,
+    x: ModelInput,
+    x2: ModelInput = None,
     reduce: Reduce = "none",
     outputs: Outputs = None,
     memory: Memory = None,

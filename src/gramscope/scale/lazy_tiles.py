@@ -5,24 +5,23 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from gramscope.scale.tile_plan import Tile, TilePlan
+from gramscope.scale.tile_plan import Tile, TilePlan, TileValues
 
 
 class _TileArray(BackendArray):
     """What xarray asks for entries."""
 
-    def __init__(self, plan: TilePlan, read: Callable[[Tile], NDArray[Any]]) -> None:
+    def __init__(self, plan: TilePlan, read: Callable[[Tile], TileValues]) -> None:
         self.plan, self.read = plan, read
         self.shape, self.dtype = plan.shape, np.dtype(plan.dtype)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._get)
 
-    def _get(self, key: tuple[Any, ...]) -> NDArray[Any]:
+    def _get(self, key: tuple[Any, ...]) -> TileValues:
         """Entries by one index for each axis: a number, a slice or an array of numbers."""
         chosen = [np.arange(length)[index] for index, length in zip(key, self.shape, strict=True)]
         lists = [np.atleast_1d(index) for index in chosen]
@@ -40,7 +39,7 @@ class _TileArray(BackendArray):
         return found.reshape([len(index) for index in chosen if index.ndim])
 
 
-def lazy_array(plan: TilePlan, read: Callable[[Tile], NDArray[Any]], attrs: dict[str, Any]) -> xr.DataArray:
+def lazy_array(plan: TilePlan, read: Callable[[Tile], TileValues], attrs: dict[str, Any]) -> xr.DataArray:
     """The kernel with named axes; ``read`` gives the entries of a tile."""
     variable = xr.Variable(plan.dims, indexing.LazilyIndexedArray(_TileArray(plan, read)))
     return xr.DataArray(variable, name="kernel", attrs=attrs)

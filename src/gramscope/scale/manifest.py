@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
@@ -27,12 +26,12 @@ class Manifest:
 
     plan: TilePlan
     fingerprints: Fingerprints
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     versions: Mapping[str, str]
     created: str
 
     @classmethod
-    def of(cls, plan: TilePlan, fingerprints: Fingerprints, options: Mapping[str, Any]) -> "Manifest":
+    def of(cls, plan: TilePlan, fingerprints: Fingerprints, options: Mapping[str, object]) -> "Manifest":
         return cls(plan, fingerprints, options, _versions(), datetime.now(UTC).isoformat(timespec="seconds"))
 
     def to_bytes(self) -> bytes:

@@ -14,6 +14,12 @@ class NystromPreconditioner(LinearOperator):
 
     Conjugate gradients on ``(K + ridge·1) x = b`` then take a number of steps that depends on the eigenvalues of K
     beyond the r-th alone. Source: Frangella, Tropp & Udell 2021 (arXiv:2110.02820), algorithm 2.1 and eq. 5.3.
+
+    >>> import gramscope as gs
+    >>> K = gs.linalg.Diagonal(torch.tensor([100.0, 50.0, 1.0, 1.0]).double())
+    >>> M = NystromPreconditioner.of(K, rank=2, ridge=1.0)
+    >>> M.shape, len(M.values)
+    ((4, 4), 2)
     """
 
     def __init__(self, basis: Float[Tensor, "n rank"], values: Float[Tensor, " rank"], ridge: float) -> None:

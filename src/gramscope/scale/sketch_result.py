@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined
 from gramscope.linalg.intervals import half_widths
 from gramscope.scale.sketch_factors import Projections
@@ -17,8 +18,8 @@ from gramscope.scale.sketch_factors import Projections
 ENTRIES_AT_ONCE = 2**24  # of a kernel that is looked at block by block
 
 
-@dataclass(frozen=True, eq=False)
-class Estimate:
+@dataclass(frozen=True, eq=False, repr=False)
+class Estimate(Result):
     """A mean over independent repeats, and the standard error of each entry.
 
     Of a single repeat it is NaN; zero where nothing is random.
@@ -37,8 +38,8 @@ class Estimate:
         return self.value - half, self.value + half
 
 
-@dataclass(frozen=True, eq=False)
-class Sketch:
+@dataclass(frozen=True, eq=False, repr=False)
+class Sketch(Result):
     """Sketches φ of the gradients of N examples in k directions, for each parameter; see :func:`gramscope.sketch`.
 
     ``features`` maps a parameter to (ρ, N, k, d), ρ repeats, or one where the sketch is the gradient itself. For a

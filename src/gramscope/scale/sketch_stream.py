@@ -13,9 +13,10 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import free_memory
-from gramscope.base.progress import progress
+from gramscope.base.nested import ModelInput
+from gramscope.base.progress_bar import progress
 from gramscope.capture import OuterSite, Site
-from gramscope.capture.capture import Opened, opened
+from gramscope.capture.capturing import Opened, opened
 from gramscope.capture.network import Outputs, Precision, count_examples, named_parameters, slice_examples, unwrap
 from gramscope.kernels.contractions import strips
 from gramscope.kernels.memory import SIGNALS
@@ -32,7 +33,7 @@ BLOCK = 64  # examples at a time of a data set that is given as tensors
 
 def sketch(
     model: nn.Module,
-    loader: Any,
+    loader: object,
     *,
     size: int = 16,
     repeats: int = 6,
@@ -46,7 +47,7 @@ def sketch(
     frozen: bool = False,
     precision: Precision = None,
 ) -> Sketch:
-    """Sketches of every example's gradient, streaming over a data set: at most ``size``² numbers for each parameter.
+    """Sketches of every example's gradient, streaming over a data set: at most size x size numbers for each parameter.
 
     For a weight site ``u = W v`` with signals ``s = ∂f/∂u`` the sketch is
 
@@ -125,7 +126,7 @@ class _Stream:
         self.slow: dict[str, None] = {}
         self.width = -1
 
-    def add(self, batch: Any, count: int) -> None:
+    def add(self, batch: ModelInput, count: int) -> None:
         x, y = (batch, None) if self.loss is None else _pair(batch)
         device = next(self.model.parameters()).device
         room = SIGNALS.get(device.type, SIGNALS["cuda"])
@@ -289,7 +290,7 @@ def only(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
                 parameter.requires_grad_(before[name])
 
 
-def _batches(loader: Any, pairs: bool) -> Iterable[Any]:
+def _batches(loader: object, pairs: bool) -> Iterable[Any]:
     if isinstance(loader, Tensor | Mapping | tuple):
         n = count_examples(loader)
         return [slice_examples(loader, n, slice(start, start + BLOCK)) for start in range(0, n, BLOCK)]

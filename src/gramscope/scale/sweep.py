@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gramscope.base.errors import InputError
 from gramscope.scale.sweep_engines import Engine, Started
@@ -48,15 +48,17 @@ class SweepResult:
 
 def run_sweep(
     out: Path, points: Sequence[Point], command: Callable[[Point, Path], Sequence[str]], engine: Engine, *,
-    jobs: int = 1, retries: int = 1, tell: Callable[[RunState], Any] = lambda state: None,
+    jobs: int = 1, retries: int = 1, tell: Callable[[RunState], object] = lambda state: None,
+    complete: Callable[[Path], bool] = is_run,
 ) -> SweepResult:  # fmt: skip
     """Run ``command(point, folder)`` for each point that is not done, ``jobs`` at a time; state is kept in ``out``.
 
     A run that fails is tried ``retries`` times more in this call. What a failed or killed attempt has written is moved
     to a hidden folder of ``out``, never deleted. ``tell`` is called whenever a run changes its state. An interrupt
-    stops the running commands; a call with the same folder goes on.
+    stops the running commands; a call with the same folder goes on. ``complete(folder)`` says whether a command that
+    ended has written what it must; that is a run directory, unless told otherwise.
     """
-    sweep = _Sweep(out, command, engine, retries, tell)
+    sweep = _Sweep(out, command, engine, retries, tell, complete)
     with disk_trouble(f"writing to the sweep {out}"):
         for folder in (STATES, LOGS, EARLIER):
             (out / folder).mkdir(parents=True, exist_ok=True)
@@ -78,9 +80,10 @@ class _Sweep:
 
     def __init__(
         self, out: Path, command: Callable[[Point, Path], Sequence[str]], engine: Engine, retries: int,
-        tell: Callable[[RunState], Any],
+        tell: Callable[[RunState], object], complete: Callable[[Path], bool],
     ) -> None:  # fmt: skip
         self.out, self.command, self.engine, self.retries, self.tell = out, command, engine, retries, tell
+        self.complete = complete
         self.waiting: deque[Point] = deque()
         self.running: dict[str, tuple[Point, Started, float]] = {}
         self.states: dict[str, RunState] = {}
@@ -89,7 +92,7 @@ class _Sweep:
     def begin(self, points: Sequence[Point]) -> None:
         for point in points:
             state = self._read(point.name)
-            if state.state == "done" and is_run(self.out / point.name):
+            if state.state == "done" and self.complete(self.out / point.name):
                 self.states[point.name] = state
             elif _is_written(self.out / point.name):
                 self._note(replace(state, state="busy", error="another process is still writing it"), keep=False)
@@ -104,7 +107,8 @@ class _Sweep:
         self.tried[point.name] = self.tried.get(point.name, 0) + 1
         folder, log = self.out / point.name, self.out / LOGS / f"{point.name}.{state.attempts}.txt"
         self._note(state)
-        self.running[point.name] = point, self.engine.start(self.command(point, folder), log), time.monotonic()
+        begun = time.monotonic()
+        self.running[point.name] = point, self.engine.start(self.command(point, folder), log), begun
 
     def look(self) -> None:
         """Note the runs that have ended; those that failed wait again, if they may."""
@@ -114,7 +118,7 @@ class _Sweep:
                 continue
             del self.running[name]
             state = replace(self.states[name], seconds=round(time.monotonic() - begun, 2))
-            if code == 0 and is_run(self.out / name):
+            if code == 0 and self.complete(self.out / name):
                 self._note(replace(state, state="done"))
                 continue
             error = _last_line(self.out / LOGS / f"{name}.{state.attempts}.txt") or f"it ended with code {code}"

@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Give back what the engine holds."""
 
 
-def open_engine(name: str, folder: Path, jobs: int, options: Mapping[str, Any]) -> Engine:
+def open_engine(name: str, folder: Path, jobs: int, options: Mapping[str, object]) -> Engine:
     """``folder`` is for the engine's own files; ``options`` are those of submitit (timeout_min, slurm_partition, …)."""
     if name not in ENGINES:
         raise InputError(f"--engine must be one of {', '.join(ENGINES)}, got {name!r}.")
@@ -71,10 +71,10 @@ def _environment(jobs: int) -> dict[str, str]:
 
 
 class LocalEngine:
-    """Plain processes of this machine; the cores are shared out among them."""
+    """Plain processes of this machine; the cores are shared out among them, or each gets ``threads`` threads."""
 
-    def __init__(self, jobs: int) -> None:
-        self.environment = _environment(jobs)
+    def __init__(self, jobs: int, threads: int | None = None) -> None:
+        self.environment = _environment(jobs) if threads is None else {"OMP_NUM_THREADS": str(threads)}
 
     def start(self, command: Sequence[str], log: Path) -> Started:
         with log.open("ab") as file:
@@ -108,7 +108,7 @@ class _Process:
 class SubmititEngine:
     """Jobs of Slurm, or with ``name="submitit"`` processes of this machine that submitit starts as it would there."""
 
-    def __init__(self, name: str, folder: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, folder: Path, options: Mapping[str, object]) -> None:
         submitit = _needed("submitit", name)
         if name == "slurm" and shutil.which("sbatch") is None:
             raise InputError(

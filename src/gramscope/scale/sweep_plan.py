@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gramscope.base.errors import InputError
+from gramscope.base.json_values import JSONObject
 from gramscope.store.files import Disk
 from gramscope.store.names import file_name
 from gramscope.store.store_errors import disk_trouble
@@ -82,7 +83,7 @@ def points(grid: Mapping[str, Sequence[Value]]) -> list[Point]:
     return found
 
 
-def open_folder(out: Path, config: Mapping[str, Any], grid: Mapping[str, Sequence[Value]]) -> None:
+def open_folder(out: Path, config: JSONObject, grid: Mapping[str, Sequence[Value]]) -> None:
     """Write the manifest of a new sweep, or check that the folder holds this one; its grid may have grown.
 
     Config and keys must be the same: runs of another sweep in the same folder would be compared as if they were one.
@@ -102,7 +103,7 @@ def open_folder(out: Path, config: Mapping[str, Any], grid: Mapping[str, Sequenc
         Disk().write_whole(path, json.dumps(manifest, indent=1).encode() + b"\n")
 
 
-def _check_same(path: Path, manifest: Mapping[str, Any]) -> None:
+def _check_same(path: Path, manifest: JSONObject) -> None:
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
         kind, config, grid = before["kind"], before["config"], before["grid"]
@@ -124,7 +125,7 @@ def _check_same(path: Path, manifest: Mapping[str, Any]) -> None:
         manifest["grid"][key] = [*manifest["grid"][key], *(v for v in values if v not in manifest["grid"][key])]
 
 
-def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _first_difference(before: JSONObject, now: JSONObject) -> str:
     for section in dict.fromkeys([*before, *now]):
         old, new = before.get(section, {}), now.get(section, {})
         for key in dict.fromkeys([*old, *new]):

@@ -2,21 +2,25 @@
 
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from gramscope.base.results import Result
 from gramscope.capture import OuterSite, capture
 from gramscope.scale.kernel_job import KernelJob
 from gramscope.scale.tile_plan import TilePlan
 
 
-@dataclass(frozen=True)
-class TileCost:
+@dataclass(frozen=True, repr=False)
+class TileCost(Result):
     """Operations of matrix products, two for each multiply-add: the fewest that the kernel takes.
 
     ``by_example`` goes with each example that passes through the network, ``by_pair`` with each pair of examples whose
     kernel is computed. Not in them: elementwise work, gains and biases, lookups, attention's own products.
     """
+
+    shown: ClassVar[tuple[str, ...]] = ("total", "passes", "contractions")
 
     by_example: float
     by_pair: float

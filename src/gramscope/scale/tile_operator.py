@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gramscope.base.axes import Axes
 from gramscope.linalg.operator import LinearOperator
-from gramscope.scale.tile_plan import Tile, TilePlan
+from gramscope.scale.tile_plan import Tile, TilePlan, TileValues
 
 
 class TileOperator(LinearOperator):
@@ -22,7 +20,7 @@ class TileOperator(LinearOperator):
     """
 
     def __init__(
-        self, plan: TilePlan, read: Callable[[Tile], NDArray[Any]], *, dtype: torch.dtype = torch.float64,
+        self, plan: TilePlan, read: Callable[[Tile], TileValues], *, dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
         self.plan, self.read = plan, read

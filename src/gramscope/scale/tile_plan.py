@@ -2,11 +2,16 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gramscope.base.errors import InputError
+from gramscope.base.json_values import JSONObject
 
 Tile = tuple[int, int]
+TileValues: TypeAlias = NDArray[np.floating[Any]]  # float32 or float64, as the plan says
 # Bytes of one tile at most: a file that any file system takes, and the work that is lost if a process is killed.
 LARGEST_TILE = 2**28
 # The part of a process's memory that one tile may take: it is held, turned over for its mirror image, and written.
@@ -115,11 +120,11 @@ class TilePlan:
         """Is this tile written twice?"""
         return self.symmetric and tile[0] != tile[1]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JSONObject:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "TilePlan":
+    def from_json(cls, fields: JSONObject) -> "TilePlan":
         return cls(**{**fields, "tile": (int(fields["tile"][0]), int(fields["tile"][1]))})
 
     def __str__(self) -> str:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
+from gramscope.base.results import Result
 from gramscope.linalg import Identity, RitzPairs, Solution, conjugate_gradient, eigenvalues_top
 from gramscope.measures.kernel_alignment import Alignment, AlignmentState
 from gramscope.scale.manifest import read_manifest
 from gramscope.scale.nystrom import NystromPreconditioner
 from gramscope.scale.tile_operator import TileOperator
-from gramscope.scale.tile_plan import Tile
+from gramscope.scale.tile_plan import Tile, TileValues
 from gramscope.scale.tile_records import damaged, finished, read_record
 from gramscope.scale.zarr_chunks import read_chunk
 from gramscope.store.store_errors import StoreError
@@ -78,7 +78,7 @@ class TiledKernel:
         """Reads all finished tiles; those whose bytes are not the ones that were recorded."""
         return damaged(self.folder, self.plan, sorted(finished(self.folder, self.plan)))
 
-    def tile(self, i: int, j: int) -> NDArray[Any]:
+    def tile(self, i: int, j: int) -> TileValues:
         """The entries of tile (i, j), those below the diagonal of a symmetric kernel too."""
         mirror = self.plan.symmetric and i > j
         record = read_record(self.folder, (j, i) if mirror else (i, j))
@@ -218,8 +218,8 @@ class TiledKernel:
         return f"TiledKernel {size}, {self.plan.dtype}, {total - len(self.missing)} of {total} tiles"
 
 
-@dataclass(frozen=True, eq=False)
-class TiledRegression:
+@dataclass(frozen=True, eq=False, repr=False)
+class TiledRegression(Result):
     """``a = (K + ridge·1)⁻¹ y``, and what the solver says of it (residuals, iterations, converged or not)."""
 
     weights: Float[Tensor, "rows k"]

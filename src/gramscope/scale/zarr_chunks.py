@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gramscope.scale.tile_plan import Tile, TilePlan
+from gramscope.base.json_values import JSONObject
+from gramscope.scale.tile_plan import Tile, TilePlan, TileValues
 from gramscope.store.files import Disk
 from gramscope.store.store_errors import StoreError, disk_trouble
 
 ARRAY = "kernel"
 
 
-def metadata(plan: TilePlan) -> dict[str, dict[str, Any]]:
+def metadata(plan: TilePlan) -> dict[str, JSONObject]:
     """The JSON files of the group, by path."""
     array = {
         "zarr_format": 2,
@@ -34,7 +34,7 @@ def metadata(plan: TilePlan) -> dict[str, dict[str, Any]]:
         "order": "C",
         "filters": None,
     }
-    files: dict[str, dict[str, Any]] = {
+    files: dict[str, JSONObject] = {
         ".zgroup": {"zarr_format": 2},
         f"{ARRAY}/.zarray": array,
         f"{ARRAY}/.zattrs": {"_ARRAY_DIMENSIONS": list(plan.dims)},
@@ -54,7 +54,7 @@ def chunk_path(folder: Path, plan: TilePlan, tile: Tile) -> Path:
     return folder / ARRAY / (f"{i}.{j}" if plan.reduce == "trace" else f"{i}.0.{j}.0")
 
 
-def encode(values: NDArray[Any], plan: TilePlan, tile: Tile) -> memoryview:
+def encode(values: TileValues, plan: TilePlan, tile: Tile) -> memoryview:
     """The bytes of a tile's file: whole tiles, filled up with NaN at the edges of the kernel."""
     if values.shape != plan.chunks:
         whole = np.full(plan.chunks, np.nan, dtype=_dtype(plan))
@@ -63,7 +63,7 @@ def encode(values: NDArray[Any], plan: TilePlan, tile: Tile) -> memoryview:
     return np.ascontiguousarray(values, dtype=_dtype(plan)).data.cast("B")
 
 
-def read_chunk(folder: Path, plan: TilePlan, tile: Tile, digest: str | None = None) -> NDArray[Any]:
+def read_chunk(folder: Path, plan: TilePlan, tile: Tile, digest: str | None = None) -> TileValues:
     """The entries of a tile; with ``digest`` (SHA-256) its bytes are checked first."""
     path = chunk_path(folder, plan, tile)
     with disk_trouble(f"reading {path}"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.spectra.eigenvalues import pooled_squared_singular_values
 from gramscope.spectra.layouts import Layout
-from gramscope.spectra.ranks import ranks_checked
+from gramscope.spectra.spectrum_ranks import ranks_checked
 from gramscope.spectra.weights import weights_of
 
 if TYPE_CHECKING:

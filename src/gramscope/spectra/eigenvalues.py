@@ -30,7 +30,7 @@ def esd(weight: Shaped[Tensor, "..."] | np.ndarray) -> Float64[Tensor, " m"]:
 
     ``λ = eig(WᵀW) = σ(W)²``, not divided by a width. They are taken from the smaller of the two Gram matrices, summed
     in float64 whatever the dtype of W: for λ itself that errs by about ``1e-16 λ_max``. Leading axes are a stack of
-    matrices whose eigenvalues are pooled. Theory 6 (ESD); C. H. Martin & M. W. Mahoney, JMLR 22 (2021), section 2.
+    matrices whose eigenvalues are pooled. C. H. Martin & M. W. Mahoney, JMLR 22 (2021), section 2.
 
     ``weight``: a tensor or array (rows, cols) or (..., rows, cols), any floating dtype and device. Returns
     (k · min(rows, cols),) on the CPU, for k matrices.
@@ -45,9 +45,9 @@ def esd(weight: Shaped[Tensor, "..."] | np.ndarray) -> Float64[Tensor, " m"]:
 def spectrum(operator: LinearOperator | Shaped[Tensor, "..."] | np.ndarray) -> Float64[Tensor, " n"]:
     """All eigenvalues of a symmetric operator or matrix, ascending, in float64.
 
-    ``A v = λ v``. A pullback metric ``M = Wᵀ P W`` (theory 1), a kernel, a covariance: whatever is symmetric can be
-    handed on to :func:`fit_tail` and the ranks. The matrix is formed; for a few eigenvalues of a large operator use
-    ``gramscope.linalg.eigenvalues_top``.
+    ``A v = λ v``. A pullback metric ``M = Wᵀ P W`` (arXiv:2606.09744), a kernel, a covariance: whatever is symmetric
+    can be handed on to :func:`fit_tail` and the ranks. The matrix is formed; for a few eigenvalues of a large operator
+    use ``gramscope.linalg.eigenvalues_top``.
 
     ``operator``: (n, n), declared symmetric, or a dense tensor or array that is. Returns (n,) on the CPU.
 

@@ -45,7 +45,7 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class MatrixParts:
     """Named parts of one parameter, each a stack (k, rows, cols)."""
 
     kind: str
@@ -53,7 +53,9 @@ class Cut:
     scale: float = 1.0
 
 
-def cut_module_parameter(module: nn.Module, called: str, name: str, tensor: Tensor, layout: Layout) -> Cut | str:
+def cut_module_parameter(
+    module: nn.Module, called: str, name: str, tensor: Tensor, layout: Layout
+) -> MatrixParts | str:
     """The matrices of a parameter whose module is known, or why it has none."""
     if _is(module, *_ELEMENTWISE):
         return f"scales or shifts single features of a {_class_name(module)}, so it is no matrix"
@@ -65,13 +67,13 @@ def cut_module_parameter(module: nn.Module, called: str, name: str, tensor: Tens
     if _is(module, *_RECURRENT):
         return _gates(name, tensor, _gate_count(module))
     if _is(module, nn.MultiheadAttention) and name == "in_proj_weight":
-        return Cut("attention", _thirds(tensor))
+        return MatrixParts("attention", _thirds(tensor))
     if _is(module, nn.MultiheadAttention) and name in _SEPARATE:
-        return Cut("attention", {"": tensor[None]})
+        return MatrixParts("attention", {"": tensor[None]})
     if _is(module, nn.Embedding, nn.EmbeddingBag):
-        return Cut("embedding", {"": tensor[None]})
+        return MatrixParts("embedding", {"": tensor[None]})
     if _is(module, nn.Bilinear):
-        return Cut("bilinear", {"": tensor.flatten(1)[None]})
+        return MatrixParts("bilinear", {"": tensor.flatten(1)[None]})
     # transformers' Conv1D is a Linear whose weight lies the other way round: (in, out).
     transposed = _class_name(module) == "Conv1D"
     if (_is(module, nn.Linear) or transposed) and tensor.ndim == 2:
@@ -79,7 +81,9 @@ def cut_module_parameter(module: nn.Module, called: str, name: str, tensor: Tens
     return _bare(tensor)
 
 
-def cut_named_tensor(name: str, tensor: Tensor, layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Cut | str:
+def cut_named_tensor(
+    name: str, tensor: Tensor, layout: Layout, shapes: Mapping[str, tuple[int, ...]]
+) -> MatrixParts | str:
     """The matrices of a tensor of which only the name is known, as in a state dict."""
     if ".parametrizations." in f".{name}":
         return "part of a parametrised weight, which needs the module to be computed: pass the module"
@@ -97,15 +101,15 @@ def cut_named_tensor(name: str, tensor: Tensor, layout: Layout, shapes: Mapping[
     if re.match(r"weight_(ih|hh|hr)(_l\d+)?(_reverse)?$", last):
         return _gates(last, tensor, _gate_count_from_shapes(name, shapes))
     if last == "in_proj_weight" and tensor.ndim == 2 and tensor.shape[0] == 3 * tensor.shape[1]:
-        return Cut("attention", _thirds(tensor))
+        return MatrixParts("attention", _thirds(tensor))
     if last in _SEPARATE and tensor.ndim == 2:
-        return Cut("attention", {"": tensor[None]})
+        return MatrixParts("attention", {"": tensor[None]})
     if last == "weight" and tensor.ndim >= 3:
         return _convolution(tensor, 1, False, layout)
     if last == "weight" and tensor.ndim == 2:
         called = owner.rpartition(".")[2]
         cut = _linear(called, tensor, called == "c_attn" and tensor.shape[1] == 3 * tensor.shape[0])
-        return Cut("matrix" if cut.kind == "linear" else cut.kind, cut.parts)
+        return MatrixParts("matrix" if cut.kind == "linear" else cut.kind, cut.parts)
     return _bare(tensor)
 
 
@@ -117,7 +121,7 @@ def _why_no_matrix(tensor: Tensor) -> str | None:
     return None
 
 
-def _convolution(tensor: Tensor, groups: int, transposed: bool, layout: Layout) -> Cut:
+def _convolution(tensor: Tensor, groups: int, transposed: bool, layout: Layout) -> MatrixParts:
     """Weights are (out, in/groups, *kernel), of a transposed convolution (in, out/groups, *kernel)."""
     halved = layout.weightwatcher and layout.conv == "slices" and tensor.ndim == 4
     groups = 1 if layout.weightwatcher else groups
@@ -126,16 +130,18 @@ def _convolution(tensor: Tensor, groups: int, transposed: bool, layout: Layout) 
         stack = grouped.flatten(2)
     else:
         stack = grouped.permute(3, 0, 1, 2).flatten(0, 1)
-    return Cut("conv_transpose" if transposed else "conv", {"": stack}, 0.5 if halved else 1.0)
+    return MatrixParts("conv_transpose" if transposed else "conv", {"": stack}, 0.5 if halved else 1.0)
 
 
-def _gates(name: str, tensor: Tensor, count: int) -> Cut | str:
+def _gates(name: str, tensor: Tensor, count: int) -> MatrixParts | str:
     # The projection (weight_hr) of an LSTM is one map for all gates.
     whole = name.startswith("weight_hr") or count not in _GATES or tensor.shape[0] % count
     if tensor.ndim != 2 or whole:
         bare = _bare(tensor)
-        return bare if isinstance(bare, str) else Cut("recurrent", bare.parts)
-    return Cut("recurrent", {gate: part[None] for gate, part in zip(_GATES[count], tensor.chunk(count), strict=True)})
+        return bare if isinstance(bare, str) else MatrixParts("recurrent", bare.parts)
+    return MatrixParts(
+        "recurrent", {gate: part[None] for gate, part in zip(_GATES[count], tensor.chunk(count), strict=True)}
+    )
 
 
 def _gate_count(module: nn.Module) -> int:
@@ -161,22 +167,22 @@ def _gate_count_from_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) ->
     return hidden[0] // hidden[1] if len(hidden) == 2 else 1
 
 
-def _linear(called: str, tensor: Tensor, transposed: bool) -> Cut:
+def _linear(called: str, tensor: Tensor, transposed: bool) -> MatrixParts:
     matrix = tensor.mT if transposed else tensor
     if called in _PACKED and matrix.shape[0] == 3 * matrix.shape[1]:
-        return Cut("attention", _thirds(matrix))
-    return Cut("linear", {"": matrix[None]})
+        return MatrixParts("attention", _thirds(matrix))
+    return MatrixParts("linear", {"": matrix[None]})
 
 
 def _thirds(matrix: Tensor) -> dict[str, Tensor]:
     return {part: rows[None] for part, rows in zip("qkv", matrix.chunk(3), strict=True)}
 
 
-def _bare(tensor: Tensor) -> Cut | str:
+def _bare(tensor: Tensor) -> MatrixParts | str:
     """A parameter of which nothing is known: its last two axes longer than one span a matrix, the others stack them."""
     sizes = [size for size in tensor.shape if size > 1]
     if tensor.ndim == 2:  # of one row or column too: so is the weight of a linear layer with one output
-        return Cut("parameter", {"": tensor[None]})
+        return MatrixParts("parameter", {"": tensor[None]})
     if len(sizes) < 2:  # attention's bias_k and bias_v, a class token
         return _VECTOR
-    return Cut("parameter", {"": tensor.reshape(-1, sizes[-2], sizes[-1])})
+    return MatrixParts("parameter", {"": tensor.reshape(-1, sizes[-2], sizes[-1])})

@@ -52,7 +52,7 @@ def fit_marchenko_pastur(
     the 99 % point of the greatest eigenvalue of noise, ``σ²(μ + 2.02 s)``, ``μ = (√(N−1)+√M)²``, ``s = √μ (1/√(N−1) +
     1/√M)^{1/3}``. Where half of the eigenvalues or more are zero, as the rank counts zero (``λ ≤ λ_max · N · ε``),
     there is no bulk and no fit. V. A. Marčenko & L. A. Pastur, Math. USSR Sb. 1 (1967); I. M. Johnstone, Ann. Statist.
-    29 (2001), (1.2)-(1.4); theory 6.
+    29 (2001), (1.2)-(1.4).
 
     ``convention="weightwatcher"``: λ scaled to mean one, σ by least squares against a kernel density (σ is of the
     scaled λ), a spike above ``λ₊ + √(Q^{-1/2} (λ₊/M)^{2/3})``; like WeightWatcher it also fits eigenvalues that are

@@ -4,8 +4,8 @@ import math
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from gramscope.base.errors import InputError
-from gramscope.spectra.analyze import analyze
-from gramscope.spectra.verdict import training_label
+from gramscope.spectra.tail_verdict import training_label
+from gramscope.spectra.weight_table import analyze
 from gramscope.spectra.weights import Source
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ MEANS = ("alpha", "alpha_hat", "log_alpha_norm", "log_norm", "log_spectral_norm"
 
 
 class SpectraSummary(TypedDict):
-    """What :func:`summary` returns."""
+    """Means over the weights of a network, in WeightWatcher's names; what :func:`summary` returns."""
 
     weights: int
     alpha: float

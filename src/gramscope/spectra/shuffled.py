@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.base.results import TableResult
 from gramscope.base.rng import child_seed, generator
 from gramscope.spectra.eigenvalues import Array, as_stack, pooled_squared_singular_values, relative_cut
@@ -47,11 +47,11 @@ def shuffled_null(
     seed: int = 0,
     convention: Convention = "gramscope",
 ) -> ShuffledNull:
-    """Shuffle the entries of a weight and take its spectrum again: what stays is owed to the entries, not their order.
+    """Shuffle the entries of a weight and take its spectrum again: what stays comes from the entries, not their order.
 
     ``W* = W[π]`` with a random permutation π of all entries (of all matrices of a stack). Correlations, and so learnt
     structure, are gone; the distribution of the entries stays. A heavy tail that survives comes from heavy-tailed
-    entries. Martin & Mahoney, JMLR 22 (2021), section 3; theory 6.
+    entries. Martin & Mahoney, JMLR 22 (2021), section 3.
 
     ``weight``: (rows, cols) or a stack of such. One seed gives one null; no global random stream is touched, and the
     weight is not written to.

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from gramscope.base.charts import line_chart
 from gramscope.base.errors import InputError
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
@@ -38,7 +39,7 @@ class TailFit(Result):
 
     @property
     def alpha_hat(self) -> float:
-        """``α log10 λ_max`` (theory 6)."""
+        """``α log10 λ_max`` (Martin, Peng & Mahoney, Nature Communications 12, 2021)."""
         return self.alpha * math.log10(self.lambda_max) if self.lambda_max > 0 else math.nan
 
 
@@ -53,7 +54,7 @@ class TailScan(TableResult):
     D: Float64[np.ndarray, " candidates"]
     n_tail: Int64[np.ndarray, " candidates"]
 
-    def plot(self, *, axes: Any = None) -> Any:
+    def plot(self, *, axes: Axes | None = None) -> Figure:
         """D over xmin: how sharp the choice of the lower end is; a figure."""
         kept = np.isfinite(self.D)
         return line_chart(
@@ -67,7 +68,7 @@ def fit_tail(eigenvalues: Eigenvalues, convention: Convention = "gramscope", *, 
     Every eigenvalue but the greatest is a candidate xmin. With the n eigenvalues ``x ≥ xmin``: ``α = 1 + n / Σ
     ln(x/xmin)``, ``D = max |F_fit(x) − {0, ..., n−1}/n|``, ``F_fit = 1 − (x/xmin)^{1−α}``; the xmin of least D is
     taken, and ``σ = (α − 1)/√n``. A. Clauset, C. R. Shalizi & M. E. J. Newman, SIAM Rev. 51 (2009), (3.1), (3.2),
-    (3.9); theory 6.
+    (3.9).
 
     ``convention="gramscope"`` drops eigenvalues below ``λ_max · n · ε``, so α does not depend on the scale of the
     weight. ``"weightwatcher"`` drops those below 1e-5, and for fewer than 20 eigenvalues takes ``α = 1 + (n−1)/Σ`` and

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.linalg import LinearOperator
-from gramscope.spectra.layouts import Cut, Layout, cut_module_parameter, cut_named_tensor
+from gramscope.spectra.layouts import Layout, MatrixParts, cut_module_parameter, cut_named_tensor
 from gramscope.spectra.parametrised import effective_weights
 
 Source: TypeAlias = nn.Module | Mapping[str, Any] | Tensor | np.ndarray | LinearOperator
@@ -76,7 +76,7 @@ class _Collector:
     def skip(self, name: str, shape: tuple[int, ...], reason: str) -> None:
         self.skipped.append(Skipped(name, shape, reason))
 
-    def add(self, name: str, tensor: Tensor, cut: Callable[[Tensor, Layout], Cut | str]) -> None:
+    def add(self, name: str, tensor: Tensor, cut: Callable[[Tensor, Layout], MatrixParts | str]) -> None:
         if is_lazy(tensor):
             self.skip(name, (), "not initialised yet: a lazy module gets its shape from a first forward pass")
             return
@@ -115,7 +115,7 @@ def _from_module(model: nn.Module, found: _Collector) -> None:
                 found.add(strip(prefix + name), weight, _cutter(module, path, name))
 
 
-def _cutter(module: nn.Module, path: str, name: str) -> Callable[[Tensor, Layout], Cut | str]:
+def _cutter(module: nn.Module, path: str, name: str) -> Callable[[Tensor, Layout], MatrixParts | str]:
     return lambda tensor, layout: cut_module_parameter(module, path.rpartition(".")[2], name, tensor, layout)
 
 
@@ -143,7 +143,7 @@ def _from_mapping(tensors: Mapping[str, Any], found: _Collector) -> None:
         )
 
 
-def _named_cutter(name: str, shapes: dict[str, tuple[int, ...]]) -> Callable[[Tensor, Layout], Cut | str]:
+def _named_cutter(name: str, shapes: dict[str, tuple[int, ...]]) -> Callable[[Tensor, Layout], MatrixParts | str]:
     return lambda tensor, layout: cut_named_tensor(name, tensor, layout, shapes)
 
 

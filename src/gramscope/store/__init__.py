@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gramscope.base.lazy import lazy_names
+from gramscope.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from gramscope.store.damage import Damage as Damage
@@ -18,34 +18,5 @@ if TYPE_CHECKING:
     from gramscope.store.writer import RunWriter as RunWriter
 
 # Resolved on first use: a training process that only writes need not wait for pandas and xarray.
-_NAMES = {
-    "SCHEMA": "records",
-    "Damage": "damage",
-    "Disk": "files",
-    "Record": "records",
-    "Run": "reader",
-    "RunWriter": "writer",
-    "StoreError": "store_errors",
-    "file_name": "names",
-    "find_runs": "folders",
-    "open_run": "reader",
-    "open_runs": "folders",
-}
-
-__all__ = [
-    "SCHEMA",
-    "Damage",
-    "Disk",
-    "Record",
-    "Run",
-    "RunWriter",
-    "StoreError",
-    "file_name",
-    "find_runs",
-    "open_run",
-    "open_runs",
-]
-
-
 if not TYPE_CHECKING:  # so that a type checker knows every name and no other
-    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

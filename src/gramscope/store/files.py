@@ -24,6 +24,12 @@ class Disk:
 
     ``fsync=False`` leaves flushing to the operating system: a kill of the process still loses nothing, a loss of
     power may lose the last seconds.
+
+    >>> import tempfile
+    >>> from gramscope.store import RunWriter
+    >>> with RunWriter.create(tempfile.mkdtemp() + "/run", disk=Disk(fsync=False)) as writer:
+    ...     writer.append(0, {"loss": 2.3}).scalars
+    {'loss': 2.3}
     """
 
     def __init__(self, *, fsync: bool = True) -> None:

@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 
 from gramscope.base.errors import InputError
@@ -50,10 +51,14 @@ def _below(folder: Path, depth: int) -> list[Path]:
     return [run for path in inner for run in ([path] if is_run(path) else _below(path, depth - 1))]
 
 
-def counted(path: Path) -> list[tuple[int, int, str]]:
-    """A sort key by which numbers in names count as numbers."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+def counted(path: Path) -> list[tuple[int, Decimal, str]]:
+    """A sort key by which numbers in names count as numbers, decimal fractions too.
+
+    >>> [path.name for path in sorted(map(Path, ["lr0.1", "lr10", "lr0.003", "lr9"]), key=counted)]
+    ['lr0.003', 'lr0.1', 'lr9', 'lr10']
+    """
+    parts = re.split(r"([0-9]+(?:\.[0-9]+)?)", str(path))  # every second one is a number
+    return [(0, Decimal(part), "") if place % 2 else (1, Decimal(0), part) for place, part in enumerate(parts)]
 
 
 def open_runs(path: str | os.PathLike[str]) -> list[Run]:

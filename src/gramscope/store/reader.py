@@ -5,10 +5,11 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
+from gramscope.base.pyplot import Figure
 from gramscope.base.user_warnings import warn
 from gramscope.store.arrays import Array, read_arrays
 from gramscope.store.damage import Damage, damage_of
@@ -329,7 +330,7 @@ class Run:
         attributes = {"gramscope_run": self.name, "meta": json.dumps(self.meta)}
         return views.dataset(self.scalars(), self.times(), stacks, attributes)
 
-    def plot(self, names: str | Sequence[str] = "*") -> Any:
+    def plot(self, names: str | Sequence[str] = "*") -> Figure:
         """A matplotlib figure: one drawing for each measure, its layers as lines; ``names`` chooses, e.g. "share/*".
 
         :func:`gramscope.report` draws more, with words and references.

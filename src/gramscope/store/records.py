@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from gramscope.base.errors import InputError
-from gramscope.base.json_values import clean_text, json_number
+from gramscope.base.json_values import JSONObject, clean_text, json_number
 from gramscope.store.names import check_name
 from gramscope.store.store_errors import StoreError
 
@@ -26,7 +26,7 @@ _CHECK = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')
 _HEAD = re.compile(rb'\{"step":(\d{1,18}),"time":([0-9.e+-]+),"attempt":(\d{1,9}),"scalars":\{')
 _TAIL = re.compile(rb'\},"crc32":"([0-9a-f]{8})"\}$')
 
-Content: TypeAlias = dict[str, Any]  # an object of JSON, whose entries are checked where they are read
+Content = JSONObject
 
 
 @dataclass(frozen=True)

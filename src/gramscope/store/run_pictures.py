@@ -2,12 +2,11 @@
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from gramscope.base.errors import InputError
-from gramscope.base.pyplot import load_pyplot
+from gramscope.base.pyplot import Axes, Figure, load_pyplot
 from gramscope.store.arrays import Array
 
 Lines = dict[str, tuple[Array, Array]]  # by part: steps and values
@@ -15,7 +14,7 @@ COLUMNS = 3
 SHOWN_IN_LEGEND = 8
 
 
-def families(series: Mapping[str, tuple[Any, Any]], patterns: str | Sequence[str]) -> dict[str, Lines]:
+def families(series: Mapping[str, tuple[Array, Array]], patterns: str | Sequence[str]) -> dict[str, Lines]:
     """Series (steps, values) by measure, then by part: ``share/0`` is the line ``0`` of ``share``."""
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     chosen = [name for name in series if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
@@ -30,7 +29,7 @@ def families(series: Mapping[str, tuple[Any, Any]], patterns: str | Sequence[str
     return found
 
 
-def picture_of_run(name: str, series: Mapping[str, tuple[Any, Any]], patterns: str | Sequence[str]) -> Any:
+def picture_of_run(name: str, series: Mapping[str, tuple[Array, Array]], patterns: str | Sequence[str]) -> Figure:
     """A matplotlib figure with one axes for each measure."""
     found = families(series, patterns)
     columns = min(COLUMNS, len(found))
@@ -46,7 +45,7 @@ def picture_of_run(name: str, series: Mapping[str, tuple[Any, Any]], patterns: s
     return figure
 
 
-def _draw(axes: Any, measure: str, lines: Lines) -> None:
+def _draw(axes: Axes, measure: str, lines: Lines) -> None:
     for part, (steps, values) in lines.items():
         axes.plot(steps, values, marker="." if len(steps) <= 40 else None, linewidth=1.2, label=part or measure)
     together = np.concatenate([values for _, values in lines.values()])

@@ -9,25 +9,26 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.rng import seeded
 from gramscope.base.streams import streams_put_back
 from gramscope.tasks.sizes import require_held_out, require_positive
 
 
-@dataclass(frozen=True)
-class Task:
+@dataclass(frozen=True, repr=False)
+class Task(Result):
     """Training and test examples with integer labels."""
 
-    x: Float[Tensor, "n d"]
+    x: Float[Tensor, "n *d"]
     y: Int[Tensor, " n"]
-    x_test: Float[Tensor, "m d"]
+    x_test: Float[Tensor, "m *d"]
     y_test: Int[Tensor, " m"]
 
     @property
     def classes(self) -> int:
         return int(self.y.max()) + 1
 
-    def balanced(self, per_class: int) -> tuple[Float[Tensor, "k d"], Int[Tensor, " k"]]:
+    def balanced(self, per_class: int) -> tuple[Float[Tensor, "k *d"], Int[Tensor, " k"]]:
         """The first ``per_class`` training examples of every class, sorted by class: a probe for kernels."""
         chosen = torch.cat([torch.nonzero(self.y == c).flatten()[:per_class] for c in range(self.classes)])
         return self.x[chosen], self.y[chosen]

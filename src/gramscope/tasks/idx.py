@@ -78,7 +78,7 @@ def _file(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def label_encoded(task: Task, *, test: str = "random", seed: int = 0) -> Task:
-    """The same images, pixels from 0 to 1, the first of them overwritten by a one-hot label for a network to read off.
+    """A copy of ``task`` with the label written into each image: pixels from 0 to 1, the first ones a one-hot label.
 
     The encoded data of arXiv:2410.04264, appendix H.4.1: true labels in training, random ones in the test set, so that
     a network which learnt nothing but the label pixels is right by chance only. ``test="true"`` rewards it instead.

@@ -31,7 +31,11 @@ def _block(fan_in: int, fan_out: int, stride: int) -> Residual:
 
 
 def cnn(channels: int = 1, classes: int = 10, width: int = 16, size: int = 8, *, seed: int = 0) -> nn.Sequential:
-    """Two convolutions, a pool and a linear readout, for square images given flat or as (n, channels, size, size)."""
+    """Two convolutions, a pool and a linear readout, for square images given flat or as (n, channels, size, size).
+
+    >>> cnn(size=8)(torch.zeros(2, 64)).shape
+    torch.Size([2, 10])
+    """
     with seeded(seed):
         return nn.Sequential(
             nn.Flatten(), nn.Unflatten(1, (channels, size, size)), nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(),
@@ -78,7 +82,11 @@ class Transformer(nn.Module):
 def transformer(
     tokens: int, length: int, classes: int, width: int = 64, heads: int = 4, layers: int = 2, *, seed: int = 0
 ) -> Transformer:
-    """A small transformer; see :class:`Transformer`."""
+    """A small transformer that classifies sequences of tokens; see :class:`Transformer`.
+
+    >>> transformer(tokens=7, length=5, classes=3)(torch.zeros(2, 5, dtype=torch.long)).shape
+    torch.Size([2, 3])
+    """
     with seeded(seed):
         return Transformer(tokens, length, classes, width, heads, layers)
 

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gramscope.base.results import Result
 from gramscope.base.rng import seeded
 
 
-@dataclass(frozen=True)
-class TokenTask:
+@dataclass(frozen=True, repr=False)
+class TokenTask(Result):
     """Training and test examples of tokens with integer labels."""
 
     x: Int[Tensor, "n token"]

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gramscope.base.results import Result
 from gramscope.tasks.sizes import require_at_least, require_positive
 
 
-@dataclass(frozen=True)
-class SequenceTask:
+@dataclass(frozen=True, repr=False)
+class SequenceTask(Result):
     """Trials of a task in time: inputs, wanted outputs, and where outputs count (``mask``, True where they do)."""
 
     x: Float[Tensor, "trial time i"]

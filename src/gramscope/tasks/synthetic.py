@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.results import Result
 from gramscope.tasks.digit_images import Task, held_out, mlp
 from gramscope.tasks.sizes import require_at_least, require_positive
 
@@ -14,7 +15,11 @@ from gramscope.tasks.sizes import require_at_least, require_positive
 def teacher_student(
     n: int = 512, inputs: int = 20, hidden: int = 4, classes: int = 3, test: int = 256, seed: int = 0
 ) -> Task:
-    """Gaussian inputs, labelled by the largest output of a random two-layer ReLU network."""
+    """Gaussian inputs, labelled by the largest output of a random two-layer ReLU network.
+
+    >>> teacher_student(n=100, inputs=5).x.shape
+    torch.Size([100, 5])
+    """
     require_positive(n=n, inputs=inputs, hidden=hidden, classes=classes)
     require_at_least(0, test=test)
     generator = torch.Generator().manual_seed(seed)
@@ -26,7 +31,12 @@ def teacher_student(
 
 
 def heaviside(n: int = 512, inputs: int = 20, test: int = 256, seed: int = 0) -> Task:
-    """Gaussian inputs, labelled by the sign of their first coordinate: one feature is all there is to find."""
+    """Gaussian inputs, labelled by the sign of their first coordinate: one feature is all there is to find.
+
+    >>> task = heaviside(n=50)
+    >>> bool(((task.x[:, 0] > 0).long() == task.y).all())
+    True
+    """
     require_positive(n=n, inputs=inputs)
     require_at_least(0, test=test)
     generator = torch.Generator().manual_seed(seed)
@@ -34,8 +44,8 @@ def heaviside(n: int = 512, inputs: int = 20, test: int = 256, seed: int = 0) ->
     return held_out(x, (x[:, 0] > 0).long(), test)
 
 
-@dataclass(frozen=True)
-class SwissRoll:
+@dataclass(frozen=True, repr=False)
+class SwissRoll(Result):
     """Points ``x`` (n, 3), standardised, and the target ``y`` (n, 1): the angle along the roll, standardised."""
 
     x: Float[Tensor, "n 3"]

@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.theory.activation_functions import Kinked, Real, resolve
 from gramscope.theory.criticality import ActivationLike, critical_point
 
 
-@dataclass(frozen=True)
-class SingleInput:
+@dataclass(frozen=True, repr=False)
+class SingleInput(Result):
     """Tensors of one layer for one input."""
 
     K: float

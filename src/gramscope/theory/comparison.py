@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from gramscope.base.results import TableResult
 from gramscope.base.streams import streams_put_back
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(TableResult):
     """What an ensemble of networks measured, beside the theory. ``print(comparison)`` shows the table.
 
     ``left_out`` names tensors that were not compared: with a kink and the distributional reading of s'', P and Q of the

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_count, check_number
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
 from gramscope.theory.gaussian_expectations import gaussian_moments
 from gramscope.theory.quadrature import Integrand, expectation
@@ -18,8 +19,8 @@ UniversalityClass = Literal["scale-invariant", "K*=0", "half-stable"]
 ActivationLike = str | Activation | Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Susceptibilities:
+@dataclass(frozen=True, repr=False)
+class Susceptibilities(Result):
     """χ_∥ = C_W <s s'' + s's'>, χ_⊥ = C_W <s's'>, h = ½ C_W <s'''s' + s''s''> = ½ dχ_⊥/dK, of one input."""
 
     parallel: float
@@ -33,7 +34,7 @@ def susceptibilities(activation: ActivationLike, K: Real, C_W: Real) -> Suscepti
     The derivative form has no 1/K and is safe as K → 0.
 
     >>> susceptibilities("relu", K=3.0, C_W=2.0)
-    Susceptibilities(parallel=1.0, perpendicular=1.0, h=0.0)
+    Susceptibilities(parallel=1, perpendicular=1, h=0)
     """
     if not K >= 0 or not C_W > 0:
         raise InputError(f"K must be >= 0 and C_W > 0, got K = {K} and C_W = {C_W}.")
@@ -42,8 +43,8 @@ def susceptibilities(activation: ActivationLike, K: Real, C_W: Real) -> Suscepti
     return Susceptibilities(C_W * (p02 + p11), C_W * p11, C_W / 2 * (p13 + p22))
 
 
-@dataclass(frozen=True)
-class CriticalPoint:
+@dataclass(frozen=True, repr=False)
+class CriticalPoint(Result):
     """The tuned initialisation of an activation.
 
     Attributes:
@@ -145,7 +146,7 @@ def equivalent_learning_rates(
     """λ_b and λ_W of layers 1..L by which every layer has an equal part in the NTK (the equivalence principle).
 
     Scale-invariant and half-stable: λ/L. K* = 0 class: λ_b^(l) = λ_b l^(-p) L^(p-1), λ_W^(l) = λ_W (L/l)^(p-1). A
-    weight of layer l has the learning rate η λ_W^(l)/n_{l-1}, a bias η λ_b^(l). Theory 3, section 5; PDLT chapter 9.
+    weight of layer l has the learning rate η λ_W^(l)/n_{l-1}, a bias η λ_b^(l). PDLT (arXiv:2106.10165) chapter 9.
 
     >>> equivalent_learning_rates("relu", 4)
     ([0.25, 0.25, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25])

@@ -3,21 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.theory.finite_width import FiniteWidthMLP, Flow, check_flow
 
 Regime = Literal["infinite-width", "representation learning", "strongly coupled"]
 
 
-@dataclass(frozen=True)
-class DepthToWidth:
+@dataclass(frozen=True, repr=False)
+class DepthToWidth(Result):
     """L/n with n the harmonic mean of the hidden widths, and what it means for perturbation theory in 1/n."""
+
+    shown: ClassVar[tuple[str, ...]] = ("ratio", "regime", "depth", "width", "deepest")
 
     depth: int
     width: float

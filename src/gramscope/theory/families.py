@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.results import Result
+
 # Derivative orders of the factors, by sample: p02[a, b] = <s_a s''_b>, q2110[a, b, c, d] = <s''_a s'_b s'_c s_d>.
 PAIRS: dict[str, tuple[int, ...]] = {"p00": (0, 0), "p11": (1, 1), "p02": (0, 2), "p22": (2, 2), "p13": (1, 3)}
 QUADS: dict[str, tuple[int, ...]] = {
@@ -14,8 +16,8 @@ QUADS: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class GaussianMoments:
+@dataclass(frozen=True, repr=False)
+class GaussianMoments(Result):
     """Gaussian expectations over z ~ N(0, K); the digits of a name are derivative orders, sample by sample."""
 
     p00: Float[Tensor, "n n"]

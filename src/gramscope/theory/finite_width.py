@@ -1,7 +1,7 @@
 """Fully connected networks of finite width: kernel, NTK and their 1/n tensors, layer by layer."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
@@ -17,7 +17,8 @@ from gramscope.theory.activation_functions import Activation, Kinked, Real, reso
 from gramscope.theory.gaussian_expectations import check_kernel, gaussian_moments
 from gramscope.theory.infinite_width import InfiniteWidthKernels, infinite_width_kernels
 from gramscope.theory.narrow_flow import DecimalGram, narrow_layers, of_gram, of_inputs
-from gramscope.theory.recursions import Layer, Rates, first_layer, next_layer
+from gramscope.theory.recursions import LayerStack, Rates, first_layer, next_layer
+from gramscope.theory.self_overlap import with_self_overlap
 
 Rate: TypeAlias = Real | Sequence[Real] | Tensor | np.ndarray
 Widths: TypeAlias = Sequence[int] | np.ndarray | int
@@ -27,7 +28,7 @@ class FiniteWidthMLP:
     """An ensemble of multilayer perceptrons at initialisation, described by its hyperparameters.
 
     z¹ = b + W x, z^{l+1} = b + W s(z^l), output z^L; E[b b] = C_b, E[W_ij W_ij] = C_W/n_{l-1}; trained with the
-    learning-rate tensor λ_b (biases), λ_W/n_{l-1} (weights). Theory 3 of the project, after Roberts, Yaida and Hanin,
+    learning-rate tensor λ_b (biases), λ_W/n_{l-1} (weights). Source: Roberts, Yaida and Hanin,
     "The Principles of Deep Learning Theory" (PDLT), chapters 4, 8 and 11.
 
     Args:
@@ -54,13 +55,13 @@ class FiniteWidthMLP:
         *,
         depth: int | None = None,
     ) -> None:
-        self.widths = _checked_widths(widths, depth)
+        self.widths = checked_widths(widths, depth)
         self.depth = depth
         self.activation = resolve(activation)
-        self.C_b = _checked_rates(C_b, "C_b", at_least=0.0)
-        self.C_W = _checked_rates(C_W, "C_W", above=0.0)
-        self.lambda_b = _checked_rates(lambda_b, "lambda_b", at_least=0.0)
-        self.lambda_W = _checked_rates(lambda_W, "lambda_W", at_least=0.0)
+        self.C_b = checked_rates(C_b, "C_b", at_least=0.0)
+        self.C_W = checked_rates(C_W, "C_W", above=0.0)
+        self.lambda_b = checked_rates(lambda_b, "lambda_b", at_least=0.0)
+        self.lambda_W = checked_rates(lambda_W, "lambda_W", at_least=0.0)
 
     def __repr__(self) -> str:
         rates = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in ("C_b", "C_W", "lambda_b", "lambda_W"))
@@ -120,7 +121,8 @@ class FiniteWidthMLP:
         rates = self.layer_rates(len(widths))
         # At layer 1 there is nothing to carry.
         ratios = [Fraction(widths[place], widths[place - 1]) if place else Fraction(1) for place in range(len(widths))]
-        explicit = kink == "distributional"
+        # A smooth activation has the s'' that autograd computes: there is nothing to choose.
+        explicit = kink == "distributional" or not isinstance(self.activation, Kinked)
         layers = None
         if isinstance(self.activation, Kinked) and not self.activation.is_linear:
             layers = narrow_layers(self.activation, source, gram, rates, ratios, explicit)
@@ -129,6 +131,10 @@ class FiniteWidthMLP:
             for rate, ratio in zip(rates[1:], ratios, strict=False):
                 moments = gaussian_moments(self.activation, layers[-1].K, tol)
                 layers.append(next_layer(layers[-1], moments, rate, float(ratio), explicit))
+        if any(rate.skip for rate in rates):
+            layers = with_self_overlap(
+                layers, rates, ratios, lambda kernel: gaussian_moments(self.activation, kernel, tol), explicit
+            )
         return Flow(tuple(layers), self, widths, rates, gram, x, kink)
 
     def layer_widths(self, n_0: int | None = None) -> tuple[int, ...]:
@@ -155,28 +161,16 @@ class FiniteWidthMLP:
         return tuple(Rates(*row) for row in zip(*columns, strict=True))
 
 
-@dataclass(frozen=True)
-class Flow:
+@dataclass(frozen=True, repr=False)
+class Flow(LayerStack):
     """The layers of :meth:`FiniteWidthMLP.flow`; ``flow[l]`` counts from 1, as the theory does."""
 
-    layers: tuple[Layer, ...]
     mlp: FiniteWidthMLP
     widths: tuple[int, ...]
     rates: tuple[Rates, ...]
     gram: Tensor
     x: Tensor | None
     kink: str
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __iter__(self) -> Iterator[Layer]:
-        return iter(self.layers)
-
-    def __getitem__(self, layer: int) -> Layer:
-        if not isinstance(layer, int) or not (1 <= layer <= len(self) or -len(self) <= layer <= -1):
-            raise IndexError(f"layer must be 1 ... {len(self)} (or -1 for the output), got {layer!r}.")
-        return self.layers[layer - 1 if layer > 0 else layer]
 
     def __repr__(self) -> str:
         n = self.gram.shape[0]
@@ -209,7 +203,7 @@ class Flow:
 
         E[H_ii;12(1) - H_ii;12(0)]/η = -(1/n_{L-1}) Σ_a (P_12aa + n_L Q_12aa + Q_1a2a + (1↔2)), for targets that do not
         depend on the network; the sum runs over the training inputs ``samples`` (indices; all of them by default).
-        Theory 3, section 4.
+        Source: PDLT (arXiv:2106.10165), chapter 11.
 
         >>> mlp = FiniteWidthMLP(widths=[2, 64, 1], C_b=0.1, C_W=1.6, lambda_b=0.4)
         >>> round(mlp.flow(torch.tensor([[1.0, -0.5]])).ntk_drift().item(), 7)    # -(2/n)(P + 2Q)
@@ -265,7 +259,7 @@ def _checked_samples(samples: Tensor | Sequence[int] | None, n: int) -> Tensor:
     return index
 
 
-def _checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
+def checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
     if depth is not None:
         check_count(depth, "depth")
     if isinstance(widths, int):
@@ -283,7 +277,7 @@ def _checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
     return found
 
 
-def _checked_rates(
+def checked_rates(
     value: Rate, name: str, at_least: float | None = None, above: float | None = None
 ) -> tuple[float, ...]:
     given = list(value) if isinstance(value, Sequence | Tensor | np.ndarray) else [value]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from gramscope.base.charts import heat_map
 from gramscope.base.errors import InputError
-from gramscope.base.pyplot import load_pyplot
+from gramscope.base.pyplot import Figure, load_pyplot
 from gramscope.base.results import Result
 from gramscope.theory.activation_functions import Activation, Kinked
 from gramscope.theory.recursions import Rates
@@ -28,7 +27,7 @@ class InfiniteWidthKernels(Result):
     nngp: Float64[Tensor, "n m"] = field(repr=False)
     ntk: Float64[Tensor, "n m"] = field(repr=False)
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Both kernels as heat maps, side by side; a figure."""
         figure, axes = load_pyplot().subplots(1, 2, figsize=(9, 4), layout="constrained")
         for place, (name, kernel) in enumerate({"NNGP": self.nngp, "NTK": self.ntk}.items()):
@@ -46,6 +45,8 @@ def infinite_width_kernels(
 ) -> InfiniteWidthKernels:
     """``K¹ = C_b + C_W x·x'/n₀``, ``K^{l+1} = C_b + C_W ⟨s s'⟩``, ``Θ^{l+1} = λ_b + λ_W ⟨s s'⟩ + C_W ⟨ṡ ṡ'⟩ Θ^l``.
 
+    A residual layer adds ``δ² K^l`` and ``δ² Θ^l``.
+
     Lee et al. 2018 (arXiv:1711.00165), eq. 5; Jacot et al. 2018 (arXiv:1806.07572), theorem 1; learning rates as in
     PDLT, chapter 8.
     """
@@ -56,14 +57,17 @@ def infinite_width_kernels(
     theta = rate.lambda_b + rate.lambda_W * raw[2]
     for rate in rates[1:]:
         rows, columns = first[:, None].expand_as(both), second[None].expand_as(both)
-        values, slopes = _pair_moments(activation, rows, columns, both)
-        own = [_pair_moments(activation, variance, variance, variance)[0] for variance in (first, second)]
-        first, second, both = (rate.C_b + rate.C_W * part for part in (*own, values))
-        theta = rate.lambda_b + rate.lambda_W * values + rate.C_W * slopes * theta
+        values, slopes = pair_moments(activation, rows, columns, both)
+        own = [pair_moments(activation, variance, variance, variance)[0] for variance in (first, second)]
+        before, kept = (first, second, both), rate.skip**2
+        first, second, both = (
+            rate.C_b + rate.C_W * part + kept * old for part, old in zip((*own, values), before, strict=True)
+        )
+        theta = rate.lambda_b + rate.lambda_W * values + (rate.C_W * slopes + kept) * theta
     return InfiniteWidthKernels(both, theta)
 
 
-def _pair_moments(activation: Activation, first: Tensor, second: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
+def pair_moments(activation: Activation, first: Tensor, second: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
     """``⟨s(u) s(v)⟩`` and ``⟨ṡ(u) ṡ(v)⟩`` from the variances of u and v and their covariance, entry by entry."""
     root = (first * second).sqrt()
     # Rounding must not make |covariance| exceed the root of the variances.

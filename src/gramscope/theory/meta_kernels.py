@@ -80,8 +80,10 @@ class Product(Plain):
         return self.epsilon * ((k @ pairs) * k).sum(axis=1)
 
     def transport(self, x: Examples, pairs: Float[np.ndarray, "N N"]) -> Float[np.ndarray, " n"]:
-        # Σ_ab ε k(a, x) k(a, b) Z^ab is k(x, A) times a vector, and Π takes all of that away again.
-        return np.zeros(len(x))
+        # k(x, A) times a vector: Π takes all of that away again, but for a ridge.
+        within = (self.kernel(self.train, self.train) * pairs).sum(axis=1)
+        found: Array = self.epsilon * self.kernel(x, self.train) @ within
+        return found
 
     def applied(self, x: Examples, x2: Examples, vector: Float[np.ndarray, " N"]) -> Float[np.ndarray, "n m"]:
         return self.epsilon * self.kernel(x, x2) * (self.kernel(x, self.train) @ vector)[:, None]

@@ -102,10 +102,13 @@ def _kernels(
     for place, rate in enumerate(rates[1:]):
         lines = lines_of(kernel, numbers.collinear if place else numbers.number(least))
         found.append((kernel, lines))
-        c_b, c_w = numbers.number(rate.C_b), numbers.number(rate.C_W)
+        c_b, c_w, kept = (numbers.number(value) for value in (rate.C_b, rate.C_W, rate.skip**2))
         before = kernel
         kernel = [
-            [c_b + c_w * pair_moments(activation, before, lines, (a, b), numbers)["p00"] for b in range(n)]
+            [
+                c_b + c_w * pair_moments(activation, before, lines, (a, b), numbers)["p00"] + kept * before[a][b]
+                for b in range(n)
+            ]
             for a in range(n)
         ]
     return found

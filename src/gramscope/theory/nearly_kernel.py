@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
-from gramscope.base.checks import check_number, check_symmetric
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
-from gramscope.base.rounding import Rounding, singular_floor
+from gramscope.base.user_warnings import warn
 from gramscope.theory.meta_kernels import (
     Array,
     DenseMetaKernel,
@@ -32,104 +31,45 @@ from gramscope.theory.meta_kernels import (
     Product,
     TangentMetaKernel,
 )
-from gramscope.theory.quadratic import ALGORITHMS, check_step
+from gramscope.theory.training_algorithms import Spectrum, algorithm_matrices, check_ridge
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
+LARGE_MOVEMENT = 0.25  # calibrated on trained networks by benchmarks/nearly_kernel_regime.py
+
 Parameter: TypeAlias = Any  # by scikit-learn's rule anything may be stored; fit says what is wrong with it
 
 
-class Spectrum:
-    """``k̃ = Q diag(l) Qᵀ`` without its null modes; refuses what is no kernel.
-
-    Modes below ``10⁻⁹`` of the largest eigenvalue are taken as null, and those that are rounding of the kernel (or of
-    the size of negative eigenvalues, which are). No algorithm moves along them at this order, and what is divided by
-    them is noise, not the same on two machines.
-    """
-
-    def __init__(self, kernel: Float[np.ndarray, "N N"]) -> None:
-        what, remedy = "the kernel of the training set", "Check kernel(x, x2), or pass (k + kᵀ)/2."
-        check_symmetric(kernel, what, tol=1e-8, remedy=remedy)
-        scale = np.abs(kernel).max()
-        values, vectors = np.linalg.eigh((kernel + kernel.T) / 2)
-        largest = float(values[-1]) if len(values) else 0.0
-        if values[0] < -1e-6 * max(largest, scale):
-            raise InputError(
-                "the kernel of the training set must be positive semi-definite, but its smallest eigenvalue is "
-                f"{values[0]:.3g} (largest {largest:.3g}). Check the kernel function."
-            )
-        # A kernel computed in float32 has eigenvalues of either sign where the exact one has zeros.
-        given = torch.from_numpy(np.ascontiguousarray(kernel))
-        floor = float(singular_floor(given, Rounding.of(given)))
-        kept = values > max(1e-9 * largest, -10 * float(values[0]), floor)
-        self.values: Array = values[kept]
-        self.vectors: Array = vectors[:, kept]
-        self.largest = largest
-
-    def solve(self, y: Float[np.ndarray, "N *k"]) -> Float[np.ndarray, "N *k"]:
-        """``k̃⁻¹ y``, the pseudo-inverse where k̃ has null modes."""
-        components = self.vectors.T @ y
-        return self.vectors @ (components.T / self.values).T
-
-
-def algorithm_matrices(
-    spectrum: Spectrum, y: Float[np.ndarray, " N"], algorithm: str, step: float | None = None
-) -> tuple[Float[np.ndarray, "N N"], Float[np.ndarray, "N N"]]:
-    """``Z_A`` and the symmetric part of ``Z_B``, contracted with ``y - z₀``, in O(N³).
-
-    ``Z_B = vv/2`` for all, ``v = k̃⁻¹ y``. ``Z_A`` is 0 for direct optimisation, vv for the interpolant of least norm,
-    and for gradient descent with step η ``y_a y_b (1 - η l_a) / (l_a (l_a + l_b - η l_a l_b))`` in the eigenbasis of k̃;
-    η = 0 is gradient flow. That is the text's ``yy/(l_a l_b) - X/l_b`` and ``Z_A + (η/2) X`` on common denominators,
-    ``X = yy/(l_a + l_b - η l_a l_b)``: the symmetric part of Z_B, all that is felt of it, does not depend on η.
-
-    Reference: PDLT (arXiv:2106.10165) equations (11.133) to (11.136); the last row is not in the text.
-
-    Example:
-        >>> import numpy as np
-        >>> from gramscope.theory.nearly_kernel import Spectrum, algorithm_matrices
-        >>> one = Spectrum(np.array([[2.0]]))
-        >>> [z.item() for z in algorithm_matrices(one, np.array([4.0]), "gradient-flow")]      # vv/2 both, v = 2
-        [2.0, 2.0]
-    """
-    if algorithm not in ALGORITHMS:
-        raise InputError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
-    if (step is not None) != (algorithm == "gradient-descent"):
-        raise InputError(
-            "step must be given for algorithm='gradient-descent' and only there, got "
-            f"algorithm={algorithm!r}, step={step!r}."
-        )
-    v = spectrum.solve(y)
-    pairs = np.outer(v, v)
-    if algorithm == "direct":
-        return np.zeros_like(pairs), pairs / 2
-    if algorithm == "minimum-norm":
-        return pairs, pairs / 2
-    eta = 0.0 if step is None else check_step(step, spectrum.largest)
-    values, basis = spectrum.values, spectrum.vectors
-    components = basis.T @ y
-    decay = values[:, None] + values[None, :] - eta * np.outer(values, values)
-    z_a = np.outer(components * (1 - eta * values) / values, components) / decay
-    return basis @ z_a @ basis.T, pairs / 2
+class OutsideRegimeWarning(UserWarning):
+    """The features move too far: first order in ε does not hold here."""
 
 
 class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Regression by a kernel and a meta kernel: the trained quadratic model to first order in ε.
 
     ``z(b) = k_bA v + Π[μ_{a . b} Z_A^{ab}]_b + ½ Π[μ_{. ab} v^a v^b]_b`` with ``v = k̃⁻¹ y``; for direct optimisation
-    this is (11.132). It interpolates the training data, as kernel regression without a ridge does.
+    this is (11.132). It interpolates the training data, as kernel regression does, unless there is a ridge. Features
+    that move by more than a quarter of their size draw an :class:`OutsideRegimeWarning`.
 
     Args:
         kernel: a name of ``sklearn.metrics.pairwise``, a function (X, X2) -> (n, m), "precomputed", or a network at
             initialisation, ``gramscope.kernels.TangentKernels(model)``, which brings its own meta kernel and z₀.
         meta_kernel: a function (X0, X1, X2) -> (n0, n1, n2) that carries its own ε; "product" for ``ε k_01 k_02``;
             "precomputed" (arrays go to ``fit`` and ``predict``); None for kernel regression. Ignored for a network.
-        algorithm: "direct", "gradient-descent" (needs ``step``), "gradient-flow" or "minimum-norm".
+        algorithm: "direct", "gradient-descent" (needs ``step``), "gradient-flow", "minimum-norm" or "ridge" (needs
+            ``ridge``).
         step: the step size η of gradient descent on half the summed squared error, below 2/λmax of the kernel.
         epsilon: strength of the "product" meta kernel.
         gamma: width of the named kernels that have one.
+        ridge: ρ of the penalty ``½ ρ Σ W²`` (of a network ``½ ρ Σ (θ - θ₀)²/λ``), for algorithm="ridge". 0 is the limit
+            of small ridges, for kernels that can be inverted.
 
-    Reference: PDLT (arXiv:2106.10165) equations (11.126), (11.132) to (11.136).
+    ``feature_movement_`` is ``√(Σ_a |ψ_a W|² / Σ_a |φ_a|²)``: by how much training moves the features of the training
+    set, relative to their size. It is exact for a network; a kernel and a meta kernel know of the part within the span
+    of the features, so that there it is a lower bound.
+
+    Reference: PDLT (arXiv:2106.10165) equations (11.126), (11.132) to (11.136), footnote 17.
 
     Example:
         >>> import numpy as np
@@ -148,6 +88,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         step: Parameter = None,
         epsilon: Parameter = 0.01,
         gamma: Parameter = None,
+        ridge: Parameter = None,
     ) -> None:
         # By scikit-learn's rule anything may be stored here; fit says what is wrong with it.
         self.kernel = kernel
@@ -156,6 +97,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         self.step = step
         self.epsilon = epsilon
         self.gamma = gamma
+        self.ridge = ridge
 
     def fit(self, X: Examples, y: object, meta: object = None) -> "NearlyKernelRegressor":
         """Fit to examples X and targets y (n,) or (n, outputs); ``meta`` is μ_AAA for a precomputed meta kernel."""
@@ -166,13 +108,15 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         start = self._initial(X, targets)
         # A network's outputs share one kernel over (example, output); those of a plain kernel are separate problems.
         rows = (targets - start).reshape(-1, 1) if self._of_network else targets - start
-        self._spectrum = Spectrum(self._source.kernel(X, X))
+        self._spectrum = Spectrum(self._source.kernel(X, X), check_ridge(self.ridge, self.algorithm))
         self.dual_coef_ = self._spectrum.solve(rows)
         self._pairs = [algorithm_matrices(self._spectrum, row, self.algorithm, self.step) for row in rows.T]
         self._targets = rows
         correction = np.stack([self._correction(X, *pairs) for pairs in self._pairs], axis=1)
         self._counter = self._spectrum.solve(correction)
         self._train = X
+        self.feature_movement_ = max(self._movement(v) for v in self.dual_coef_.T)
+        _warn_of_movement(self.feature_movement_)
         return self
 
     def predict(self, X: Examples, meta: object = None, meta_transport: object = None) -> Array:
@@ -205,11 +149,34 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     def effective_kernel(self, X: Examples, X2: Examples = None, output: int = 0) -> Float[np.ndarray, "n m"]:
         """``kᴱ_de = k_de + Σ_a (μ_{d e a} + μ_{e d a}) v^a``: the kernel of the trained effective features (11.138).
 
-        X and X2 as for :meth:`trained_kernel`.
+        X and X2 as for :meth:`trained_kernel`. At the end of training it is the same for every algorithm to this order,
+        as all of them end at ``W = φᵀ v + O(ε)``; on the way see :meth:`effective_kernel_after`.
         """
         check_is_fitted(self)
+        return self._effective_kernel(X, X2, self._coefficients(output))
+
+    def effective_kernel_after(
+        self, X: Examples, X2: Examples = None, *, steps: int, output: int = 0
+    ) -> Float[np.ndarray, "n m"]:
+        """``kᴱ`` after so many steps of gradient descent: ``k_de + Σ_a (μ_{d e a} + μ_{e d a}) v_t^a``.
+
+        ``v_t = k̃⁻¹ (1 - (1 - η k̃)ᵗ) (y - z₀)``, the residuals summed up over the steps, is what the weights are made of
+        then. For algorithm="gradient-descent"; as t grows it becomes (11.138).
+
+        Reference: PDLT (arXiv:2106.10165) footnote 24.
+        """
+        check_is_fitted(self)
+        if self.algorithm != "gradient-descent":
+            raise InputError(
+                "the kernel after some steps needs algorithm='gradient-descent' and its step, got "
+                f"algorithm={self.algorithm!r}. effective_kernel is that at the end of training."
+            )
+        self._coefficients(output)
+        v = self._spectrum.after_steps(self._targets[:, output], self.step, steps)
+        return self._effective_kernel(X, X2, v)
+
+    def _effective_kernel(self, X: Examples, X2: Examples, v: Array) -> Array:
         X, X2 = self._pair(X, X2)
-        v = self._coefficients(output)
         moved = self._source.applied(X, X2, v) + self._source.applied(X2, X, v).T
         return self._source.kernel(X, X2) + moved
 
@@ -286,6 +253,13 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         source = self._source if source is None else source
         return source.transport(X, z_a) + source.curvature(X, z_b)
 
+    def _movement(self, v: Array) -> float:
+        if self._of_network and hasattr(self.kernel, "feature_movement"):
+            return float(self.kernel.feature_movement(self._train, v))
+        moved = self._source.applied(self._train, self._train, v)  # μ_{d e a} v^a = φ_e · ψ_d W
+        total = float(np.trace(self._source.kernel(self._train, self._train)))
+        return float(np.sqrt(max(0.0, np.sum(moved * self._spectrum.solve(moved.T).T)) / total)) if total > 0 else 0.0
+
     def _coefficients(self, output: int) -> Array:
         """v of one output; of a network there is one v for all of them."""
         outputs = self.dual_coef_.shape[1]
@@ -300,6 +274,16 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 "trained and effective kernels between examples need a kernel given as a function, not 'precomputed'."
             )
         return self._examples(X), self._train if X2 is None else self._examples(X2)
+
+
+def _warn_of_movement(movement: float) -> None:
+    if movement > LARGE_MOVEMENT:
+        warn(
+            f"the features must move little for first order to hold, but they move by {movement:.2f} of their size, "
+            f"above {LARGE_MOVEMENT}: beyond that most trained networks were predicted worse than by the kernel alone. "
+            "Take targets closer to the initial outputs, a wider network or a smaller epsilon, or meta_kernel=None.",
+            OutsideRegimeWarning,
+        )
 
 
 def _checked_strength(epsilon: object) -> float:

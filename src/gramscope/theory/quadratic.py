@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from gramscope.base.checks import check_symmetric
+from gramscope.base.checks import check_number, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import numerical_rank
 
-ALGORITHMS = ("direct", "gradient-descent", "gradient-flow", "minimum-norm")
+ALGORITHMS = ("direct", "gradient-descent", "gradient-flow", "minimum-norm", "ridge")
 Array = NDArray[Any]
 
 
@@ -98,18 +98,23 @@ class QuadraticModel:
         step: float | None = None,
         tol: float = 1e-12,
         steps: int = 200_000,
+        ridge: float | None = None,
     ) -> Float[np.ndarray, "i f"]:
         """Weights that interpolate (x, y), by running the algorithm itself from W = 0; no expansion in ε.
 
         "direct": the solution within span{φ(x_a)}, by Newton's method. "minimum-norm": the solution of least |W|.
         "gradient-descent": steps ``W ← W - step Σ_a φᴱ (z - y)`` until the residual is below ``tol`` of y.
-        "gradient-flow": its limit for small steps, as a differential equation.
+        "gradient-flow": its limit for small steps, as a differential equation. "ridge": the minimum of the loss with
+        ``½ ridge Σ W²`` added, near that of the linear model; it does not interpolate.
         """
         x, y = np.asarray(x), np.asarray(y, dtype=np.float64)
         if y.ndim != 2 or len(y) != len(x):
             raise InputError(f"y must have shape ({len(x)}, outputs), got {y.shape}.")
         _check_finite(y, "y")
         phi, psi = self.phi(x), self.epsilon * self.psi(x)
+        if algorithm == "ridge":
+            penalty = check_number(ridge, "ridge", above=0.0, hint="Without one take algorithm='minimum-norm'.")
+            return np.stack([_ridge(phi, psi, target, penalty, tol) for target in y.T])
         rank = numerical_rank(torch.from_numpy(np.ascontiguousarray(phi)))
         if rank < len(x):
             raise InputError(
@@ -185,6 +190,19 @@ def _minimum_norm(phi: Array, psi: Array, y: Array, tol: float) -> Array:
         change = np.linalg.solve(system, -np.concatenate([stationary, residual]))
         w, alpha = w + change[:f], alpha + change[f:]
     raise InputError("no interpolating solution of least norm was found. Lower ε.")
+
+
+def _ridge(phi: Array, psi: Array, y: Array, ridge: float, tol: float) -> Array:
+    """Newton on ``φᴱᵀ (z - y) + ρ W = 0`` from the linear solution."""
+    eye = np.eye(phi.shape[1])
+    w = phi.T @ np.linalg.solve(phi @ phi.T + ridge * np.eye(len(phi)), y)
+    for _ in range(100):
+        residual, effective = _residual(phi, psi, y, w)
+        gradient = effective.T @ residual + ridge * w
+        if np.abs(gradient).max() <= tol * max(1.0, float(np.abs(effective.T @ y).max())):
+            return w
+        w = w - np.linalg.solve(effective.T @ effective + np.einsum("a,afg->fg", residual, psi) + ridge * eye, gradient)
+    raise InputError("no minimum of the loss with this ridge was found. Lower ε.")
 
 
 def _descent(phi: Array, psi: Array, y: Array, step: float, tol: float, steps: int) -> Array:

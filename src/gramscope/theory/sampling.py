@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.base.progress import progress
+from gramscope.base.progress_bar import progress
 from gramscope.base.rng import child_seed, generator
 from gramscope.theory.comparison import Comparison, Estimates, SampleEstimate
 from gramscope.theory.estimators import network_statistics
@@ -48,6 +48,8 @@ def ensemble(
     check_flow(theory, "theory")
     if len(theory) < 2:
         raise InputError("the theory must have at least two layers: a single layer is Gaussian and has no 1/n tensors.")
+    if any(rate.skip for rate in theory.rates):
+        raise InputError("the theory must be that of a plain network: networks with a skip are not sampled here.")
     if not isinstance(count, int) or count < 8:
         raise InputError(
             f"count must be an integer of at least 8 networks, got {count!r}. 1000 give errors of a few %."

@@ -3,21 +3,22 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History, Series
+from gramscope.diagnose.history import History, Series, first_step
 from gramscope.diagnose.progress import later_half
-from gramscope.diagnose.rule import OPTIMIZER, TARGETS, rule
+from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
 NOISE = 5.0  # times the signal, in the squared norm of the batches' gradients
 LATE = 2.5  # the same in the later half, where the batch acts like one example
 SMALL = 1.5  # examples, as far as the batch can be told from its gradients
 ALIKE = 0.9  # cosine of two gradients in a row: of noise it would be near 0
-FEW = 14
+FEW = 14  # measurements,
+YOUNG = 60  # and steps: the noise of a few measurements decides nothing
 
 
 @rule(
     "batch_too_small",
-    needs=((("gradient_given",), OPTIMIZER), (("gradient_norm",), TARGETS)),
-    explains=("loss_spikes", "rank_collapse", "class_missing", "labels"),
+    needs=((("gradient_given",), OPTIMIZER), (("gradient_norm",), TARGETS), (("loss/probe",), TARGETS)),
+    explains=("loss_spikes", "rank_collapse", "class_missing", "labels", "dead_units"),
     order=2,
 )
 def find(history: History) -> Finding | None:
@@ -25,19 +26,21 @@ def find(history: History) -> Finding | None:
 
     ``E|g_B|² = |G|² + tr Σ / B`` (McCandlish et al., arXiv:1812.06162), so ``(|g_B| / |G|)² - 1`` is the noise scale
     divided by the batch. G is the gradient of the probe. At the end of training it grows in every run; so the median
-    over all measurements, most of which come early, counts. Or the later half does, where the batch acts
-    like one example: ``B = noise scale / ((|g_B| / |G|)² - 1)``.
+    over all measurements, most of which come early, counts; two gradients in a row must then have a cosine below
+    1/(1 + 5), or it is not noise (batch norm: G is taken in evaluation mode, with running means that lag). Or the later
+    half counts, where the batch acts like one example: ``B = noise scale / ((|g_B| / |G|)² - 1)``.
     """
     given, probe = history.get("gradient_given").finite, history.get("gradient_norm").finite
     steps = np.intersect1d(given.steps, probe.steps)
-    if len(steps) < FEW:
+    if len(steps) < FEW or steps[-1] < YOUNG:
         return None
     squares = [s.values[np.isin(s.steps, steps)] ** 2 for s in (given, probe)]
     noise = Series(steps, squares[0] / np.maximum(squares[1], 1e-300) - 1)
     whole, late, batch = noise.median(), later_half(noise).median(), _batch(history, noise)
     overlap = history.get("gradient_overlap").finite
     alike = len(overlap) > 0 and overlap.median() > ALIKE and later_half(overlap).median() > ALIKE
-    if alike or not (whole > NOISE or (late > LATE and batch < SMALL)):
+    noisy = whole > NOISE and not overlap.median() > 1 / (1 + NOISE)
+    if alike or not (noisy or (late > LATE and batch < SMALL)):
         return None
     evidence = [Evidence("noise / signal of a batch's gradient", max(whole, late), "above", min(NOISE, LATE))]
     evidence += [Evidence("batch, as its gradients show it", batch, "below", SMALL)] if batch < SMALL else []
@@ -47,7 +50,7 @@ def find(history: History) -> Finding | None:
         tuple(evidence),
         "The batch has far fewer examples than the gradient noise scale.",
         "Take 8 to 32 times as many examples in a batch, or accumulate gradients.",
-        step=float(steps[FEW - 1]),
+        step=first_step(noise, lambda values: values > LATE) or float(steps[0]),
     )
 
 

@@ -4,11 +4,13 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
-from gramscope.diagnose.rule import LABELS, rule
+from gramscope.diagnose.progress import end_of, later_part
+from gramscope.diagnose.rule_registry import LABELS, rule
 
 OTHERS = 0.9  # of the examples of the other classes are named right at the end,
 BEFORE = 0.3  # and so many at least since this part of the steps:
 SINCE = 3
+HARDER = 1.5  # times the loss of the batches: the probe's, which has the class
 FEW, LATE = 8, 2  # measurements, and those since then
 
 
@@ -22,7 +24,8 @@ def find(history: History) -> Finding | None:
     """A class is named in none of its examples in the last two thirds of the steps, while the others are known.
 
     Classes are learnt one after another, so that one may come late; but not after three times the steps that the
-    others took. One that was never shown is pushed down at every step.
+    others took. One that was never shown is pushed down at every step, so the probe costs more than the batches do;
+    while a class is merely late, both cost the same.
     """
     recalls = {c: s.finite.since(history.end / SINCE) for c, s in history.family("class_recall").items()}
     if len(recalls) < 3 or len(history.steps) < FEW or any(len(s) < LATE for s in recalls.values()):
@@ -31,7 +34,7 @@ def find(history: History) -> Finding | None:
     never = [c for c, s in recalls.items() if s.values.max() == 0 and _rarely(predicted.get(c), history.end / SINCE)]
     others = np.array([(s.values.min(), s.values[-1]) for c, s in recalls.items() if c not in never])
     before, known = np.median(others, axis=0).tolist() if len(others) else (0.0, 0.0)
-    if not never or len(never) > len(recalls) / 3 or known < OTHERS or before < BEFORE:
+    if not never or len(never) > len(recalls) / 3 or known < OTHERS or before < BEFORE or not _harder(history):
         return None
     return Finding(
         "class_missing",
@@ -43,6 +46,12 @@ def find(history: History) -> Finding | None:
         tuple(f"class {c}" for c in never),
         float(next(iter(recalls.values())).steps[0]),
     )  # fmt: skip
+
+
+def _harder(history: History) -> bool:
+    """Whether the probe costs more than the batches, which is not asked where one of the losses is not known."""
+    batches = later_part(history.batch_loss.finite)
+    return not len(batches) or not len(history.probe_loss) or end_of(history.probe_loss) > HARDER * batches.median()
 
 
 def _rarely(predicted: Series | None, since: float) -> bool:

@@ -1,57 +1,67 @@
 """Batches that come class by class."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import LABELS, rule
+from gramscope.diagnose.history import History, Numbers
+from gramscope.diagnose.rule_registry import LABELS, LOSS, TARGETS, rule
 
-ONE = 0.7  # of the probe is called by one name
-SWITCHES = 2  # different names that lead so
-OFTEN = 0.4  # of the measurements
-EARLY = 8  # this part of the run does not count
+ONE = 0.7  # of the probe is called by one name,
+OF_TWO = 0.9  # of two names,
+EASY = 0.5  # while the loss of the batches around is below so much of the probe's, and of chance
+AROUND = 2  # batches before and after the measurement
+OFTEN = 2  # measurements
 FEW = 8
 
 
 @rule(
     "classes_in_order",
-    needs=((("class_predicted/*",), LABELS),),
+    needs=((("class_predicted/*",), LABELS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)),
     explains=("class_missing", "rank_collapse", "lr_too_large", "labels", "loss_spikes", "batch_too_small",
-              "memorization", "head_only"),
+              "memorization", "head_only", "dead_units", "oversmoothing"),
     order=1,
 )  # fmt: skip
 def find(history: History) -> Finding | None:
-    """The network calls nearly the whole probe by one class, and by another class later.
+    """The network calls nearly the whole probe by one class, and the batches like it: their loss is small.
 
     A network that is shown one class at a time names that class for everything, and forgets it when the next comes. A
-    collapsed network also names one class for all, but the same one; so several leaders are asked for, while the
-    batches look easy: their loss lies well below that of the probe.
+    collapsed or a fresh network also names one class for all; but then batches of all classes cost it at least as much
+    as chance. So only batches of one class can have half of that loss or less, while the probe costs more than chance.
+    The median of five batches in a row is taken, since one small batch may be of one class by accident.
     """
     family = {c: s.finite for c, s in history.family("class_predicted").items()}
-    if len(family) < 3 or any(len(s) < FEW for s in family.values()):
+    if len(family) < 2 or any(len(s) < FEW for s in family.values()):
         return None
     names, steps = list(family), next(iter(family.values())).steps
     shares = np.stack([s.values for s in family.values()])  # (classes, records)
-    late = steps > max(2.0, history.end / EARLY)  # a fresh network also calls all by one name
-    shares, steps = shares[:, late], steps[late]
-    leads = shares.max(0) >= ONE if len(steps) else np.zeros(0, dtype=bool)
-    leaders = list(dict.fromkeys(names[place] for place in shares.argmax(0)[leads]))
-    often = float(leads.mean()) if len(leads) else 0.0
-    if len(leaders) < SWITCHES or often < OFTEN or not _easy(history, float(steps[0])):
+    easy = (shares.max(0) >= (ONE if len(family) > 2 else OF_TWO)) & _easy(history, steps)
+    if easy.sum() < OFTEN:
         return None
+    leaders = list(dict.fromkeys(names[place] for place in shares.argmax(0)[easy]))
+    changes = f", which changes with time ({', '.join(leaders[:5])})" if len(leaders) > 1 else f", class {leaders[0]}"
     return Finding(
         "classes_in_order",
-        f"The network calls nearly all examples by one class, which changes with time ({', '.join(leaders[:5])}).",
-        (Evidence("share of measurements with one leading class", often, "above", OFTEN),
-         Evidence("classes that led", float(len(leaders)), "above", SWITCHES - 1.0)),
+        f"The network calls nearly all examples by one class{changes}, and the batches are of that class.",
+        (Evidence("measurements with one class and easy batches", float(easy.sum()), "above", OFTEN - 1.0),
+         Evidence("share of the probe in one class", float(shares.max(0)[easy].max()), "above", ONE)),
         "Batches come sorted by class: the data are not shuffled.",
         "Shuffle the training examples: DataLoader(..., shuffle=True).",
         tuple(f"class {c}" for c in leaders),
-        float(steps[np.flatnonzero(leads)[-1]]),
+        float(steps[np.flatnonzero(easy)[OFTEN - 1]]),
+        alternatives=() if len(leaders) > 1 else (f"nearly all training examples are of class {leaders[0]}",),
     )  # fmt: skip
 
 
-def _easy(history: History, since: float) -> bool:
-    """Whether the batches' loss lies below half of the probe's: of one class, they are easy."""
-    batches, probe = history.batch_loss.since(since), history.probe_loss.since(since)
-    return not len(batches.finite) or not len(probe.finite) or batches.median() < 0.5 * probe.median()
+def _easy(history: History, steps: Numbers) -> NDArray[np.bool_]:
+    """At which steps the batches around cost half of chance or less, and the probe more than chance."""
+    batches, probe, chance = history.batch_loss.finite, history.probe_loss.finite, history.value("probe/chance")
+    if len(batches) <= 2 * AROUND or not len(probe):
+        return np.zeros(len(steps), dtype=bool)
+    found = []
+    for step in steps.tolist():
+        place = int(np.clip(np.searchsorted(batches.steps, step), AROUND, len(batches) - 1 - AROUND))
+        around = float(np.median(batches.values[place - AROUND : place + AROUND + 1]))
+        own = float(np.interp(step, probe.steps, probe.values))
+        found.append(own > chance and 0 <= around < EASY * chance)
+    return np.array(found)

@@ -4,7 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import OPTIMIZER, TARGETS, rule
+from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
 SAME = 1e-3  # relative deviation of the norms
 CUT = 3.0  # times the clip: the gradient of the probe

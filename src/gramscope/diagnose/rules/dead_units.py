@@ -2,7 +2,7 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, first_step
-from gramscope.diagnose.rule import MEASURES, rule
+from gramscope.diagnose.rule_registry import MEASURES, rule
 
 MOST = 0.75  # of the units of a layer
 LATER = 0.3  # of the units died since the start
@@ -12,7 +12,7 @@ LATER = 0.3  # of the units died since the start
     "dead_units",
     needs=((("signal/*",), MEASURES),),
     explains=("rank_collapse", "vanishing_signals", "lr_too_small", "head_only", "class_missing", "lazy",
-              "half_precision", "labels"),
+              "half_precision", "labels", "batch_too_small"),
     order=2,
 )  # fmt: skip
 def find(history: History) -> Finding | None:

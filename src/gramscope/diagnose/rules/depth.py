@@ -5,16 +5,19 @@ import numpy as np
 from gramscope.diagnose.history import History, Numbers
 
 FEW_LAYERS = 4
+COPIES = 1.01  # effective rank of units that are the same up to a factor
 
 
 def early(history: History, prefix: str) -> tuple[list[str], Numbers]:
-    """Layers in order and the median of their first three values; of a family of norms or sizes."""
-    layers, sizes = [], []
-    for layer, series in history.family(prefix).items():
-        if len(series.finite):
-            layers.append(layer)
-            sizes.append(float(np.median(series.finite.values[:3])))
-    return layers, np.array(sizes)
+    """Layers in order and their first values, of a family of norms or sizes: later ones are the steps' doing."""
+    known = {layer: s for layer, s in history.family(prefix).items() if len(s.finite)}
+    return list(known), np.array([series.first for series in known.values()])
+
+
+def copies(history: History) -> bool:
+    """Whether the units of the first layer are copies of one another from the start on: effective rank one."""
+    first = next((s for s in history.family("feature_rank").values() if len(s.finite)), None)
+    return first is not None and first.first < COPIES
 
 
 def slope(sizes: Numbers) -> float:

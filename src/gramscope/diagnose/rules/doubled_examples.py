@@ -2,7 +2,7 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import MEASURES, rule
+from gramscope.diagnose.rule_registry import MEASURES, rule
 
 SHARE = 0.02
 

@@ -2,7 +2,7 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import MEASURES, rule
+from gramscope.diagnose.rule_registry import MEASURES, rule
 
 MOST = 0.5  # of all layers and entries: a network that is mostly frozen is fine-tuned on purpose
 TWICE = 3  # measurements at which the gradient must be exactly zero

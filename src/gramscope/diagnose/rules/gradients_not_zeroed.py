@@ -4,7 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
-from gramscope.diagnose.rule import OPTIMIZER, TARGETS, rule
+from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
 OVERLAP = 0.9  # cosine of two gradients in a row: they share nearly all that was summed before
 GROWTH = 5.0  # of the gradient given, since the first steps

@@ -5,7 +5,7 @@ import numpy as np
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.progress import LEARNT, ended_finite, later_half, removed
-from gramscope.diagnose.rule import MEASURES, rule
+from gramscope.diagnose.rule_registry import MEASURES, rule
 
 COARSE = 5e-4  # relative spacing of numbers: 16 bits and fewer
 ZEROS = 0.5  # of the gradients are exactly zero
@@ -22,8 +22,9 @@ def find(history: History) -> Finding | None:
     """The weights have 16 bits, and one of three things follows.
 
     Overflow: the loss or the weights are not finite (float16 ends at 65,504). Underflow: half of the gradients are
-    exactly zero (float16 ends below at 6e-8). Lost steps: layers should move by less than half the spacing of their
-    numbers, ``eps |θ| / 2``, so that most of a step is rounded away (arXiv:1710.03740, section 3.1).
+    exactly zero (float16 ends below at 6e-8). Lost steps: layers should move by less than the spacing of their
+    numbers, ``eps |θ|``; a change below half of it is rounded away (arXiv:1710.03740, section 3.1), and most others are
+    far from what they should be.
     """
     eps = history.value("precision")
     if not eps > COARSE:
@@ -61,8 +62,8 @@ def _underflow(history: History) -> tuple[str, tuple[Evidence, ...]] | None:
 
 def _lost(history: History, eps: float) -> tuple[str, tuple[Evidence, ...]] | None:
     ratios = [later_half(s.finite).median() for s in history.family("update_ratio").values() if len(s.finite)]
-    if not ratios or removed(history) > LEARNT or not np.median(ratios) < eps / 2:
+    if not ratios or removed(history) > LEARNT or not np.median(ratios) < eps:
         return None
     return "Steps are lost in rounding: they are shorter than the spacing of the numbers.", (
-        Evidence("update_ratio, median", float(np.median(ratios)), "below", eps / 2),
+        Evidence("update_ratio, median", float(np.median(ratios)), "below", eps),
     )

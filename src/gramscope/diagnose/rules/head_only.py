@@ -4,7 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
-from gramscope.diagnose.rule import OPTIMIZER, rule
+from gramscope.diagnose.rule_registry import OPTIMIZER, rule
 
 CAPPED = 1e9  # of a ratio to layers that do not move at all
 APART = 100.0  # times the relative step of the other layers, and the effective learning rate

@@ -2,7 +2,7 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import MEASURES, rule
+from gramscope.diagnose.rule_registry import MEASURES, rule
 
 LARGE, SMALL = 10.0, 0.03  # root mean square
 OFF = 3.0  # mean against deviation

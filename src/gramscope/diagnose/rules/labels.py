@@ -4,18 +4,27 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.progress import end_of, removed_in_batches
-from gramscope.diagnose.rule import LOSS, TARGETS, rule
+from gramscope.diagnose.progress import LEARNT, at, end_of, later_half, later_part, removed_in_batches
+from gramscope.diagnose.rule_registry import LOSS, TARGETS, rule
 
 UNRELATED = 0.1  # agreement of nearest neighbours above chance
 RELATED = 0.3
+CONSTANT = 0.97  # of the loss of the best constant outputs, or more: nothing is learnt beyond them
 HARDER = 1.3  # times the loss of the probe, in the mode of training
+WRONG = 0.5  # times the accuracy of chance,
+LAST = 3  # in the median of so many measurements
 STUCK = 0.3  # of the batches' first loss is gone, at most
 LEVEL = 0.985  # the last quarter of the batches against the quarter before: it does not fall
 PLATEAU = 0.08  # relative distance from the loss of chance
 MOVING = 1e-3  # of its norm a layer moves in one step
 PATH = 1.0  # of its norm a layer has moved in all steps, if they went one way
 LEFT = 0.5  # of the loss of chance
+LITTLE = 0.15  # agreement of neighbours, where both losses stay at chance
+NOISE = 0.8  # cosine of two gradients in a row, at most: unrelated targets leave noise
+ABOVE = 1.2  # times the loss of chance: the probe
+BELOW = 0.9  # times it: the batches,
+KEPT = 0.3  # and so much of it at least: they are not memorised,
+SLOW = 0.9  # nor on the way to that: last quarter against the one before
 FEW = 8
 
 
@@ -26,7 +35,7 @@ FEW = 8
     order=3,
 )
 def find(history: History) -> Finding | None:
-    """Three signs, each with what makes it one:
+    """Five signs, each with what makes it one:
 
     1. The probe's labels have nothing to do with its inputs: the nearest neighbour of an example shares its label no
        more often than chance allows, and after training the probe's loss is no better than the best constant.
@@ -35,35 +44,49 @@ def find(history: History) -> Finding | None:
        training examples are wrong.
     3. The labels of the probe do belong to its inputs, and both losses stay at that of the best constant outputs,
        though the weights move: the network was shown other labels. Faults of the network or of the steps explain
-       this better, where they are found.
+       this better, where they are found. Gradients that agree from batch to batch are no noise: that is a plateau.
+    4. The labels of the probe do belong to its inputs, the batches are learnt by half, and the probe is named right in
+       less than half as many examples as by chance: what is learnt is another code of the same labels.
+    5. The batches are learnt in part and no further, and the probe's loss was never below that of the best constant
+       outputs and has risen 20 % above it: what is learnt of the batches is another task, such as targets one
+       position too late. Memorising would go on.
     """
-    if len(history.steps) < FEW or len(history.batch_loss.finite) < 10:
+    if len(history.steps) < FEW or len(history.batch_loss.finite) < 10 or not len(history.probe_loss.finite):
         return None
-    return _unrelated(history) or _harder(history) or _other_labels(history)
+    if not history.value("probe/chance") > 0:
+        return None
+    return (
+        _unrelated(history)
+        or _harder(history)
+        or _other_code(history)
+        or _other_task(history)
+        or _other_labels(history)
+    )
 
 
 def _unrelated(history: History) -> Finding | None:
     agree, chance = history.value("probe/neighbors_agree"), history.value("probe/chance")
     best = float(history.probe_loss.finite.values.min())
     fitted = history.value("probe/discrete") == 1 and removed_in_batches(history) > STUCK
-    if fitted or not (agree < UNRELATED and best > 0.9 * chance):
+    if fitted or not (agree < UNRELATED and best > CONSTANT * chance):
         return None
     return Finding(
         "labels",
         "The labels have nothing to do with the inputs: neighbours do not share them, and the probe is not learnt.",
         (Evidence("probe/neighbors_agree", agree, "below", UNRELATED),
-         Evidence("least loss/probe against chance", best / chance, "above", 0.9)),
+         Evidence("least loss/probe against chance", best / chance, "above", CONSTANT)),
         "Labels were shuffled against their inputs, or belong to another file or order.",
         "Look at ten examples with their labels; check that inputs and labels are shuffled together.",
         alternatives=("a task that no neighbour tells (modular arithmetic): then see memorization",),
-        step=float(history.steps[FEW - 1]),
+        step=float(history.steps[0]),
     )  # fmt: skip
 
 
 def _harder(history: History) -> Finding | None:
-    chance, batches = history.value("probe/chance"), end_of(history.batch_loss)
+    chance, late = history.value("probe/chance"), later_part(history.batch_loss.finite)
     easier = history.get("train_mode/loss") if history.has("train_mode/loss") else history.probe_loss
-    probe = end_of(easier)
+    # Where losses fall, batches lag behind: the probe is asked at the first of them.
+    probe, batches = max(at(easier.finite, float(late.steps[0])), end_of(easier)), late.median()
     if not (batches > HARDER * probe and batches > LEFT * chance):
         return None
     return Finding(
@@ -73,7 +96,51 @@ def _harder(history: History) -> Finding | None:
          Evidence("loss of batches / loss of chance", batches / chance, "above", LEFT)),
         "Many labels of the training examples are wrong.",
         "Look at the training examples with the greatest loss, and correct or leave out wrong labels.",
-        alternatives=("strong augmentation or regularisation inside the training loss",),
+        alternatives=(
+            "strong augmentation or regularisation inside the training loss",
+            "a softmax before a loss that has its own",
+        ),
+        step=float(history.steps[FEW - 1]),
+    )  # fmt: skip
+
+
+def _other_code(history: History) -> Finding | None:
+    last = history.get("accuracy/probe").finite.values[-LAST:]
+    right = float(np.median(last)) * history.value("probe/classes") if len(last) else np.nan
+    fitted, agree = removed_in_batches(history), history.value("probe/neighbors_agree")
+    if not (right < WRONG and fitted > LEARNT and agree > RELATED):
+        return None
+    return Finding(
+        "labels",
+        "The batches are learnt, and the probe is named wrong more often than by chance.",
+        (Evidence("accuracy/probe against chance", right, "below", WRONG),
+         Evidence("part of the batches' first loss that is gone", fitted, "above", LEARNT)),
+        "The labels of the training examples have another code than those of the probe: shifted, flipped or permuted.",
+        "Print the labels of both beside their inputs, and make them by the same code.",
+        step=float(history.steps[FEW - 1]),
+    )  # fmt: skip
+
+
+def _level(history: History) -> float:
+    """The last quarter of the batches' loss against the quarter before."""
+    values = history.batch_loss.finite.values
+    quarter = len(values) // 4
+    return float(np.median(values[-quarter:])) / max(float(np.median(values[-2 * quarter : -quarter])), 1e-30)
+
+
+def _other_task(history: History) -> Finding | None:
+    chance, probe = history.value("probe/chance"), history.probe_loss.finite
+    batches, best = end_of(history.batch_loss) / chance, float(probe.values.min()) / chance
+    if not (KEPT < batches < BELOW and best > 0.95 and probe.last > ABOVE * chance and _level(history) > SLOW):
+        return None
+    return Finding(
+        "labels",
+        "The batches are learnt in part, and all that is learnt makes the probe worse.",
+        (Evidence("loss of batches / loss of chance", batches, "below", BELOW),
+         Evidence("loss/probe / loss of chance", probe.last / chance, "above", ABOVE)),
+        "The targets of the training examples are others than the probe's: shifted by a position, or in another order.",
+        "Print inputs and targets of both side by side, and make them by the same code.",
+        alternatives=("training examples unlike the probe", "labels that do not belong to their inputs"),
         step=float(history.steps[FEW - 1]),
     )  # fmt: skip
 
@@ -86,21 +153,18 @@ def _other_labels(history: History) -> Finding | None:
     ratios = [s.median() for s in history.family("update_ratio").values() if len(s.finite)]
     moved = float(np.median(ratios)) if ratios else 0.0
     probe = history.probe_loss.last / chance
-    quarter = len(loss) // 4
-    level = float(np.median(loss.values[-quarter:])) / max(
-        float(np.median(loss.values[-2 * quarter : -quarter])), 1e-30
-    )
-    near = level > LEVEL and all(abs(ratio - 1) < PLATEAU for ratio in (flat, probe))
-    if not (agree > RELATED and near and moved > MOVING and moved * history.end > PATH):
+    overlap = later_half(history.get("gradient_overlap").finite).median()
+    near = _level(history) > LEVEL and not overlap > NOISE and all(abs(ratio - 1) < PLATEAU for ratio in (flat, probe))
+    if not (agree > LITTLE and near and moved > MOVING and moved * history.end > PATH):
         return None
     return Finding(
         "labels",
         "Nothing is learnt beyond the mean of the targets, though the weights move and neighbours share targets.",
         (Evidence("loss of batches / loss of chance", flat, "below", 1 + PLATEAU),
          Evidence("loss/probe / loss of chance", probe, "below", 1 + PLATEAU),
-         Evidence("probe/neighbors_agree", agree, "above", RELATED)),
+         Evidence("probe/neighbors_agree", agree, "above", LITTLE)),
         "The labels of the training examples do not belong to their inputs.",
         "Look at ten training examples with their labels; check that inputs and labels are shuffled together.",
         alternatives=("a plateau that some tasks have before they learn", "training examples unlike the probe"),
-        step=float(history.steps[FEW - 1]),
+        step=max(float(history.steps[FEW - 1]), float(loss.steps[len(loss) // 2])),
     )  # fmt: skip

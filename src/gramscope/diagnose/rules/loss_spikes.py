@@ -4,7 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import LOSS, rule
+from gramscope.diagnose.rule_registry import LOSS, rule
 
 HIGH = 8.0  # deviations above the running median
 TIMES = 3.0  # and times it

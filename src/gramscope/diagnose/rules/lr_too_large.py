@@ -1,14 +1,17 @@
 """A learning rate that is too large: the run diverges, or jumps about and learns nothing."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from gramscope.diagnose.alerts import find_alerts
+from gramscope.diagnose.divergence import Divergence, find_divergence
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History
+from gramscope.diagnose.history import History, Series
 from gramscope.diagnose.progress import LEARNT, removed, removed_in_batches
-from gramscope.diagnose.rule import TARGETS, rule
+from gramscope.diagnose.rule_registry import TARGETS, rule
+from gramscope.diagnose.thresholds import BLOWN
 
 LONG = 0.3  # of its own norm a layer moves in one step, at the median of the layers
 JUMP = 1.05  # times the first loss, or more, is reached after such steps
@@ -19,7 +22,7 @@ FEW = 4
 
 @rule(
     "lr_too_large",
-    needs=((("loss/probe", "batch loss"), TARGETS),),
+    needs=((("loss/probe", "batch loss", "loss", "norm/parameters", "refused numbers"), TARGETS),),
     explains=("dead_units", "saturated_units", "rank_collapse", "loss_spikes", "exploding_signals", "batch_too_small",
               "head_only", "oversmoothing", "clipping_always", "vanishing_signals", "labels", "class_missing",
               "classes_in_order", "memorization", "lr_too_small", "lazy", "weight_decay_too_strong"),
@@ -28,7 +31,8 @@ FEW = 4
 def find(history: History) -> Finding | None:
     """Steps that are too long for the loss: gradient descent is stable while ``lr · sharpness < 2``.
 
-    1. The loss is not finite, or lies far above its start (the rule of :mod:`gramscope.diagnose.alerts`).
+    1. The loss or the weights end not finite or blown up (:mod:`gramscope.diagnose.divergence`, which the report goes
+       by too), or the last losses all lie far above the first (:mod:`gramscope.diagnose.alerts`).
     2. Or layers moved by 30 % of their norm in one step, and the loss rose above its start. Healthy runs move by up
        to 9 %; the runs with too large a rate by 100 % and more, in their first steps, after which many are dead.
     3. Or the run has not learnt (half of the first loss is still there), and the optimiser's own step, rehearsed on
@@ -37,9 +41,9 @@ def find(history: History) -> Finding | None:
 
     At the edge of stability (arXiv:2103.00065) healthy runs also hover near 2, but they learn; so part 3 asks first.
     """
-    ended = _diverged(history) or _leapt(history)
-    if ended is not None:
-        return ended
+    ended = [found for found in (_diverged(history), _leapt(history)) if found is not None]
+    if ended:
+        return min(ended, key=lambda found: found.step)  # what came first may explain the rest
     gone = np.nanmax([removed(history), removed_in_batches(history), -1.0])
     evidence = [] if gone > LEARNT else _steps_that_raise(history)
     if not evidence:
@@ -53,7 +57,7 @@ def _leapt(history: History) -> Finding | None:
     for step in steps.tolist():
         typical = float(np.median([s.values[s.steps == step][0] for s in family if step in s.steps]))
         if typical > LONG:
-            jump = _highest(history, step) / max(abs(history.probe_loss.first), 1e-30)
+            jump = _highest(history, step) / max(abs(history.loss.first), 1e-30)
             if not jump > JUMP:
                 return None
             evidence = [Evidence(f"update_ratio at step {step:.0f}", typical, "above", LONG),
@@ -66,7 +70,7 @@ def _leapt(history: History) -> Finding | None:
 
 
 def _highest(history: History, since: float) -> float:
-    values = history.probe_loss.since(since).finite.values
+    values = history.loss.since(since).finite.values
     return float(values.max()) if len(values) else math.nan
 
 
@@ -84,16 +88,29 @@ def _finding(what: str, evidence: list[Evidence], history: History, step: float 
 
 
 def _diverged(history: History) -> Finding | None:
-    series = {"loss": history.batch_loss, "loss/probe": history.probe_loss}
+    batches = history.batch_loss if len(history.batch_loss) else history.get("loss")
+    series = {"loss": batches, "loss/probe": history.probe_loss}
+    state = {name: s for name, s in series.items() if len(s)} | {"norm/parameters": history.get("norm/parameters")}
+    end = find_divergence(state, history.steps.astype(int).tolist(), history.ruined)
+    if end is not None:
+        return _ended(end, state, history)
     found = find_alerts({name: (s.steps.astype(int).tolist(), s.values.tolist()) for name, s in series.items()})
     for alert in found:
-        if alert.what == "not finite":
-            return _finding("The loss is not finite.", [Evidence(alert.where, alert.value, "equal to", math.nan)],
-                            history, float(alert.step))  # fmt: skip
         if alert.what == "divergence" and not _fits_batches(history):
             above = Evidence(alert.where, alert.value, "above", alert.threshold)
             return _finding("The loss has grown far above its start.", [above], history, float(alert.step))
     return None
+
+
+def _ended(end: Divergence, state: Mapping[str, Series], history: History) -> Finding:
+    if end.blown:
+        loss = state[end.blown].finite
+        greatest = float(loss.values.max()) / max(abs(loss.first), 1e-30)
+        ratio = Evidence(f"{end.blown}, greatest / first", greatest, "above", BLOWN)
+        return _finding("The loss has grown far above its start.", [ratio], history, float(end.step))
+    verb = "is" if end.what == "loss" else "are"
+    evidence = [Evidence(f"{end.what} from step {end.step} on", math.nan, "equal to", math.nan)]
+    return _finding(f"The {end.what} {verb} not finite.", evidence, history, float(end.step))
 
 
 def _fits_batches(history: History) -> bool:

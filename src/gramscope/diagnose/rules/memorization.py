@@ -1,33 +1,58 @@
 """The training examples are learnt, and nothing else yet: grokking in progress, or labels that mean nothing."""
 
+import numpy as np
+
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.progress import end_of, removed_in_batches
-from gramscope.diagnose.rule import LOSS, TARGETS, rule
+from gramscope.diagnose.rule_registry import LOSS, TARGETS, rule
 
-FITTED = 0.9  # of the batches' loss is gone
+FITTED = 0.9  # of the batches' loss is gone,
+BELOW = 0.5  # and so much of the loss of chance is left at most
+NOTHING = 0.05  # of the loss of chance, or less, is left to the batches,
+HALF = 0.5  # and so much of it, or more, to the probe
+SMOOTH = 0.9  # of the steps lower the loss of the batches: the same examples each time
 FEW = 6
 
 
 @rule(
-    "memorization", needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)), order=3
+    "memorization", needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)), order=4
 )
 def find(history: History) -> Finding | None:
     """The batches' loss is gone by 90 %, and the probe's is no better than that of the best constant outputs.
 
+    Half of that loss, at most, is left to the batches: targets far from zero have a first loss next to which their
+    variance is nothing, and a run that has only found their mean has learnt no example. Or next to nothing (5 %) is
+    left to the batches, and half of it to the probe.
     So far this is what grokking looks like before it generalises (Power et al., arXiv:2201.02177); labels without a
-    rule look the same. What may tell them apart is whether the inputs are tokens.
+    rule look the same. What may tell them apart is whether the inputs are tokens. Where the loss of the batches falls
+    at nearly every step, each batch holds the same examples.
     """
     fitted, chance, probe = removed_in_batches(history), history.value("probe/chance"), end_of(history.probe_loss)
-    if len(history.steps) < FEW or not (fitted > FITTED and probe > chance):
+    left = end_of(history.batch_loss) / max(chance, 1e-30)
+    learnt = fitted > FITTED and left < BELOW and probe > chance
+    if len(history.steps) < FEW or not (learnt or (left < NOTHING and probe > HALF * chance)):
         return None
+    same = _falls_at_each_step(history)
     return Finding(
         "memorization",
-        "The training examples are learnt, and the probe is no better than chance.",
-        (Evidence("part of the batches' first loss that is gone", fitted, "above", FITTED),
-         Evidence("loss/probe against chance", probe / max(chance, 1e-30), "above", 1.0)),
-        "The network memorises: few examples, or a rule that it finds late (grokking).",
-        "Go on training with more weight decay (try 1.0 with AdamW), and with more training examples if there are any.",
-        alternatives=("labels that do not belong to their inputs", "a probe of other data"),
+        f"The training examples are learnt, and {probe / max(chance, 1e-30):.2g} of the loss of chance is left on the "
+        "probe.",
+        (Evidence("loss of the batches against chance", left, "below", BELOW if probe > chance else NOTHING),
+         Evidence("loss/probe against chance", probe / max(chance, 1e-30), "above", 1.0 if probe > chance else HALF)),
+        "The same few examples are shown at every step." if same
+        else "The network memorises: few examples, or a rule that it finds late (grokking).",
+        "Look whether each batch holds other examples: the loss falls too evenly for that." if same
+        else "Go on training with more weight decay (try 1.0 with AdamW), and with more training examples if there are "
+        "any.",
+        alternatives=("few training examples, all in every batch", "a probe of other data") if same
+        else ("labels that do not belong to their inputs", "the same batch at every step", "a probe of other data"),
         step=float(history.steps[FEW - 1]),
     )  # fmt: skip
+
+
+def _falls_at_each_step(history: History) -> bool:
+    """Whether the batches' loss falls at nine of ten steps while it falls to a tenth: other examples would be noise."""
+    values = history.batch_loss.finite.values
+    fall = values[: int(np.argmax(values < 0.1 * values[0])) + 1]
+    return len(fall) > FEW and float((np.diff(fall) < 0).mean()) > SMOOTH

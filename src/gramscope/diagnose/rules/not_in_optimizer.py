@@ -2,7 +2,7 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import OPTIMIZER, rule
+from gramscope.diagnose.rule_registry import OPTIMIZER, rule
 
 
 @rule(
@@ -23,7 +23,7 @@ def find(history: History) -> Finding | None:
         f"The optimiser does not hold the parameters of {named}, although they want a gradient.",
         tuple(Evidence(f"not_optimized/{layer}", share, "above", 0.0) for layer, share in left.items())[:4],
         "The optimiser was given a list without them, or the layer was added or replaced after the optimiser was made.",
-        "Make the optimiser from model.parameters() after the model is complete, or call add_param_group.",
+        "If they are to train, make the optimiser from model.parameters() after the model is complete.",
         layers,
         float(history.family("not_optimized")[layers[0]].steps[0]),
     )

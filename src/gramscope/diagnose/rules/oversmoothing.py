@@ -4,9 +4,10 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import NOT_NEEDED, rule
+from gramscope.diagnose.rule_registry import NOT_NEEDED, rule
 
 ALIKE = 0.03  # of the variance lies between the tokens of an example
+APART = 0.3  # of the variance, or more, lies there in the last layer of a network whose tokens stay apart
 FALL = 10.0  # times less than in the first layer
 FEW = 4
 
@@ -21,7 +22,8 @@ def find(history: History) -> Finding | None:
     """The tokens of one example are the same vector up to 3 % of the variance, and were not so in the first layer.
 
     Attention is an average over tokens: without skip connections and units between, it takes the tokens together at an
-    exponential rate with depth (Dong et al., arXiv:2103.03404).
+    exponential rate with depth (Dong et al., arXiv:2103.03404). Where the tokens of the last layer differ again (30 %),
+    a skip connection went past the average, and nothing is wrong.
     """
     family = {layer: s.finite for layer, s in history.family("token_variance").items() if len(s.finite) >= FEW}
     if len(family) < 3:
@@ -30,6 +32,8 @@ def find(history: History) -> Finding | None:
     shares = np.array([s.median() for s in family.values()])
     least = int(shares.argmin())
     if not (shares[least] < ALIKE and shares[:2].max() > FALL * shares[least] and least >= 2):
+        return None
+    if shares[-1] > APART:
         return None
     return Finding(
         "oversmoothing",

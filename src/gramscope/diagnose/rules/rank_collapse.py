@@ -3,15 +3,17 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History
-from gramscope.diagnose.progress import later_half, removed
-from gramscope.diagnose.rule import MEASURES, rule
+from gramscope.diagnose.history import History, Series
+from gramscope.diagnose.progress import falls, later_half, removed
+from gramscope.diagnose.rule_registry import MEASURES, rule
+from gramscope.diagnose.rules.depth import COPIES as EXACT
 
 NARROW = 1.3  # effective rank of the last hidden layer
-COPIES = 1.1  # the same at the start: units are copies of one another
+COPIES = 1.1  # the same at the start, and still: units are copies of one another
 DIRECTIONS = 1.4  # of the targets
 LEARNT = 0.75
-FEW = 2
+FEW = 2  # measurements, of copies
+YOUNG = 10  # measurements, of a collapse: a fresh network may start narrow and widen
 
 
 @rule(
@@ -25,15 +27,18 @@ def find(history: History) -> Finding | None:
 
     C classes need C - 1 directions (neural collapse, arXiv:2008.08186, leaves exactly those). The effective rank of the
     centred features, ``tr(C)² / tr(C²)``, near 1 means that units are copies of one another: equal initial
-    weights, a bottleneck, or depth without skip connections (arXiv:2103.03404).
+    weights, a bottleneck, or depth without skip connections (arXiv:2103.03404). Features that were narrow and have
+    widened again at the end are left alone, and so is a run whose loss still falls.
     """
     family = {layer: s.finite for layer, s in history.family("feature_rank").items() if len(s.finite) >= FEW}
     if len(family) < 2:
         return None
     layer, needed = list(family)[-2], history.value("probe/target_rank")
     rank, first = later_half(family[layer]).median(), float(np.median(family[layer].values[:FEW]))
-    collapsed = rank < NARROW and not removed(history) > LEARNT
-    if not (needed > DIRECTIONS and (collapsed or first < COPIES)):
+    lasts = max(rank, family[layer].last) < NARROW
+    collapsed = len(family[layer]) >= YOUNG and lasts and not removed(history) > LEARNT and not falls(history)
+    copied = first < EXACT or max(first, family[layer].last) < COPIES
+    if not (needed > DIRECTIONS and (collapsed or copied)):
         return None
     rank = min(rank, first)
     return Finding(
@@ -44,5 +49,12 @@ def find(history: History) -> Finding | None:
         "Units are copies of one another: equal initial weights, or a collapse with depth.",
         "Initialise the weights of each unit at random; add skip connections where the network is deep.",
         (layer,),
-        float(family[layer].steps[0 if first < COPIES else FEW - 1]),
+        float(family[layer].steps[0]) if copied else _since(family[layer]),
     )  # fmt: skip
+
+
+def _since(rank: Series) -> float:
+    """The first step at which the features are narrow and from which on four of five measurements are."""
+    narrow = rank.values < NARROW
+    share = np.cumsum(narrow[::-1])[::-1] / np.arange(len(narrow), 0, -1)
+    return float(rank.steps[np.flatnonzero(narrow & (share >= 0.8))[0]]) if narrow[-1] else float(rank.steps[-1])

@@ -2,7 +2,7 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule import TARGETS, rule
+from gramscope.diagnose.rule_registry import TARGETS, rule
 from gramscope.diagnose.rules.depth import FEW_LAYERS, early, slope
 
 FACTOR = 2.0  # from one layer to the next

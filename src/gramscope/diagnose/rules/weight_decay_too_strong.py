@@ -5,7 +5,7 @@ import numpy as np
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.progress import LEARNT, removed
-from gramscope.diagnose.rule import OPTIMIZER, TARGETS, rule
+from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
 SHRUNK = 0.7  # of the first norm of all parameters
 PULL = 0.5  # of the step (or of the gradient) that is weight decay

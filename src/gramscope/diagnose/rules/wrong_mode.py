@@ -4,7 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
-from gramscope.diagnose.rule import NOT_NEEDED, rule
+from gramscope.diagnose.rule_registry import NOT_NEEDED, rule
 
 GAP = 0.03  # of accuracy: more than one evaluation may differ by chance
 TESTS = ("test", "val", "eval", "valid")
@@ -29,7 +29,7 @@ def find(history: History) -> Finding | None:
             "The network trains in evaluation mode: dropout is off, and batch norm does not see the batches.",
             (Evidence("training_mode, share of steps at 0", float(np.mean(later == 0)), "above", 0.5),),
             "model.eval() was called for an evaluation, and model.train() was not called after it.",
-            "Call model.train() at the start of every epoch.",
+            "Call model.train() at the start of every epoch. In a short run the loss need not fall by it.",
             step=step,
         )
     return _evaluated_in_training(history)

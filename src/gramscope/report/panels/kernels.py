@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gramscope.diagnose.thresholds import LAZY_KERNEL, RICH_KERNEL
+from gramscope.diagnose.thresholds import ENOUGH_READINGS, LAZY_KERNEL, RICH_KERNEL
 from gramscope.report.figure import Axis, Heat, Numbers, Panel, Plot, pooled
 from gramscope.report.panels.drawing import (
     STEP,
@@ -17,7 +17,7 @@ from gramscope.report.panels.drawing import (
     thresholds,
     unit_range,
 )
-from gramscope.report.panels.validity import ENOUGH_READINGS, change, retrained
+from gramscope.report.panels.validity import change, retrained
 from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"
@@ -34,7 +34,7 @@ def moved(view: RunView) -> Series | None:
     series = view.get("kernel/drift")
     if series is None or not len(series.finite.values):
         return None
-    return Series(series.name, series.steps, 1 - series.values) if written_as_alignment(series) else series
+    return Series(series.steps, 1 - series.values) if written_as_alignment(series) else series
 
 
 def written_as_alignment(series: Series) -> bool:

@@ -41,7 +41,8 @@ def feature_change(view: RunView) -> Series | None:
         return None
     steps, values = similar.steps, 1 - similar.values
     taken = [float(step) for step in view.array_steps.get("start/features", ()) if step < steps[0]]
-    return Series("feature change", np.concatenate([taken[:1], steps]), np.concatenate([[0.0][: len(taken)], values]))
+    whole = np.concatenate([[0.0][: len(taken)], values])
+    return Series(np.concatenate([taken[:1], steps]), whole)
 
 
 def panel(views: Sequence[RunView]) -> Panel | None:

@@ -77,15 +77,15 @@ def _notes(views: Sequence[RunView]) -> list[str]:
     return [f"{', '.join(without)}: rounding was not recorded, so a small error may be rounding alone."]
 
 
-def missed(view: RunView) -> str:
-    """What first order missed, in words: of the outputs' change where that was recorded, else of the loss change."""
+def prediction_error(view: RunView) -> str:
+    """The first-order error in words: of the outputs' change where that was recorded, else of the loss change."""
     error = view.series.get("step/error")
     if error is not None and len(error.finite.values):
         median = float(np.median(error.finite.values))
         rounding = view.series.get("step/rounding")
         small = rounding is not None and median <= float(np.median(rounding.finite.values))
         why = ", no more than rounding may add" if small else ""
-        return f"{percent(median)} of the outputs' change in the median{why}"
+        return f"median error of the first-order prediction of a step: {percent(median)}{why}"
     predicted, true = view.get("step/predicted_loss_change"), view.get("step/true_loss_change")
     if predicted is None or true is None:
         return ""
@@ -94,18 +94,17 @@ def missed(view: RunView) -> str:
     keep = np.isfinite(p) & np.isfinite(t)
     # Over all steps together: the ratio of one step means nothing where its loss hardly changed.
     whole = float(np.linalg.norm(t[keep]))
-    return (
-        f"{percent(float(np.linalg.norm((p - t)[keep])) / whole)} of the loss changes (root mean square)"
-        if whole
-        else ""
-    )
+    if not whole:
+        return ""
+    missed = float(np.linalg.norm((p - t)[keep])) / whole
+    return f"error of the predicted loss changes (root mean square): {percent(missed)}"
 
 
 def _words(view: RunView) -> str:
     part = sound(view)
     before = "" if part is view else "before the run diverged, "
-    words = missed(part)
-    return f"{view.name}: {before}the prediction misses {words}." if words else ""
+    words = prediction_error(part)
+    return f"{view.name}: {before}{words}." if words else ""
 
 
 def _frames(view: RunView) -> list[tuple[int, list[Mark]]]:

@@ -5,22 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gramscope.report.figure import Numbers
+from gramscope.diagnose.divergence import Divergence, find_divergence, speaks_of_finite
+from gramscope.diagnose.thresholds import BLOWN, ENOUGH_READINGS, ENOUGH_STEPS
 from gramscope.report.panels.drawing import number
 from gramscope.report.view import RunView, Series, in_order
-
-BLOWN = 100.0  # times the loss at the start: no learning ends there
-ENOUGH_READINGS, ENOUGH_STEPS = 3, 10
-STATE = ("norm/parameters", "loss/probe")  # of the network itself
-LOSSES = ("loss/probe", "loss")  # that of the probe, which no choice of a batch disturbs, where it was measured
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """The first record of a run's ruin, which lasts to its end, and what is wrong there in words."""
-
-    step: int
-    how: str
 
 
 @dataclass(frozen=True)
@@ -37,73 +25,20 @@ class Retrained:
 
 
 def divergence(view: RunView) -> Divergence | None:
-    """None where the run ended with finite numbers of a usual size; one bad record in between is no divergence."""
-    found = [end for end in (_not_finite(view), _blown_up(view)) if end is not None]
-    return min(found, key=lambda end: end.step, default=None)
+    """None where the run ended with finite numbers of a usual size; as the diagnosis has it."""
+    ruined = [step for step, _, message in view.failures if speaks_of_finite(message)]
+    return find_divergence(view.series, view.steps, ruined)
 
 
-def _not_finite(view: RunView) -> Divergence | None:
-    held = [view.series[name] for name in STATE if name in view.series]
-    first: dict[int, list[str]] = {}
-    for series in held:
-        step = _tail(series.steps, ~np.isfinite(series.values))
-        if step is not None:
-            first.setdefault(step, []).append("weights" if series.name == "norm/parameters" else "loss")
-    batch = _ruined_loss(view, held)
-    if batch is not None and "loss" not in first.setdefault(batch, []):
-        first[batch].append("loss")
-    ruined = _tail(
-        np.array(view.steps, dtype=np.float64),
-        np.isin(view.steps, [step for step, _, message in view.failures if speaks_of_finite(message)]),
-    )
-    if ruined is not None:
-        first.setdefault(ruined, ["weights or loss"])
-    if not first:
-        return None
-    step = min(first)
-    what = " and ".join(dict.fromkeys(first[step]))
-    return Divergence(step, f"from there on its {what} {'is' if what == 'loss' else 'are'} not finite")
-
-
-def _ruined_loss(view: RunView, held: Sequence[Series]) -> int | None:
-    """The step from which the loss that was logged is not finite up to the end.
-
-    One batch may have an infinite loss where a gradient scaler then leaves the weights alone: a single such record at
-    the end is no divergence, if the weights or the probe's loss were read then or later and were finite.
-    """
-    loss = view.series.get("loss")
-    step = None if loss is None else _tail(loss.steps, ~np.isfinite(loss.values))
-    if loss is None or step is None:
-        return None
-    vouched = any(series.finite.steps[-1] >= step for series in held if len(series.finite.steps))
-    return None if vouched and int((loss.steps >= step).sum()) == 1 else step
-
-
-def speaks_of_finite(message: str) -> bool:
-    """Whether a measure refused because the numbers it was given were NaN or infinite."""
-    return "must be finite" in message
-
-
-def _blown_up(view: RunView) -> Divergence | None:
-    found = []
-    for name in LOSSES:
-        if name not in view.series or not tells_change(view, view.series[name]):
-            continue
-        loss = view.series[name].finite
-        start = float(np.abs(loss.values[: max(1, len(loss.values) // 10)]).max())
-        step = _tail(loss.steps, loss.values > BLOWN * start) if start > 0 else None
-        if step is not None:
-            how = f"from there on its loss is over {BLOWN:.0f} times that at the start ({change(view, loss)})"
-            found.append(Divergence(step, how))
-    return min(found, key=lambda end: end.step, default=None)
-
-
-def _tail(steps: Numbers, bad: np.ndarray) -> int | None:
-    """The step from which all is bad up to the end."""
-    if not len(bad) or not bad[-1]:
-        return None
-    good = np.flatnonzero(~bad)
-    return int(steps[good[-1] + 1 if len(good) else 0])
+def how_it_diverged(view: RunView, end: Divergence) -> str:
+    """What is wrong from that step on, in words."""
+    if end.blown:
+        loss = view.series[end.blown].finite
+        over = f"over {BLOWN:.0f} times that at the start"
+        lasts = float(loss.values[loss.steps >= end.step].min()) > BLOWN * abs(loss.first)
+        how = f"from there on its loss is {over}" if lasts else f"its loss was {over}, and it ends no lower than there"
+        return f"{how} ({change(view, loss)})"
+    return f"from there on its {end.what} {'is' if end.what == 'loss' else 'are'} not finite"
 
 
 def until(view: RunView, step: int) -> RunView:
@@ -112,7 +47,7 @@ def until(view: RunView, step: int) -> RunView:
     for name, series in view.series.items():
         early = series.steps < step
         if early.any():
-            kept[name] = Series(name, series.steps[early], series.values[early])
+            kept[name] = Series(series.steps[early], series.values[early])
     return replace(view, series=kept, steps=[s for s in view.steps if s < step])
 
 

@@ -42,9 +42,11 @@
   // From the neutral figure to Plotly ------------------------------------------------------------------------------
   const shown = (mark) => mark.run === null || !state.hidden.has(mark.run);
 
-  function steps(x, axis) {
+  // Step 0 of a logarithmic axis stands at half of the first other step of the whole drawing.
+  const leastStep = (marks) => marks.reduce((least, mark) => (mark.x || []).reduce((a, v) => (v > 0 && v < a ? v : a), least), Infinity);
+
+  function steps(x, axis, least) {
     if (!(axis.steps && state.logSteps)) return x;
-    const least = Math.min(...x.filter((v) => v > 0));
     return x.map((v) => (v > 0 ? v : Number.isFinite(least) ? least / 2 : 1));
   }
 
@@ -62,10 +64,10 @@
     return values.every(drawable) ? "" : "Numbers beyond 1e300 are not drawn.";
   }
 
-  function lineTrace(mark, plot) {
+  function lineTrace(mark, plot, least) {
     const drawn = colour(mark.colour), few = mark.x.length <= 40;
     return {
-      type: "scatter", name: short(mark.name), x: steps(mark.x, plot.x), y: mark.y.map((v) => (drawable(v) ? v : null)), mode: mark.stacked ? "lines" : mark.mode,
+      type: "scatter", name: short(mark.name), x: steps(mark.x, plot.x, least), y: mark.y.map((v) => (drawable(v) ? v : null)), mode: mark.stacked ? "lines" : mark.mode,
       visible: shown(mark), showlegend: mark.legend, stackgroup: mark.stacked ? "one" : undefined,
       line: { color: drawn, dash: mark.dash, width: mark.stacked ? 1 : 2 },
       fillcolor: mark.stacked ? drawn.replace("rgb(", "rgba(").replace(/\)$/, ",.75)") : undefined,
@@ -141,7 +143,7 @@
     const xs = plot.x.steps ? marks.flatMap((mark) => mark.x || []) : [], high = Math.max(...xs), low = Math.min(...xs);
     if (!xs.length || (state.logSteps ? high : high - low) > 10) return {};
     if (!state.logSteps) return { tickmode: "linear", tick0: 0, dtick: 1, ...(high === low ? { autorange: false, range: [low - 1, high + 1] } : {}) };
-    const least = Math.min(...xs.filter((v) => v > 0), high), places = Array.from({ length: high }, (_, i) => i + 1).filter((v) => v >= least);
+    const least = Math.min(leastStep(marks), high), places = Array.from({ length: high }, (_, i) => i + 1).filter((v) => v >= least);
     const zero = low <= 0 ? [Number.isFinite(least) && least > 0 ? least / 2 : 1] : [];
     return { tickmode: "array", tickvals: [...zero, ...places], ticktext: [...zero.map(() => "0"), ...places.map(String)] };
   }
@@ -194,9 +196,9 @@
       box.closest("figure").hidden = (plot.run !== null && state.hidden.has(plot.run)) || (!marks && !plot.empty);
       if (box.closest("figure").hidden) return;
       box.querySelector(":scope > .none, :scope > .lacks")?.remove();
-      const settings = layout(plot, marks || []);
+      const settings = layout(plot, marks || []), least = leastStep(marks || []);
       box.style.height = `${settings.height}px`; // holds its place while Plotly measures and redraws
-      Plotly.react(box, (marks || []).map((mark) => (mark.kind === "heat" ? heatTrace(mark) : lineTrace(mark, plot))), settings, config);
+      Plotly.react(box, (marks || []).map((mark) => (mark.kind === "heat" ? heatTrace(mark) : lineTrace(mark, plot, least))), settings, config);
       const told = remark(plot, marks);
       if (told) box.append(element("p", told, marks && marks.filter(shown).flatMap(finite).some(drawable) ? "lacks" : "none"));
     });

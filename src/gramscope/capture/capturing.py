@@ -1,0 +1,333 @@
+"""``capture``: one forward pass, backward passes that stop at the weights, every weight site."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypedDict
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_finite
+from gramscope.base.complex_numbers import real_view
+from gramscope.base.errors import CoupledExamplesError, InputError
+from gramscope.base.nested import ModelInput, tensors_in
+from gramscope.base.streams import RandomStreams
+from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, check_differentiable
+from gramscope.capture.known_sites import FoundSites, KnownSites
+from gramscope.capture.network import (
+    Outputs,
+    Precision,
+    at_precision,
+    check_model,
+    check_precision,
+    count_examples,
+    depends_on_others,
+    evaluate,
+    loss_gradient,
+    named_parameters,
+    same_outputs,
+    slice_examples,
+)
+from gramscope.capture.node_rules import BY_EXAMPLE
+from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
+from gramscope.capture.sites import OuterSite, Site, Snapshot
+from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
+from gramscope.capture.weight_sites import WeightSites
+from gramscope.capture.working_set import WorkingSet, gradient_bytes
+
+# Examples that tell where the sites are, and the bytes that this must spare each node of the graph to save time.
+FEW, SPARED = 3, 2**17
+Coupled = Literal["refuse", "exact"]
+Directions = Tensor | Callable[[Tensor], Tensor] | None
+
+
+class ForwardOptions(TypedDict):
+    """Which outputs of which parameters a forward pass is made for, and in what precision; see :func:`capture`."""
+
+    outputs: Outputs
+    frozen: bool
+    precision: Precision
+
+
+def capture(
+    model: nn.Module,
+    x: ModelInput,
+    *,
+    outputs: Outputs = None,
+    directions: Directions = None,
+    frozen: bool = False,
+    coupled: Coupled = "refuse",
+    precision: Precision = None,
+) -> Snapshot:
+    """Inputs and backward signals of every weight site of ``model`` on the examples ``x``.
+
+    For a site ``u = W v`` the snapshot holds v and ``s = ∂f/∂u``, from which ``∂f/∂W = Σ s ⊗ v`` and every Gram matrix
+    of the network follow. The model, its gradients, buffers and flags and all random streams are left as they were.
+
+    Args:
+        model: any module; compiled and data-parallel wrappers are opened.
+        x: a tensor with examples first, a tuple of positional arguments, or a dict of keyword arguments.
+        outputs: columns of the flattened output, or a function of (model, x) that returns (n, ...).
+        directions: cotangents (k, n, C), or a loss of the outputs (one direction, its gradient). All outputs if None.
+        frozen: count parameters with requires_grad=False too.
+        coupled: what to do if one example's output depends on another's: refuse, or exact plain autograd.
+        precision: "float64" or "float32" runs a copy in that dtype if the model has another; "tf32" allows TF32 on the
+            GPU. The model's own dtype if None.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> print(gs.capture(model, torch.ones(5, 3)))
+        Snapshot of 5 examples, 2 directions
+          0.weight (4x3): linear
+          0.bias (4): bias
+          2.weight (2x4): linear
+          2.bias (2): bias
+    """
+    with opened(model, x, outputs=outputs, frozen=frozen, coupled=coupled, precision=precision) as network:
+        return network.snapshot(network.cotangents(directions))
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A forward pass of a network: its outputs (n, C), from which backward passes may be made.
+
+    ``room`` bytes of signals may be held at once in the search for the sites; ``few`` gives the outputs of a few of
+    the examples alone, if these can be taken out, where that saves time; ``hooked`` says that tensors carry hooks.
+    """
+
+    f: Tensor
+    parameters: dict[str, nn.Parameter]
+    frozen: tuple[str, ...]
+    refuse_mixing: Callable[[Sequence[str]], None]
+    room: int
+    few: Callable[[], Tensor | None]
+    hooked: bool
+    known: KnownSites | None = None
+
+    @cached_property
+    def weight_sites(self) -> WeightSites:
+        graph = BackwardGraph(self.f, self.parameters, whole=self.hooked)
+        recalled = None if self.known is None else self.known.recall(graph)
+        found = WeightSites(graph, self.refuse_mixing, self.room, recalled or self._found_in_few(graph))
+        if self.known is not None and recalled is None:
+            found.keep_in(self.known)
+        return found
+
+    def _found_in_few(self, graph: BackwardGraph) -> FoundSites | None:
+        """The sites as a few of the examples tell them, where that saves time, or memory that is short."""
+        n = len(self.f)
+        saves = n > FEW and (graph.size * (n - FEW) / n > SPARED * len(graph.nodes) or graph.size > self.room)
+        f = self.few() if saves else None
+        if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
+            return None
+        found = KnownSites()
+        WeightSites(BackwardGraph(f, self.parameters), self.refuse_mixing).keep_in(found)
+        return found.recall(graph, more=True)
+
+    def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
+        """All sites of some parameters at a time, the last of the network first."""
+        return self.weight_sites.sites(cotangents, room)
+
+    def cotangents(self, directions: Directions = None, some: slice = slice(None)) -> Float[Tensor, "k n C"]:
+        """One-hot for ``some`` of the outputs, or as given."""
+        n, width = self.f.shape
+        if directions is not None:
+            return _given_cotangents(self.f, directions)
+        start, stop, _ = some.indices(width)
+        rows = self.f.new_zeros(stop - start, 1, width)  # rows of the identity; the whole of it may not fit
+        rows[range(stop - start), 0, range(start, stop)] = 1
+        return rows.expand(-1, n, -1)
+
+    def snapshot(self, cotangents: Float[Tensor, "k n C"]) -> Snapshot:
+        groups = [site for group in self.sites(cotangents) for sites in group.values() for site in reversed(sites)]
+        sites = tuple(reversed(groups))
+        used = {site.name for site in sites}
+        return Snapshot(
+            sites=sites,
+            outputs=self.f.detach(),
+            directions=len(cotangents),
+            parameters={name: real_view(parameter).shape for name, parameter in self.parameters.items()},
+            frozen=self.frozen,
+            fallback=tuple(dict.fromkeys(site.name for site in sites if site.rule == BY_EXAMPLE)),
+            unreached=tuple(name for name in self.parameters if name not in used),
+        )
+
+
+@contextmanager
+def opened(
+    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, coupled: Coupled = "refuse",
+    precision: Precision = None, room: int = UNLIMITED, large: bool = False,
+    watch: AbstractContextManager[object] | None = None, known: KnownSites | None = None,
+) -> Iterator[Opened]:  # fmt: skip
+    """A forward pass, made inside ``watch``, to go back from; everything is put back after.
+
+    ``large`` passes may use fused attention, which is meant to be gone through one direction at a time. ``known`` are
+    the sites of earlier passes of the same examples: they are sought once.
+    """
+    if coupled not in ("refuse", "exact"):
+        raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
+    check_precision(precision)
+    n, given = count_examples(x), x
+    model, x = at_precision(model, x, precision)
+    with (
+        untouched(model, throughout=False) as written,
+        exact_arithmetic(tf32=precision == "tf32"),
+        plain_execution(fused_attention=large),
+        open_recurrences(model),
+    ):
+        parameters = check_model(model, x, frozen)
+        for parameter in parameters.values():
+            parameter.requires_grad_()
+        streams = RandomStreams()
+        hooks = _HooksNoted()
+        with written, watch or nullcontext(), hooks:
+            f = evaluate(model, x, n, outputs)
+        _check_outputs(f, parameters)
+
+        def run(x: ModelInput) -> Tensor:
+            streams.rewind()
+            with untouched(model):
+                return evaluate(model, x, n, outputs).detach()
+
+        def refuse_mixing(names: Sequence[str]) -> None:
+            batch = at_precision(model, given, precision)[1]
+            # A model may change at every call (spectral norm): then the outputs of a second call decide.
+            if coupled == "exact" or not (
+                depends_on_others(run, batch, f.detach()) and depends_on_others(run, batch, run(batch))
+            ):
+                return
+            raise CoupledExamplesError(
+                "each example's output must depend on that example alone, but the signals at "
+                f"{names[0]!r} mix the {n} examples. Put layers that mix a batch into eval mode, or pass "
+                'coupled="exact" for the kernel of the coupled outputs.' + _unequal_lengths(x) + _training_norms(model)
+            )
+
+        def few() -> Tensor | None:
+            streams.rewind()
+            try:
+                some = slice_examples(at_precision(model, given, precision)[1], n, slice(0, FEW))
+                with untouched(model), torch.enable_grad():
+                    return evaluate(model, some, FEW, outputs)
+            except Exception:
+                return None  # the model takes no part of its batch, for whatever reason: then all of it is searched
+
+        every = named_parameters(model)
+        left_out = tuple(name for name in every if name not in parameters)
+        yield Opened(f, parameters, left_out, refuse_mixing, room, few, hooks.seen, known)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a pass takes, in bytes for an example: its forward pass and its largest tensor; number of outputs.
+
+    For each direction: ``working`` is what the backward pass holds at once, cut as finely as it can be, ``signals``
+    what all sites hold. ``outer`` are sites of which gradient rows may be formed: (T, g, i, o), and whether their
+    inputs are made anew (the patches of a convolution). ``alike`` says that a few examples tell where all have sites.
+    """
+
+    outputs: int
+    held: int
+    largest: int
+    working: int
+    signals: int
+    outer: tuple[tuple[int, int, int, int, bool], ...]
+    alike: bool
+    dtype: torch.dtype
+
+
+def survey(
+    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
+) -> Survey:
+    """The size of a pass of ``x``, by what autograd keeps of it and by its backward graph."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with opened(model, x, outputs=outputs, frozen=frozen, precision=precision, watch=hooks) as network:
+        weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters.values()}
+        kept[network.f.untyped_storage().data_ptr()] = network.f.untyped_storage().nbytes()
+        sizes = [size for place, size in kept.items() if place not in weights]
+        held = sum(sizes) + 2 * sum(tensor.nbytes for tensor in tensors_in(x))  # x is joined, and copied
+        n, width = network.f.shape
+        found, known = network.weight_sites, KnownSites()
+        found.keep_in(known)
+        working = WorkingSet(found.graph).most_bytes(found.edges, found.waiting)
+        signals = sum(map(gradient_bytes, found.edges))
+        outer = set()
+        for sites in (
+            sites for group in network.sites(network.cotangents(some=slice(0, 1))) for sites in group.values()
+        ):
+            for site in (site for site in sites if isinstance(site, OuterSite)):
+                anew = site.inputs_of(slice(0, 1)).untyped_storage().data_ptr() not in kept
+                outer.add((site.positions, site.groups, site.fan_in, site.fan_out, anew))
+        held, largest, working, signals = (math.ceil(size / n) for size in (held, max(sizes), working, signals))
+        return Survey(width, held, largest, working, signals, tuple(sorted(outer)), known.found, network.f.dtype)
+
+
+def outputs_of(
+    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
+) -> Float[Tensor, "n C"]:
+    """The outputs alone, from the random state that a capture starts from."""
+    model, x = at_precision(model, x, precision)
+    # With gradients, because the outputs may themselves be derivatives (a PDE residual).
+    with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
+        return evaluate(model, x, count_examples(x), outputs).detach()
+
+
+class _HooksNoted(TorchFunctionMode):
+    """Notes whether a hook is put on a tensor."""
+
+    seen = False
+
+    def __torch_function__(
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
+        self.seen = self.seen or func is Tensor.register_hook
+        return func(*args, **(kwargs or {}))
+
+
+def _training_norms(model: nn.Module) -> str:
+    norms = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    return f" The batch norm layer {norms[0]!r} is in training mode: call model.eval()." if norms else ""
+
+
+def _unequal_lengths(x: ModelInput) -> str:
+    lengths = list(dict.fromkeys(len(t) for t in tensors_in(x) if t.dim()))
+    if len(lengths) < 2:
+        return ""
+    return f" The tensors of x have unequal lengths {lengths} on axis 0, where the examples should be."
+
+
+def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
+    if not bool(torch.isfinite(f).all()):
+        for name, parameter in parameters.items():
+            check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
+        check_finite(f, "the model's output", "Its parameters are finite: look for NaN in x, or for overflow.")
+    if not f.requires_grad:
+        raise InputError(
+            "the model's output must depend on a measured parameter, but it carries no gradient. Is its forward pass "
+            "under torch.no_grad() or detached, or do its parameters not enter?"
+        )
+    check_differentiable(f)
+
+
+def _given_cotangents(f: Float[Tensor, "n C"], directions: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+    n, width = f.shape
+    if callable(directions):
+        return loss_gradient(directions, f, "directions")[1][None]
+    if directions.shape[1:] != f.shape:
+        raise InputError(
+            f"directions must have shape (k, {n}, {width}) to match the outputs, got {tuple(directions.shape)}."
+        )
+    return directions.detach().to(f)

@@ -1,0 +1,33 @@
+"""A probe whose targets or inputs are all the same."""
+
+from gramscope.diagnose.finding import Evidence, Finding
+from gramscope.diagnose.history import History
+from gramscope.diagnose.rule_registry import TARGETS, rule
+
+ONE = 1.0
+
+
+@rule(
+    "constant_probe",
+    needs=((("probe/classes", "probe/chance"), TARGETS),),
+    explains=("doubled_examples", "class_missing", "classes_in_order", "labels", "memorization", "rank_collapse",
+              "batch_too_small"),
+    order=1,
+)  # fmt: skip
+def find(history: History) -> Finding | None:
+    """All labels of the probe are of one class, or all its targets one number: what it measures says little.
+
+    A fact. It comes about where the examples are sorted and the first or the last of them are held out.
+    """
+    classes, chance = history.value("probe/classes"), history.value("probe/chance")
+    if not (classes == ONE or chance == 0.0):
+        return None
+    name, value = ("probe/classes", ONE) if classes == ONE else ("probe/chance", 0.0)
+    return Finding(
+        "constant_probe",
+        "All targets of the probe are the same.",
+        (Evidence(name, value, "equal to", value),),
+        "The data are sorted by class, and the probe is the beginning or the end of them.",
+        "Shuffle the examples before some of them are held out.",
+        ("probe",),
+    )

@@ -1,0 +1,48 @@
+"""A loss that is not finite from one step to the next, while the run was at ease."""
+
+import math
+
+from gramscope.diagnose.divergence import find_divergence
+from gramscope.diagnose.finding import Evidence, Finding
+from gramscope.diagnose.history import History
+from gramscope.diagnose.rule_registry import LOSS, OPTIMIZER, rule
+from gramscope.diagnose.rules.half_precision import COARSE
+
+GROWN = 1.5  # times what they were: the losses and weights before
+LAST = 5  # losses
+
+
+@rule(
+    "not_a_number",
+    needs=((("batch loss",), LOSS), (("update_ratio/*",), OPTIMIZER)),
+    explains=("lr_too_large", "half_precision", "dead_units", "saturated_units", "rank_collapse", "loss_spikes"),
+    order=1,
+)
+def find(history: History) -> Finding | None:
+    """The loss ends not finite, and neither the losses nor the weights had grown before.
+
+    Steps that are too long lead away first: losses, weights and updates grow. Here the last finite losses lie below
+    1.5 times the first, no layer moved by more than 30 % of its norm in a step, and the norm of the weights is what it
+    was. So one number was not a number in itself: in the data, or in an operation (log or square root of zero, 0/0).
+    """
+    losses, norm = history.batch_loss, history.get("norm/parameters")
+    series = {"loss": losses, "loss/probe": history.probe_loss, "norm/parameters": norm}
+    end = find_divergence({n: s for n, s in series.items() if len(s)}, history.steps.astype(int).tolist())
+    if end is None or end.blown or not len(losses.finite) or history.value("precision") > COARSE:
+        return None
+    before = losses.until(float(end.step)).finite.values
+    moved = max((float(s.finite.values.max()) for s in history.family("update_ratio").values() if len(s.finite)),
+                default=0.0)  # fmt: skip
+    heavy = float(norm.finite.values.max()) / norm.first if len(norm.finite) else 1.0
+    if not len(before) or before[-LAST:].max() > GROWN * before[:LAST].max() or heavy > GROWN or moved > 0.3:
+        return None
+    return Finding(
+        "not_a_number",
+        f"The {end.what} {'is' if end.what == 'loss' else 'are'} not finite, and nothing had grown before.",
+        (Evidence(f"{end.what} from step {end.step} on", math.nan, "equal to", math.nan),
+         Evidence("last finite losses / first", float(before[-LAST:].max() / before[:LAST].max()), "below", GROWN)),
+        "A batch holds NaN or infinities, or an operation makes them: log or square root of zero, a division by zero.",
+        f"Look at the batch of step {end.step} with torch.isfinite; then run it under torch.autograd.detect_anomaly().",
+        (f"step {end.step}",),
+        float(end.step),
+    )  # fmt: skip

@@ -1,0 +1,277 @@
+"""The empirical neural tangent kernel, site by site, without a Jacobian."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from functools import reduce as reduce_with
+from typing import Literal, TypedDict, overload
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.errors import InputError
+from gramscope.base.memory_budget import Memory
+from gramscope.base.nested import ModelInput
+from gramscope.base.progress_bar import progress
+from gramscope.base.user_warnings import SlowPathWarning, warn
+from gramscope.capture import Snapshot
+from gramscope.capture.backward_graph import UNLIMITED
+from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened, outputs_of
+from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
+from gramscope.kernels.accumulate import Accumulator, Sites, mirror
+from gramscope.kernels.contractions import strips
+from gramscope.kernels.memory import CHUNK, Block, Plan, check_blocks, check_kernel, make_plan
+
+LONG = 1.0  # seconds after which a user wants to know
+Reduce = Literal["none", "trace"]
+Pair = tuple[Block, Block]
+
+
+class PassOptions(TypedDict, total=False):
+    """Arguments of :func:`ntk` that say how it is computed."""
+
+    memory: Memory
+    precision: Precision | Literal["split"]
+    frozen: bool
+    coupled: Coupled
+
+
+class NTKOptions(PassOptions, total=False):
+    """The same, and of which outputs."""
+
+    outputs: Outputs
+
+
+@overload
+def ntk(
+    model: nn.Module, x: ModelInput, x2: ModelInput = ..., reduce: Reduce = ..., by_site: Literal[False] = ...,
+    outputs: Outputs = ..., memory: Memory = ..., precision: Precision | Literal["split"] = ..., frozen: bool = ...,
+    coupled: Coupled = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def ntk(
+    model: nn.Module, x: ModelInput, x2: ModelInput = ..., reduce: Reduce = ..., *, by_site: Literal[True],
+    outputs: Outputs = ..., memory: Memory = ..., precision: Precision | Literal["split"] = ..., frozen: bool = ...,
+    coupled: Coupled = ...,
+) -> dict[str, Tensor]: ...  # fmt: skip
+
+
+def ntk(
+    model: nn.Module,
+    x: ModelInput,
+    x2: ModelInput = None,
+    reduce: Reduce = "none",
+    by_site: bool = False,
+    outputs: Outputs = None,
+    memory: Memory = None,
+    precision: Precision | Literal["split"] = None,
+    frozen: bool = False,
+    coupled: Coupled = "refuse",
+) -> Tensor | dict[str, Tensor]:
+    """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``.
+
+    Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
+    cheapest order (``kernels/contractions.py``); one backward pass for each output, whatever the number of examples.
+
+    Arguments are those of :func:`gramscope.ntk`, which can write the kernel to disk as well (``out=``, ``tile=``).
+
+    References: Jacot et al. 2018 (arXiv:1806.07572); by layers, arXiv:2606.09744: ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
+    """
+    if reduce not in ("none", "trace"):
+        raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
+    split, own = precision == "split", None if precision == "split" else precision
+    options: ForwardOptions = {"outputs": outputs, "frozen": frozen, "precision": own}
+    trace = reduce == "trace"
+    with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
+        plan = make_plan(model, x, x2, trace=trace, blocked=coupled == "refuse", memory=memory, **options)
+        run = partial(outputs_of, model, **options)
+        check_blocks(plan, run, x, x2)
+        open_ = partial(opened, model, coupled=coupled, room=plan.signals, large=plan.large, **options)
+        job = _Job(open_, plan, memory, trace, by_site, split)
+        begun = time.perf_counter()
+        if x2 is None:
+            kernels = job.symmetric(x)
+        else:
+            kernels = job.joined(x, x2) if coupled == "refuse" and _joinable(x, x2, plan, run) else job.separate(x, x2)
+        _name_slow(job.slow, time.perf_counter() - begun)
+    return kernels if by_site else kernels[""]
+
+
+def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[[ModelInput], Tensor]) -> bool:
+    """Do examples of both kinds give the same outputs in one batch as by themselves?"""
+    one = slice_examples(x, plan.n, slice(*plan.rows[0].examples))
+    other = slice_examples(x2, plan.m, slice(*plan.columns[0].examples))
+    both = join_examples(one, other)
+    if both is None:
+        return False
+    alone, apart, together = run(one), run(other), run(both)
+    return alone.shape[1] == apart.shape[1] and same_outputs(together, torch.cat([alone, apart]))
+
+
+def _name_slow(slow: dict[str, float], total: float) -> None:
+    """Say which parameters went one example at a time, if that took long."""
+    taken = sum(slow.values())
+    if taken > LONG:
+        names = ", ".join(sorted(slow, key=slow.__getitem__, reverse=True)[:3]) + (", ..." if len(slow) > 3 else "")
+        warn(
+            f"gramscope knows no rule for how {len(slow)} parameters ({names}) enter the model. Their gradients were "
+            f"taken exactly, one example at a time: {taken:.1f} of {total:.1f} seconds. The docs page Extending says "
+            "how to add a rule.",
+            SlowPathWarning,
+        )
+
+
+@dataclass
+class _Job:
+    """Opens blocks of examples and adds up the kernels of their sites."""
+
+    open: Callable[[ModelInput], AbstractContextManager[Opened]]
+    plan: Plan
+    memory: Memory
+    trace: bool
+    by_site: bool
+    split: bool
+    kernels: dict[str, Tensor] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)  # seconds of parameters that went one example at a time
+
+    def symmetric(self, x: ModelInput) -> dict[str, Tensor]:
+        """The kernel of examples with themselves."""
+        blocks = self.plan.rows
+        self._add_pairs(x, x, [(mine, theirs) for place, mine in enumerate(blocks) for theirs in blocks[place:]])
+        if not self.plan.whole:
+            for kernel in self.kernels.values():
+                mirror(kernel.flatten(0, 1).flatten(1) if kernel.dim() == 4 else kernel)
+        return self.kernels
+
+    def joined(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
+        """The kernel of examples with others."""
+        self._add_pairs(x, x2, [(mine, theirs) for mine in self.plan.rows for theirs in self.plan.columns])
+        return self.kernels
+
+    def separate(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
+        """The same from two forward passes: for inputs of other shapes, and outputs that depend on the company."""
+        for mine in self.plan.rows:
+            with self.open(slice_examples(x, self.plan.n, slice(*mine.examples))) as network:
+                left = network.snapshot(network.cotangents(some=_slice(mine.outputs)))
+                self._note_slow(network)
+            for theirs in self.plan.columns:
+                if self.trace and mine.outputs != theirs.outputs:
+                    continue
+                with self.open(slice_examples(x2, self.plan.m, slice(*theirs.examples))) as network:
+                    right = network.snapshot(network.cotangents(some=_slice(theirs.outputs)))
+                    self._check_widths(left, right)
+                    self._allocate(network)
+                    self._note_slow(network)
+                accumulator = self._accumulator(mine, theirs, symmetric=False)
+                accumulator.add(left.by_parameter(), right.by_parameter())
+                accumulator.finish()
+        return self.kernels
+
+    def _check_widths(self, left: Snapshot, right: Snapshot) -> None:
+        if left.outputs.shape[1] != right.outputs.shape[1]:
+            raise InputError(
+                f"x and x2 must give the same number of outputs, got {left.outputs.shape[1]} and "
+                f"{right.outputs.shape[1]}. Choose outputs that both have, or use gs.ntk_operator, which takes them so."
+            )
+
+    def _add_pairs(self, x: ModelInput, x2: ModelInput, pairs: Sequence[Pair]) -> None:
+        """Two blocks at a time, both in one forward pass."""
+        pairs = [pair for pair in pairs if not self.trace or pair[0].outputs == pair[1].outputs]
+        with progress("kernel, pair of blocks", len(pairs)) as advance:
+            for mine, theirs in pairs:
+                self._add_pair(x, x2, mine, theirs)
+                advance()
+
+    def _add_pair(self, x: ModelInput, x2: ModelInput, mine: Block, theirs: Block) -> None:
+        """A function of its own, so that nothing of one pair is held while the next passes through the network."""
+        same = x2 is x and mine.examples == theirs.examples
+        examples = slice_examples(x, self.plan.n, slice(*mine.examples))
+        if not same:
+            examples = join_examples(examples, slice_examples(x2, self.plan.m, slice(*theirs.examples)))
+        with self.open(examples) as network:
+            self._allocate(network)
+            self._add(network, mine, theirs, same)
+            self._note_slow(network)
+
+    def _add(self, network: Opened, mine: Block, theirs: Block, same: bool) -> None:
+        count = mine.examples[1] - mine.examples[0]
+        left, right = slice(0, count), slice(0 if same else count, None)
+        symmetric = same and mine.outputs == theirs.outputs
+        accumulator = self._accumulator(mine, theirs, symmetric)
+        for cotangents, first, second in self._directions(network, mine, theirs):
+            for group in network.sites(cotangents, self.plan.signals):
+                if symmetric:
+                    accumulator.add(group, group)
+                else:
+                    accumulator.add(_part(group, left, first), _part(group, right, second))
+                del group  # or its signals would be held while the next are computed
+        accumulator.finish()
+
+    def _directions(self, network: Opened, mine: Block, theirs: Block) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Cotangents, and which of them belong to the rows and to the columns: some at a time for a trace."""
+        start, stop = _slice(mine.outputs).indices(network.f.shape[1])[:2]
+        if self.trace:
+            for low, high in strips(stop - start, self.plan.passes or stop - start):
+                yield network.cotangents(some=slice(start + low, start + high)), slice(None), slice(None)
+            return
+        own = network.cotangents(some=slice(start, stop))
+        if mine.outputs == theirs.outputs:
+            yield own, slice(None), slice(None)
+        else:
+            others = network.cotangents(some=_slice(theirs.outputs))
+            yield torch.cat([own, others]), slice(0, len(own)), slice(len(own), None)
+
+    def _note_slow(self, network: Opened) -> None:
+        for name, seconds in network.weight_sites.slow.items():
+            self.slow[name] = self.slow.get(name, 0.0) + seconds
+
+    def _allocate(self, network: Opened) -> None:
+        if self.kernels:
+            return
+        n, m, width = self.plan.n, self.plan.m, network.f.shape[1]
+        dtype = _kernel_dtype([network.f, *network.parameters.values()])
+        shape = (n, m) if self.trace else (n, width, m, width)
+        names = list(network.parameters) if self.by_site else [""]
+        check_kernel(shape, dtype, self.memory, network.f.device)
+        self.kernels = {name: torch.zeros(shape, dtype=dtype, device=network.f.device) for name in names}
+
+    def _accumulator(self, mine: Block, theirs: Block, symmetric: bool) -> Accumulator:
+        whole = self.plan.whole
+        tiles = {name: kernel if whole else _tile(kernel, mine, theirs) for name, kernel in self.kernels.items()}
+        return Accumulator(tiles, self.trace, self.plan.chunk, symmetric, fuse=not self.by_site, split=self.split)
+
+
+def _slice(outputs: tuple[int, int]) -> slice:
+    return slice(outputs[0], None if outputs[1] < 0 else outputs[1])
+
+
+def _part(group: Sites, examples: slice, directions: slice) -> Sites:
+    return {name: tuple(site.part(examples, directions) for site in sites) for name, sites in group.items()}
+
+
+def _tile(kernel: Tensor, mine: Block, theirs: Block) -> Tensor:
+    rows, cols = slice(*mine.examples), slice(*theirs.examples)
+    return kernel[rows, cols] if kernel.dim() == 2 else kernel[rows, slice(*mine.outputs), cols, slice(*theirs.outputs)]
+
+
+def traced_kernel(network: Opened, cotangents: Tensor, room: int = UNLIMITED) -> Tensor:
+    """``Σ_j K_{μj,νj}`` over the directions given, of an open forward pass; ``room`` bytes of signals at once."""
+    n, device = len(network.f), network.f.device
+    kernel = torch.zeros(n, n, dtype=_kernel_dtype([network.f, *network.parameters.values()]), device=device)
+    with torch.no_grad():
+        chunk = CHUNK.get(device.type, CHUNK["cuda"])
+        accumulator = Accumulator({"": kernel}, True, chunk, symmetric=True, fuse=True)
+        for group in network.sites(cotangents, room):
+            accumulator.add(group, group)
+        accumulator.finish()
+    return kernel
+
+
+def _kernel_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Half precision is contracted in float32; a complex parameter is two real ones."""
+    return reduce_with(torch.promote_types, {tensor.real.dtype for tensor in tensors}, torch.float32)

@@ -1,0 +1,224 @@
+"""The dNTK of a real network: how its tangent kernel moves under a step, and the η² term of its outputs.
+
+    dH_{i0 i1 i2} = Σ λ_μ λ_ν (∂²f_{i0}/∂θ_μ∂θ_ν) (∂f_{i1}/∂θ_μ) (∂f_{i2}/∂θ_ν)                              (11.8)
+
+with i = (example, output) and a diagonal learning-rate tensor λ. Neither dH (U³) nor the Hessian (U P²) is formed: a
+step of residual ε moves θ along ``-v``, ``v = λ Jᵀε``, and everything of dH that a step feels is a derivative along v.
+"""
+
+from collections.abc import Callable
+from typing import Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.errors import InputError
+from gramscope.base.memory_budget import Memory, memory_budget
+from gramscope.base.nested import ModelInput
+from gramscope.base.progress_bar import progress
+from gramscope.kernels.dense import dense_velocity
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
+from gramscope.kernels.graph import Graph, Tangent, checked_tangent, second_derivative, step_direction, weighted
+from gramscope.linalg import LinearOperator
+
+Residual = Tensor | Callable[[Tensor], Tensor]
+
+
+class NTKVelocityOperator(LinearOperator):
+    """``dK/dη = -(J̇ λ Jᵀ + J λ J̇ᵀ)`` at η = 0 as products: no rows, no matrix."""
+
+    def __init__(self, graph: Graph, tangent: Tangent, rates: Float[Tensor, " p"] | None) -> None:
+        self.graph, self.tangent, self.rates = graph, tangent, rates
+        expansion = graph.expansion
+        super().__init__(expansion.rows, expansion.rows, dtype=expansion.dtype, device=expansion.device, symmetric=True)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        moved = self.tangent.jvp(weighted(self.graph.vjp(x), self.rates))
+        return -(moved + self.graph.jvp(weighted(self.tangent.vjp(x), self.rates)))
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return self._matmat(x)
+
+
+@outside_inference_mode
+def dntk_velocity(
+    model: nn.Module,
+    x: ModelInput,
+    residual: Residual,
+    *,
+    probe: ModelInput = None,
+    metric: Rates = None,
+    memory: Memory = None,
+    check: bool = True,
+    **reading: Unpack[ExpansionOptions],
+) -> Float[Tensor, "n C n C"]:
+    """The tangent kernel's rate of change under a gradient step, ``K(η) = K + η·velocity + O(η²)``.
+
+    ``velocity_{i1 i2} = -Σ_j (dH_{i1 i2 j} + dH_{i2 i1 j}) ε_j``, with the step ``θ ← θ - η λ ∇loss`` and
+    ``K = J λ Jᵀ``. Computed as ``-(J̇ λ Jᵀ + J λ J̇ᵀ)``, J̇ the derivative of the Jacobian along ``λ Jᵀ ε``.
+
+    Args:
+        model: any module whose operations have second derivatives.
+        x: the examples of the step; a tensor, a tuple or a dict.
+        residual: ``∂loss/∂f`` (n, C), or the loss itself as a function of the outputs.
+        probe: the examples whose kernel is watched; those of the step if None.
+        metric: the learning-rate tensor λ: a number, numbers or tensors by parameter name (others get zero), a function
+            of (name, parameter), or one flat tensor. ``gs.kernels.layer_rates`` makes λ_b and λ_W/fan-in.
+        memory: bytes to stay within; half of what is free if None.
+        check: compare second derivatives along the step by backward and by forward mode, and refuse if they differ.
+        reading: ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``. With the
+            default kink="autograd" a ReLU has σ'' = 0: what its kinks add to a step is told by ``kink_crossings``.
+
+    Reference: PDLT (arXiv:2106.10165) equation (11.10).
+
+    Example:
+        >>> import torch
+        >>> from gramscope.kernels.kernel_velocity import dntk_velocity
+        >>> model = torch.nn.Linear(1, 1, bias=False)          # f = w x: the kernel x x' does not move
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> dntk_velocity(model, x, torch.ones(2, 1)).abs().max().item()
+        0.0
+    """
+    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    velocity = -dense_velocity(graph, checked_tangent(graph, direction, check), rates, memory)
+    return velocity.reshape(*watched.rows.shape, *watched.rows.shape)
+
+
+@outside_inference_mode
+def dntk_velocity_operator(
+    model: nn.Module,
+    x: ModelInput,
+    residual: Residual,
+    *,
+    probe: ModelInput = None,
+    metric: Rates = None,
+    check: bool = True,
+    **reading: Unpack[ExpansionOptions],
+) -> NTKVelocityOperator:
+    """The velocity of ``dntk_velocity`` as an operator on vectors over (example, output), flattened.
+
+    A product differentiates ``θ ↦ J λ Jᵀ w`` along the step: four traversals of graphs that are built once. Nothing
+    of size U x P or U x U is held.
+
+    Reference: PDLT (arXiv:2106.10165) equation (11.10).
+
+    Example:
+        >>> import torch
+        >>> from gramscope.kernels.kernel_velocity import dntk_velocity, dntk_velocity_operator
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        >>> x, residual = torch.randn(4, 2), torch.randn(4, 1)
+        >>> operator = dntk_velocity_operator(model, x, residual)
+        >>> bool(torch.allclose(operator.dense(), dntk_velocity(model, x, residual).reshape(4, 4), atol=1e-5))
+        True
+    """
+    _, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    return NTKVelocityOperator(graph, checked_tangent(graph, direction, check), rates)
+
+
+@outside_inference_mode
+def output_curvature(
+    model: nn.Module,
+    x: ModelInput,
+    residual: Residual,
+    *,
+    probe: ModelInput = None,
+    metric: Rates = None,
+    check: bool = True,
+    **reading: Unpack[ExpansionOptions],
+) -> Float[Tensor, "n C"]:
+    """The η² term of the outputs under a gradient step, ``f(η) = f - η K ε + η²·curvature + O(η³)``.
+
+    ``curvature_i = ½ Σ_{jk} dH_{i j k} ε_j ε_k = ½ v·H_i v`` with ``v = λ Jᵀ ε``: a second derivative along one
+    direction. The factor ½ is inside. Arguments are those of ``dntk_velocity``.
+
+    Reference: PDLT (arXiv:2106.10165) equation (11.9).
+
+    Example:
+        >>> import torch
+        >>> from gramscope.kernels.kernel_velocity import output_curvature
+        >>> class Square(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w = torch.nn.Parameter(torch.tensor([3.0]))
+        ...     def forward(self, x):
+        ...         return self.w**2 * x
+        >>> output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (3 - 6η)² = 9 - 36η + 36η²
+        36.0
+    """
+    _, graph, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    return 0.5 * second_derivative(graph, direction, check)
+
+
+@outside_inference_mode
+def dntk(
+    model: nn.Module,
+    x: ModelInput,
+    x1: ModelInput = None,
+    x2: ModelInput = None,
+    *,
+    metric: Rates = None,
+    memory: Memory = None,
+    check: bool = True,
+    **reading: Unpack[ExpansionOptions],
+) -> Float[Tensor, "n0 C n1 C n2 C"]:
+    """The differential of the tangent kernel, all U³ entries, for small problems.
+
+    ``dH_{i0 i1 i2} = Σ λ_μ λ_ν (∂²f_{i0}/∂θ_μ∂θ_ν)(∂f_{i1}/∂θ_μ)(∂f_{i2}/∂θ_ν)``: the Hessian is that of the outputs
+    on ``x``, the gradients those on ``x1`` and ``x2`` (both x if None). Symmetric in the last two places.
+
+    Reference: PDLT (arXiv:2106.10165) equation (11.8).
+
+    Example:
+        >>> import torch
+        >>> from gramscope.kernels.kernel_velocity import dntk
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        >>> dntk(model, torch.randn(4, 2)).shape
+        torch.Size([4, 1, 4, 1, 4, 1])
+    """
+    options = ExpansionSettings.of(reading)
+    at = Expansion(model, x, options)
+    graph = Graph(at)
+    rates = at.flat_rates(metric)
+    graph1 = graph if x1 is None else Graph(Expansion(model, x1, options))
+    graph2 = graph1 if x2 is None else Graph(Expansion(model, x2, options))
+    sizes = [g.expansion.rows.size for g in (graph, graph1, graph2)]
+    _check_dense(sizes, at, memory)
+    first, second = graph1.directions(rates), graph2.directions(rates) if graph2 is not graph1 else None
+    second_derivative(graph, first.sum(dim=1), check)
+    result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
+    with progress("dNTK, direction", sizes[1]) as advance:
+        for j in range(sizes[1]):
+            start = j if second is None else 0
+            result[j, :, start:] = graph.tangent(first[:, j]).jvp((first if second is None else second)[:, start:])
+            advance()
+    if second is None:
+        for j in range(sizes[1]):
+            result[j + 1 :, :, j] = result[j, :, j + 1 :].T
+    shapes = [g.expansion.rows.shape for g in (graph, graph1, graph2)]
+    return result.transpose(0, 1).reshape(*shapes[0], *shapes[1], *shapes[2])
+
+
+def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
+    budget = memory_budget(memory, at.device)
+    need = (sizes[0] * sizes[1] * sizes[2] + 2 * at.cols.size * max(sizes)) * at.dtype.itemsize
+    if need > budget:
+        raise InputError(
+            f"memory must be at least {need:,} bytes for {sizes[0]} x {sizes[1]} x {sizes[2]} entries of the dNTK and "
+            f"the gradients of {at.cols.size} parameters, got {budget:,}. Take fewer examples or outputs, or the "
+            "contracted forms dntk_velocity and output_curvature."
+        )
+
+
+def read_step(
+    model: nn.Module, x: ModelInput, residual: Residual, probe: ModelInput, metric: Rates, reading: ExpansionSettings
+) -> tuple[Expansion, Graph, Float[Tensor, " p"], Float[Tensor, " p"] | None]:
+    """The watched expansion, its graph, the direction ``λ Jᵀ ε`` of the step, and λ."""
+    at = Expansion(model, x, reading)
+    rates = at.flat_rates(metric)
+    graph = Graph(at)
+    direction = step_direction(graph, residual, rates)
+    if probe is None:
+        return at, graph, direction, rates
+    watched = Expansion(model, probe, reading)
+    return watched, Graph(watched), direction, rates

@@ -1,0 +1,149 @@
+"""A network replaced by its Taylor polynomial in the parameters, and trained: linear, quadratic or cubic model.
+
+    z(θ₀ + t) = f + J t + ½ ∂²f[t, t] + ⅙ ∂³f[t, t, t]                                        (11.150), (11.151)
+
+The polynomial and its gradient are products with J, ``J̇ = D_t J`` and ``J̈ = D_t D_t J``: no tensor of features is
+formed, so this is the form for networks whose ddNTKs do not fit into memory.
+"""
+
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gramscope.base.checks import check_count, check_finite, check_number
+from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
+from gramscope.base.results import Result
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
+from gramscope.kernels.graph import Graph, Tangent, weighted
+
+FACTORIALS = (1, 1, 2, 6)
+RUNAWAY = 1e4  # times the first residual
+
+
+@dataclass(frozen=True, eq=False)
+class TruncatedTraining(Result):
+    """What gradient descent made of the Taylor polynomial: ``outputs`` on x, ``predicted`` on the probe.
+
+    ``change`` is t, the way of the parameters; ``residual`` the largest |z - y| that is left after ``steps`` steps.
+    """
+
+    outputs: Float[Tensor, "n C"]
+    predicted: Float[Tensor, "m C"]
+    change: Float[Tensor, " p"]
+    residual: float
+    steps: int
+    converged: bool
+
+    def __repr__(self) -> str:
+        ended = "converged" if self.converged else "stopped"
+        return f"TruncatedTraining({ended} after {self.steps} steps, residual {self.residual:.3g})"
+
+
+class TaylorPolynomial:
+    """The outputs of a network as a polynomial of order 1, 2 or 3 in the change t of its parameters."""
+
+    def __init__(self, graph: Graph, order: int) -> None:
+        self.graph, self.order = graph, order
+
+    def _maps(self, t: Float[Tensor, " p"]) -> list[Graph | Tangent]:
+        maps: list[Graph | Tangent] = [self.graph]
+        while len(maps) < self.order:
+            maps.append(maps[-1].tangent(t))
+        return maps
+
+    def at(self, t: Float[Tensor, " p"]) -> tuple[Float[Tensor, "n C"], list[Graph | Tangent]]:
+        """The outputs at ``θ₀ + t``, and the maps J, D_t J, D_t D_t J that their gradient needs."""
+        maps = self._maps(t)
+        f = self.graph.expansion.f.to(t)
+        terms = [maps[k].jvp(t[:, None]).reshape(f.shape) / FACTORIALS[k + 1] for k in range(self.order)]
+        return f + sum(terms), maps
+
+    def pullback(self, maps: list[Graph | Tangent], residual: Float[Tensor, "n C"]) -> Float[Tensor, " p"]:
+        """``(∂z/∂t)ᵀ ε = (J + J̇ + ½ J̈)ᵀ ε``."""
+        column = residual.reshape(-1, 1)
+        found = [maps[k].vjp(column)[:, 0] / FACTORIALS[k] for k in range(self.order)]
+        return torch.stack(found).sum(dim=0)
+
+
+@outside_inference_mode
+def train_truncated(
+    model: nn.Module,
+    x: ModelInput,
+    y: Tensor,
+    *,
+    lr: float,
+    order: int = 3,
+    probe: ModelInput = None,
+    steps: int = 10_000,
+    tol: float = 1e-10,
+    metric: Rates = None,
+    **reading: Unpack[ExpansionOptions],
+) -> TruncatedTraining:
+    """Gradient descent on ``½ Σ (z - y)²``, z the Taylor polynomial of the network's outputs at its parameters.
+
+    Order 1 is the linear model of infinite width, order 2 the quadratic model (11.150), order 3 the cubic model
+    (11.151), which holds everything of order 1/n. The network itself is not changed. A step costs some 6, 30 and 80
+    forward passes (``benchmarks/ddntk.py``); nothing larger than the parameters is held.
+
+    Args:
+        model: any module whose operations have ``order`` derivatives.
+        x: the training examples; a tensor, a tuple or a dict.
+        y: their targets (n, C).
+        lr: the step η, with ``θ ← θ - η λ ∇``; λ is ``metric``, as for ``dntk_velocity``.
+        order: 1, 2 or 3.
+        probe: other examples to predict; those of x if None.
+        steps: at most so many.
+        tol: training ends where the largest |z - y| is below it.
+        reading: ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``.
+
+    Reference: PDLT (arXiv:2106.10165) equations (11.144), (11.150), (11.151).
+
+    Example:
+        >>> import torch
+        >>> from gramscope.kernels.truncated_training import train_truncated
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> train_truncated(model, torch.ones(1, 1), 2 * torch.ones(1, 1), lr=0.5, order=1, tol=1e-5).converged
+        True
+    """
+    if order not in (1, 2, 3):
+        raise InputError(f"order must be 1 (linear), 2 (quadratic) or 3 (cubic), got {order!r}.")
+    lr, tol = check_number(lr, "lr", above=0.0), check_number(tol, "tol", above=0.0)
+    check_count(steps, "steps")
+    polynomial = TaylorPolynomial(Graph(Expansion(model, x, ExpansionSettings.of(reading))), order)
+    t, z, size, step = _descend(polynomial, _targets(polynomial, y), lr, steps, tol, metric)
+    predicted = z
+    if probe is not None:
+        predicted, _ = TaylorPolynomial(Graph(Expansion(model, probe, ExpansionSettings.of(reading))), order).at(t)
+    return TruncatedTraining(z, predicted, t, size, step, size <= tol)
+
+
+def _targets(polynomial: TaylorPolynomial, y: Tensor) -> Float[Tensor, "n C"]:
+    at = polynomial.graph.expansion
+    if y.shape != at.f.shape:
+        raise InputError(f"y must have the shape {tuple(at.f.shape)} of the outputs, got {tuple(y.shape)}.")
+    check_finite(y, "y", "Remove or repair those targets.")
+    return y.detach().to(dtype=at.dtype, device=at.device)
+
+
+def _descend(
+    polynomial: TaylorPolynomial, targets: Tensor, lr: float, steps: int, tol: float, metric: Rates
+) -> tuple[Tensor, Tensor, float, int]:
+    """t, z, the largest |z - y| and the number of steps at the end."""
+    at = polynomial.graph.expansion
+    rates = at.flat_rates(metric)
+    t = torch.zeros(at.cols.size, dtype=at.dtype, device=at.device)
+    z, maps = polynomial.at(t)
+    first = size = float((z - targets).abs().max())
+    for step in range(steps):
+        if size <= tol:
+            return t, z, size, step
+        t = t - lr * weighted(polynomial.pullback(maps, z - targets)[:, None], rates)[:, 0]
+        z, maps = polynomial.at(t)
+        size = float((z - targets).abs().max())
+        if not size <= RUNAWAY * first:
+            raise InputError(f"training must converge, but ran away after {step + 1} steps with lr={lr:g}. Lower lr.")
+    return t, z, size, steps

@@ -1,0 +1,5 @@
+"""``gramscope reproduce``: published tables and figures, computed anew by one command each."""
+
+from gramscope.reproduce.correlations import RankCorrelation, rank_correlation
+
+__all__ = ["RankCorrelation", "rank_correlation"]

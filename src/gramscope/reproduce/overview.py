@@ -1,0 +1,54 @@
+"""All published numbers beside ours, in one text: what ``docs/findings.md`` holds between two marker lines."""
+
+from pathlib import Path
+
+from gramscope.reproduce.expected import read_expected
+from gramscope.reproduce.experiments import RESULT_FILE, TABLE_FILE, Experiment, all_experiments
+from gramscope.reproduce.verdicts import AGREES, DIFFERS, Verdict, judge
+from gramscope.reproduce.writing import cells, read_table
+
+BEGIN = "<!-- Written by tools/findings_table.py from the committed tables. -->"
+END = "<!-- End of the written table. -->"
+HEAD = "| quantity | published | ours ± sd | 95 % interval | seeds | verdict |"
+
+
+def overview(folder: Path) -> str:
+    """Markdown: how many numbers of each experiment agree, then every published number beside ours."""
+    judged = {one: _judged(one) for one in all_experiments(folder)}
+    lines = ["| experiment | what | agree | differ | ours alone | command |", "|---|---|---|---|---|---|"]
+    for one, verdicts in judged.items():
+        lines.append(f"| {one.name} | {one.title} | {_counts(verdicts)} | `gramscope reproduce {one.name}` |")
+    for one, verdicts in judged.items():
+        published = [verdict for verdict in verdicts or [] if verdict.expected.published is not None]
+        if published:
+            lines += ["", f"### {one.title}", "", f"Source: {'; '.join(_sources(published))}. ", ""]
+            lines[-2] += f"All numbers, the figure and the discussion: `experiments/{one.name}/{RESULT_FILE}`."
+            lines += [HEAD, "|---|---|---|---|---|---|"]
+            lines += [f"| {' | '.join(cells(verdict)[:6])} |" for verdict in published]
+    return "\n".join(lines)
+
+
+def _judged(experiment: Experiment) -> list[Verdict] | None:
+    table = experiment.folder / TABLE_FILE
+    return judge(read_table(table), read_expected(experiment.folder)) if table.exists() else None
+
+
+def _counts(verdicts: list[Verdict] | None) -> str:
+    if verdicts is None:
+        return "– | – | no full run yet"
+    words = [one.verdict for one in verdicts]
+    unpublished = sum(one.expected.published is None for one in verdicts)
+    return f"{words.count(AGREES)} | {words.count(DIFFERS)} | {unpublished}"
+
+
+def _sources(verdicts: list[Verdict]) -> list[str]:
+    return list(dict.fromkeys(one.expected.source for one in verdicts))
+
+
+def with_table(page: str, folder: Path) -> str:
+    """``page`` with what stands between the two marker lines written anew."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page must hold the lines {BEGIN!r} and {END!r}.")
+    return f"{before}{BEGIN}\n\n{overview(folder)}\n\n{END}{after}"

@@ -1,0 +1,219 @@
+"""Alternatives of the power law on the same tail: exponential and truncated power law, by likelihood ratio."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gramscope.base.results import Result
+from gramscope.base.user_warnings import warn
+from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues
+from gramscope.spectra.tail import TailFit
+
+# exp(-45) is below the last bit of the integral's peak.
+_DEPTH = 45.0
+_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(160)
+_MIN_TAIL = 3
+_NARROW = 1e-9
+
+
+@dataclass(frozen=True, repr=False)
+class Alternative(Result):
+    """Another law fitted to the same tail, and how the power law fares against it.
+
+    ``ratio`` is the log-likelihood of the power law minus that of the other: above zero speaks for the power law. ``p``
+    is the probability of a ratio this far from zero (for the nested truncated power law: this far below) if both were
+    equally good; above about 0.1 the data cannot tell. ``parameters`` of the exponential: ``rate``; of the truncated
+    power law: ``alpha`` and ``rate`` of ``λ^{-α} e^{-rate·λ}``, both at least zero: a power law at one end, an
+    exponential at the other. NaN where the tail is too short, with ``reason``.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ("name", "ratio", "p", "parameters", "reason")
+
+    name: str
+    parameters: dict[str, float]
+    log_likelihood: float
+    ratio: float
+    p: float
+    reason: str | None = None
+
+
+def alternatives(eigenvalues: Eigenvalues, fit: TailFit) -> dict[str, Alternative]:
+    """Fit an exponential and a truncated power law to the tail of ``fit`` and compare their likelihoods.
+
+    ``R = Σ ln p_PL(x) − ln p_other(x)`` over ``x ≥ xmin``. Exponential ``rate·e^{−rate(x−xmin)}``: p of Vuong's test,
+    ``erfc(|R| / √(2 n s²))`` with s² the variance of the terms. Truncated power law ``x^{−α} e^{−rate·x}``, α, rate ≥
+    0: it contains the power law on its boundary, so ``2|R|`` is half a point mass at zero and half χ²₁. Clauset,
+    Shalizi & Newman, SIAM Rev. 51 (2009), table 2.1 and appendix C; S. G. Self & K.-Y. Liang, JASA 82 (1987).
+
+    >>> from gramscope.spectra import fit_tail
+    >>> x = 1 - np.log(1 - (np.arange(400) + 0.5) / 400)       # quantiles of an exponential law
+    >>> found = alternatives(x, fit_tail(x, min_tail=200))["exponential"]
+    >>> found.ratio < 0, found.p < 0.01
+    (True, True)
+    """
+    found = alternatives_checked(as_eigenvalues(eigenvalues, "alternatives"), fit)
+    reason = found["exponential"].reason
+    if reason:
+        warn(f"alternatives: the ratios are NaN: {reason}")
+    return found
+
+
+def alternatives_checked(ascending: Array, fit: TailFit) -> dict[str, Alternative]:
+    """:func:`alternatives` for checked eigenvalues, without the warning."""
+    tail = ascending[ascending >= fit.xmin] if fit.reason is None else ascending[:0]
+    reason = _why_none(tail, fit)
+    if reason:
+        return {
+            "exponential": Alternative("exponential", {"rate": math.nan}, math.nan, math.nan, math.nan, reason),
+            "truncated": Alternative(
+                "truncated", {"alpha": math.nan, "rate": math.nan}, math.nan, math.nan, math.nan, reason
+            ),
+        }
+    t = tail / fit.xmin
+    logs = np.log(t)
+    power = _PowerLaw(len(t), float(logs.mean()), float(t.mean()))
+    densities = power.log_density(logs)
+    return {
+        "exponential": _exponential(t, densities, fit.xmin),
+        "truncated": _truncated(t, logs, power, densities, fit.xmin),
+    }
+
+
+def _why_none(tail: Array, fit: TailFit) -> str | None:
+    if fit.reason:
+        return fit.reason
+    if len(tail) < _MIN_TAIL:
+        return f"the tail has {len(tail)} eigenvalues, a comparison needs {_MIN_TAIL}"
+    if tail.mean() / fit.xmin - 1 < _NARROW:
+        return "the eigenvalues of the tail differ by no more than rounding"
+    return None
+
+
+@dataclass(frozen=True)
+class _PowerLaw:
+    """The maximum-likelihood power law of ``t = x/xmin``, from its sufficient statistics."""
+
+    n: int
+    mean_log: float
+    mean: float
+
+    @property
+    def alpha(self) -> float:
+        return 1 + 1 / self.mean_log
+
+    def log_density(self, logs: Array) -> Array:
+        return math.log(self.alpha - 1) - self.alpha * logs
+
+
+def _exponential(t: Array, power: Array, xmin: float) -> Alternative:
+    rate = 1 / (float(t.mean()) - 1)
+    density = math.log(rate) - rate * (t - 1)
+    terms = power - density
+    ratio, spread = float(terms.sum()), float(terms.std())
+    # Equal laws up to rounding cannot be told apart; 0/0 would call it NaN.
+    p = math.erfc(abs(ratio) / (math.sqrt(2 * len(t)) * spread)) if spread > 0 else 1.0
+    likelihood = float(density.sum()) - len(t) * math.log(xmin)
+    return Alternative("exponential", {"rate": rate / xmin}, likelihood, ratio, p)
+
+
+def _truncated(t: Array, logs: Array, law: _PowerLaw, power: Array, xmin: float) -> Alternative:
+    alpha, kappa = _fit_truncated(law)
+    if kappa == 0.0:
+        density = power
+    else:
+        density = -alpha * logs - kappa * t - _log_normaliser(alpha, kappa)[0]
+    # The power law lies on the boundary of this family, so a ratio above zero is rounding.
+    ratio = min(float((power - density).sum()), 0.0)
+    p = 0.5 * math.erfc(math.sqrt(-ratio)) if ratio < 0 else 1.0  # P(χ²₁ > 2|R|) = erfc √|R|
+    likelihood = float(density.sum()) - len(t) * math.log(xmin)
+    return Alternative("truncated", {"alpha": alpha, "rate": kappa / xmin}, likelihood, ratio, p)
+
+
+def _fit_truncated(law: _PowerLaw) -> tuple[float, float]:
+    """Maximum likelihood of ``t^{-a} e^{-κt}``, a ≥ 0 and κ ≥ 0, on t ≥ 1, by Newton's method.
+
+    An exponential family in (ln t, t): its log-likelihood is concave in (a, κ). So the power law (κ = 0) is the
+    answer exactly if the slope in κ is not positive there, that is if its mean does not exceed the mean of the data;
+    and the exponential (a = 0) is, if the slope in a is not positive there.
+    """
+    a = law.alpha
+    if a > 2 and (a - 1) / (a - 2) <= law.mean:
+        return a, 0.0
+    point = np.array([0.0, 1 / (law.mean - 1)])
+    value, slope, curvature = _objective(point, law)
+    if slope[0] >= 0:
+        return 0.0, float(point[1])
+    for _ in range(60):
+        step = np.linalg.solve(curvature + 1e-14 * np.trace(curvature) * np.eye(2), slope)
+        size = 1.0
+        while size > 1e-12:
+            trial = point - size * step
+            if trial[1] > 0:
+                new = _objective(trial, law)
+                if new[0] <= value - 1e-4 * size * float(slope @ step):
+                    break
+            size /= 2
+        else:
+            break
+        decrement = float(slope @ step)
+        point, (value, slope, curvature) = trial, new
+        # Twice the distance to the optimum before this step, which squared it; below lies rounding of the integral.
+        if decrement < 1e-13:
+            break
+    return float(point[0]), float(point[1])
+
+
+def _objective(point: np.ndarray, law: _PowerLaw) -> tuple[float, np.ndarray, np.ndarray]:
+    """Minus the mean log-likelihood at (a, κ), its gradient and Hessian."""
+    a, kappa = float(point[0]), float(point[1])
+    log_norm, mean, covariance = _log_normaliser(a, kappa)
+    value = a * law.mean_log + kappa * law.mean + log_norm
+    slope = np.array([law.mean_log, law.mean]) - mean
+    return value, slope, covariance
+
+
+def _log_normaliser(a: float, kappa: float) -> tuple[float, np.ndarray, np.ndarray]:
+    """``ln ∫_1^∞ t^{-a} e^{-κt} dt`` and the mean and covariance of (ln t, t) under that law.
+
+    With ``t = e^u`` the integrand is ``exp((1−a)u − κ e^u)``, log-concave in u ≥ 0, so Gauss-Legendre nodes
+    between the two places where it has fallen by ``e^{-45}`` integrate it to rounding.
+    """
+    mode = math.log((1 - a) / kappa) if 1 - a > kappa else 0.0
+    low, high = _extent(a, kappa, mode)
+    u = (high + low) / 2 + (high - low) / 2 * _NODES
+    exponent = (1 - a) * u - kappa * np.exp(u)
+    peak = float(exponent.max())
+    weights = _NODE_WEIGHTS * np.exp(exponent - peak)
+    total = float(weights.sum())
+    statistics = np.stack([u, np.exp(u)])
+    probabilities = weights / total
+    mean = statistics @ probabilities
+    centred = statistics - mean[:, None]
+    return peak + math.log(total * (high - low) / 2), mean, (centred * probabilities) @ centred.T
+
+
+def _extent(a: float, kappa: float, mode: float) -> tuple[float, float]:
+    """Where the log-integrand has fallen by ``_DEPTH`` below its value at the mode, on either side."""
+
+    def fallen(u: float) -> bool:
+        # exp(u) far to the right would overflow, and has fallen there.
+        return u > 700 or (1 - a) * (u - mode) - kappa * math.exp(mode) * math.expm1(min(u - mode, 700.0)) < -_DEPTH
+
+    reach = 1e-12
+    while not fallen(mode + reach):
+        reach *= 2
+    high = mode + _bisect(fallen, mode, reach)
+    if mode == 0.0 or not fallen(0.0):
+        return 0.0, high
+    return mode - _bisect(fallen, mode, -mode), high
+
+
+def _bisect(fallen: Callable[[float], bool], mode: float, reach: float) -> float:
+    near, far = 0.0, reach
+    for _ in range(30):
+        middle = (near + far) / 2
+        near, far = (near, middle) if fallen(mode + middle) else (middle, far)
+    return abs(far)
