@@ -81,7 +81,10 @@ def test_a_killed_job_a_second_one_and_one_that_joins(tmp_path, alone):
         assert not half.verify(), "what is there is whole"
         (tmp_path / "second.go").touch()
         until(lambda: len(list(records.glob("*.json"))) > len(before))
+        jobs["second"].send_signal(signal.SIGSTOP)  # on a busy machine it could be done before the other begins
         (tmp_path / "joins.go").touch()
+        until(lambda: str(jobs["joins"].pid) in workers(tmp_path / "K"))
+        jobs["second"].send_signal(signal.SIGCONT)
         assert [jobs[name].wait(timeout=PATIENCE) for name in ("second", "joins")] == [0, 0]
     finally:
         for job in jobs.values():
