@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,9 +13,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
-from gramscope.measures.measure import Facts, Measure
-
-_PAPYAN = "Papyan, Han & Donoho 2020 (arXiv:2008.08186)"
+from gramscope.measures.measure import Measure
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,31 +61,6 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
     Reference: arXiv:2008.08186 (NC1-NC4); arXiv:2105.02375, eq. 4 (NC2); arXiv:2112.15121, definition 1 (CDNV);
     arXiv:2410.04264, appendix H.2 (ridge 1e-4). Its proposition 1 sums over classes; its published numbers fit means.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="neural collapse",
-        symbol="NC1",
-        bounds=(0.0, math.inf),
-        low="collapsed: one point for each class",
-        high="spread: classes vary as much within as between",
-        reference=_PAPYAN,
-    )
-    parts: ClassVar[Mapping[str, Facts]] = {
-        "nc1": facts,
-        "nc2": Facts(
-            "simplex of the class means", "NC2", (0.0, 2.0), "equal norms and equal, largest angles", "no simplex",
-            "Zhu et al. 2021 (arXiv:2105.02375), eq. 4",
-        ),
-        "nc2_equinorm": Facts("spread of the norms", "NC2a", (0.0, math.inf), "equal norms", "unequal norms", _PAPYAN),
-        "nc2_equiangular": Facts("spread of the cosines", "NC2b", (0.0, 1.0), "equal angles", "unequal", _PAPYAN),
-        "nc2_maximal_angle": Facts("gap to the largest angle", "NC2c", (0.0, 2.0), "simplex", "no simplex", _PAPYAN),
-        "nc3": Facts("self-duality", "NC3", (0.0, 4.0), "weights along the class means", "unrelated", _PAPYAN),
-        "nc4": Facts("nearest class mean", "NC4", (0.0, 1.0), "classifies by nearest mean", "does not", _PAPYAN),
-        "cdnv": Facts(
-            "class-distance variance", "CDNV", (0.0, math.inf), "collapsed", "classes overlap",
-            "Galanti, György & Hutter 2021 (arXiv:2112.15121), definition 1",
-        ),
-    }  # fmt: skip
 
     def __init__(
         self,

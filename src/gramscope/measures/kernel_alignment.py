@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,7 +17,7 @@ from gramscope.kernels.kernel_matrix import Kernel
 from gramscope.linalg.operator import LinearOperator
 from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.linear_cka import CKA, PairState
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 from gramscope.measures.rows import check_size
 
 KernelLike = Tensor | Kernel | LinearOperator
@@ -50,15 +49,6 @@ class Alignment(Measure[AlignmentState, float]):
     >>> measure.over(zip(a.split(2), b.split(2)))
     0.5
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="kernel alignment",
-        symbol="A(K, L)",
-        bounds=(-1.0, 1.0),
-        low="unrelated (0) or opposed (-1)",
-        high="equal up to scale",
-        reference="Cristianini et al. 2001, definition 1",
-    )
 
     def update(self, a: Tensor, b: Tensor) -> AlignmentState:
         rows_a, rows_b = as_rows(a, "a"), as_rows(b, "b")
@@ -94,15 +84,6 @@ class TargetAlignment(CKA):
     >>> round(TargetAlignment(classes=2)(torch.eye(2)[labels], labels), 12)
     1.0
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="centred kernel-target alignment",
-        symbol="A(K, yyᵀ)",
-        bounds=(-1.0, 1.0),
-        low="the features vary in directions that have nothing to do with the targets",
-        high="the features vary with the targets only",
-        reference="Cortes et al. 2012 (JMLR 13), eq. 4",
-    )
 
     def __init__(self, *, classes: int | None = None, debiased: bool = False) -> None:
         super().__init__(debiased=debiased)

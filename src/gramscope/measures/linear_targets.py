@@ -19,7 +19,7 @@ from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import At, Layers, Mode
 from gramscope.measures.class_moments import one_hot
 from gramscope.measures.layer_features import Reduce, features
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 
 __all__ = [
     "TargetLinearity",
@@ -292,15 +292,6 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
     >>> abs(measure.compute(state) - target_linearity(H, Y)) < 1e-12
     True
     """
-
-    facts = Facts(
-        name="target linearity",
-        symbol="TL",
-        bounds=(0.0, 1.0),
-        low="no linear map of the features says anything of the targets",
-        high="the targets are a linear map of the features",
-        reference="arXiv:2605.06258, Target Linearity",
-    )
 
     def __init__(
         self,
