@@ -53,8 +53,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
     - NC4 the share of examples where the classifier disagrees with the nearest class mean;
     - CDNV the mean over pairs of ``(Var_c + Var_c')/(2|μ_c - μ_c'|²)``.
 
-    Every class counts alike, whatever its size. Rows are kept while they are smaller than one scatter matrix for each
-    class; with a classifier they are kept throughout, since NC4 needs them.
+    Every class counts alike, whatever its size. The state keeps the rows, in their own dtype.
 
     Directions of the class means that are no more than rounding of the features do not count (docs/notation.md).
 
@@ -94,10 +93,10 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             unknown = sorted(set(labels.tolist()) - set(self.classes))
             if unknown:
                 raise InputError(f"labels must be among the given classes, but {unknown[:5]} are not. Check classes=.")
-        state = ClassState.of(features, labels, outputs, keep_rows=self.weight is not None or outputs is not None)
-        if self.weight is not None and self.weight.shape[1] != state.width:
+        state = ClassState.of(features, labels, outputs)
+        if self.weight is not None and self.weight.shape[1] != state.rows.width:
             raise InputError(
-                f"the classifier's weight must have shape (K, {state.width}) to match the features, got "
+                f"the classifier's weight must have shape (K, {state.rows.width}) to match the features, got "
                 f"{tuple(self.weight.shape)}. Pass last.weight and the inputs of that layer."
             )
         return state
@@ -107,7 +106,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             raise InputError("neural collapse needs examples, got none.")
         found = state.statistics()
         missing = tuple(c for c in self.classes or () if c not in found.labels)
-        notes = _notes(found, missing, state.width)
+        notes = _notes(found, missing, state.rows.width)
         count = len(found.labels)
         if count < 2:
             nan = undefined(
@@ -237,7 +236,6 @@ def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
 def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None) -> float | None:
     if state.outputs is None and weight is None:
         return None
-    assert state.rows is not None
     width = state.outputs.width if state.outputs is not None else len(weight if weight is not None else ())
     places = _columns(found.labels, width, "outputs" if state.outputs is not None else "the classifier's weight")
     wrong, size, centre = 0, 1024, found.centre
