@@ -408,7 +408,7 @@ def test_kernel_target_alignment():
                  full.alignment(torch.outer(one_hot.flatten(), one_hot.flatten())))  # fmt: skip
     with pytest.raises(InputError, match="one row for each"):
         gs.measures.kernel_target_alignment(Diagonal(torch.ones(5)), labels)
-    with pytest.raises(InputError, match="below classes=2"):
+    with pytest.raises(InputError, match="between 0 and"):
         gs.measures.TargetAlignment(classes=2)(features, labels)
     with pytest.raises(InputError, match="numbered from 0"):
         gs.measures.kernel_target_alignment(kernel, labels - 1)

@@ -66,9 +66,6 @@ class Centre:
         """``other - self``, right to the digits of the difference."""
         return (other.mean.to(self.mean) - self.mean) + (other.rest.to(self.mean) - self.rest)
 
-    def where(self, condition: Tensor, other: "Centre") -> "Centre":
-        return Centre(torch.where(condition, self.mean, other.mean), torch.where(condition, self.rest, other.rest))
-
     def __getitem__(self, places: Tensor) -> "Centre":
         return Centre(self.mean[places], self.rest[places])
 

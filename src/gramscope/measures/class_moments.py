@@ -46,7 +46,10 @@ def class_labels(labels: Tensor, *, negative: bool = False) -> Int[Tensor, " n"]
 
 def one_hot(labels: Int[Tensor, " n"], classes: int | None = None) -> Float[Tensor, "n C"]:
     """Labels from 0 as float64 rows; as many columns as ``classes``, or as the largest label needs."""
-    width = classes or (int(labels.max()) + 1 if len(labels) else 1)
+    largest = int(labels.max()) if len(labels) else 0
+    if classes is not None and largest >= classes:
+        raise InputError(f"class labels must be between 0 and {classes - 1}, got {largest}. Check classes=.")
+    width = classes or largest + 1
     if len(labels) * width > LARGEST:
         raise InputError(
             f"class labels must be numbered from 0 without large gaps, but these need one-hot targets of "

@@ -29,7 +29,7 @@ from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, column_basis
 from gramscope.capture.activations import At, Layers, Mode
-from gramscope.measures.class_moments import class_labels
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.collapse import neural_collapse
 from gramscope.measures.layer_features import Reduce, features
 
@@ -155,7 +155,7 @@ def _angles(
     scale = float(rows.abs().max()) or 1.0
     h, lengths = weight * (rows - means.mean(0)) / scale, (weight * rows / scale).norm(dim=0)
     span = column_basis(h, rounding, len(h), lengths) if bool(lengths.any()) else h[:, :0]
-    hot = torch.nn.functional.one_hot(places, classes).double()
+    hot = one_hot(places, classes)
     indicator = weight * hot * classes**0.5  # orthonormal columns
     # An orthonormal basis of the vectors over classes that sum to zero.
     simplex = torch.linalg.qr(torch.eye(classes, dtype=torch.float64, device=h.device)[:, 1:] - 1 / classes)[0]

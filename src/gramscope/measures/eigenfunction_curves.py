@@ -17,7 +17,7 @@ from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
 from gramscope.base.user_warnings import undefined, warn
-from gramscope.measures.class_moments import class_labels
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.measure import Measure
 from gramscope.measures.rows import Rows
 
@@ -265,7 +265,7 @@ def _cumulative(q: Float[Tensor, "n k"], rows: Rows | None, what: str) -> tuple[
 def _targets(evaluation: Mapping[str, Rows]) -> Rows | None:
     if "labels" in evaluation:
         labels = evaluation["labels"].all()[:, 0].long()
-        return Rows.of(torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]))
+        return Rows.of(one_hot(labels.unique(return_inverse=True)[1]))
     return evaluation.get("targets")
 
 

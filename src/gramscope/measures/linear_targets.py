@@ -17,7 +17,7 @@ from gramscope.base.rng import child_seed, generator
 from gramscope.base.rounding import EPS64, Rounding, column_basis
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import At, Layers, Mode
-from gramscope.measures.class_moments import one_hot
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.layer_features import Reduce, features
 from gramscope.measures.measure import Measure
 
@@ -361,24 +361,13 @@ def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, leas
         raise InputError(
             f"targets must be a torch.Tensor, got {type(targets).__name__}. Convert: torch.as_tensor(...)."
         )
-    y = _one_hot(targets, classes) if _are_labels(targets) else as_rows(targets, "targets")
+    y = one_hot(class_labels(targets), classes) if _are_labels(targets) else as_rows(targets, "targets")
     check_paired(h, y, "features", "targets")
     if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
         raise InputError(
             f"features and targets must not be empty, got {tuple(features.shape)}, {tuple(targets.shape)}."
         )
     return h, y.to(h.device)
-
-
-def _one_hot(labels: Tensor, classes: int | None) -> Tensor:
-    labels = labels.detach().long()
-    found = int(labels.max()) + 1 if len(labels) else 1
-    if len(labels) and (int(labels.min()) < 0 or (classes is not None and found > classes)):
-        raise InputError(
-            f"class labels must be between 0 and {'C - 1' if classes is None else classes - 1}, got "
-            f"{int(labels.min())} to {found - 1}. Drop ignored examples (label -100) first, or pass float targets."
-        )
-    return one_hot(labels, classes)
 
 
 def _are_labels(targets: Tensor) -> bool:

@@ -16,6 +16,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.activations import Layers, Visit, choose_layers
 from gramscope.capture.network import unwrap
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.layer_features import Reduce, RowReduction
 
 __all__ = ["LinearityPenalty", "LinearityRegularizer", "linearity_penalty"]
@@ -225,13 +226,7 @@ def _paired(features: Tensor, targets: Tensor, classes: int | None) -> tuple[Ten
     targets = targets.detach().to(h.device)
     if targets.is_floating_point():
         return h, (targets.flatten(1) if targets.dim() > 1 else targets[:, None]).to(h.dtype)
-    labels, width = targets.reshape(-1).long(), classes or int(targets.max()) + 1
-    if len(labels) != len(h) or int(labels.min()) < 0 or int(labels.max()) >= width:
-        raise InputError(
-            f"class labels must be one for each example, from 0 to {width - 1}, got shape {tuple(targets.shape)} from "
-            f"{int(labels.min())} to {int(labels.max())}. Drop ignored examples (label -100) first."
-        )
-    return h, torch.nn.functional.one_hot(labels, width).to(h.dtype)
+    return h, one_hot(class_labels(targets), classes).to(h.dtype)
 
 
 def _moments(h: Float[Tensor, "n p"], y: Float[Tensor, "n c"]) -> Moments:
