@@ -110,7 +110,7 @@ def hutchpp(
     n, rng = op.cols.size, stream(seed, "hutchpp")
     sketch = min(products // 3, n)
     image = _finite_product(op, draw_probes(op, sketch, distribution, rng))
-    basis = orthonormal_columns(image, image[:, :0])
+    basis = orthonormal_columns(image)
     basis_image = _finite_product(op, basis)
     known, floor = float(inner(basis, basis_image).sum()), rounding(basis, basis_image)
     spent, rank = sketch + basis.shape[1], basis.shape[1]

@@ -237,9 +237,6 @@ class AGOPOperator(LinearOperator):
             return torch.zeros_like(x)
         return back.reshape(count, n, -1).sum(1).T.to(self.dtype) / n
 
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
-
 
 def agop_operator(
     model: nn.Module, x: ModelInput, *, outputs: Outputs = None, precision: Precision = None
