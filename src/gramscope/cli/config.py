@@ -135,7 +135,7 @@ def read_config(path: Path, changes: list[str]) -> Config:
             raise InputError(f"--set takes section.key=value, got {change!r}.")
         if not isinstance(given.setdefault(section, {}), dict):
             raise InputError(f"{section} in {path} must be a section, [{section}], got {given[section]!r}.")
-        given[section][name] = _value(value.strip())
+        given[section][name] = toml_value(value.strip())
     for section, keys in given.items():
         _check_known(f"[{section}]", section, DEFAULTS, "section")
         if not isinstance(keys, dict):
@@ -180,11 +180,12 @@ def _check_values(config: Config) -> None:
             raise InputError(f"watch.{key} must be a name or a list of names, got {given!r}.")
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """What stands behind ``key =`` in a TOML file; a bare word is a text."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string
+        return text
 
 
 def _pick(kind: str, table: dict[str, Any], options: Section) -> tuple[Any, dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult, as_column
 from gramscope.base.user_warnings import undefined
@@ -39,8 +40,7 @@ def interpolate(
         raise InputError(
             f"start and stop must have one shape (pairs, ...), got {tuple(start.shape)} and {tuple(stop.shape)}."
         )
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 2:
-        raise InputError(f"steps must be an int of at least 2, both ends, got {steps!r}.")
+    check_count(steps, "steps", 2)
     if kind not in ("linear", "spherical"):
         raise InputError(f'kind must be "linear" or "spherical", got {kind!r}.')
     t = torch.linspace(0, 1, steps, dtype=start.dtype, device=start.device)

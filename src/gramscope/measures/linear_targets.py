@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_count, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, centered_rows, check_paired
 from gramscope.base.nested import ModelInput
@@ -117,8 +117,7 @@ def target_linearity(
         >>> round(float(tl), 6), tl.rank, tl.null
         (0.981818, 2, 0.5)
     """
-    if not isinstance(permutations, int) or permutations < 0:
-        raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
+    check_count(permutations, "permutations", 0)
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
     (targets,), classes = _numbered(targets)
     h, y = _rows(features, targets, classes)

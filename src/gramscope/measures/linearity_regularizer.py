@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.activations import Layers, Visit, choose_layers
@@ -46,7 +47,7 @@ def linearity_penalty(
         >>> penalty.backward(); tuple(H.grad.shape)
         (4, 1)
     """
-    _check_ridge(ridge)
+    check_number(ridge, "ridge", above=0.0, hint="At 0 the penalty of fewer examples than features is flat.")
     h, y = _paired(features, targets, classes)
     return _penalty(_moments(h, y), ridge, f"the batch of {len(h)} examples")
 
@@ -76,7 +77,7 @@ class LinearityPenalty(nn.Module):
 
     def __init__(self, width: int, targets: int, *, momentum: float | None = 0.1, ridge: float = 1e-3) -> None:
         super().__init__()
-        _check_ridge(ridge)
+        check_number(ridge, "ridge", above=0.0, hint="At 0 the penalty of fewer examples than features is flat.")
         if momentum is not None and not 0 < momentum <= 1:
             raise InputError(f"momentum must lie in (0, 1], or be None for a plain average, got {momentum!r}.")
         if width < 1 or targets < 1:
@@ -261,10 +262,3 @@ def _penalty(moments: Moments, ridge: float, what: str) -> Float[Tensor, ""]:
     eye = torch.eye(len(hh), dtype=hh.dtype, device=hh.device)
     factor = torch.linalg.cholesky(hh + ridge * size * eye)
     return 1 - torch.linalg.solve_triangular(factor, hy, upper=False).square().sum() / yy
-
-
-def _check_ridge(ridge: float) -> None:
-    if not isinstance(ridge, int | float) or isinstance(ridge, bool) or not 0 < ridge < float("inf"):
-        raise InputError(
-            f"ridge must be a positive number, got {ridge!r}: at 0 the penalty of fewer examples than features is flat."
-        )

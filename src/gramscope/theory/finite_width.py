@@ -228,7 +228,7 @@ def _checked_inputs(x: Tensor) -> Float64[Tensor, "n n_0"]:
     if x.shape[0] == 0 or x.shape[1] == 0:
         raise InputError(f"x must hold at least one input of at least one feature, got shape {tuple(x.shape)}.")
     check_plain(x, "x")
-    check_finite(x, "x", "Remove or mend those inputs.")
+    check_finite(x, "x", "Remove or correct those inputs.")
     return x.detach().to(torch.float64)
 
 
