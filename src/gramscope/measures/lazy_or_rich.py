@@ -72,7 +72,7 @@ def richness(features: Tensor, outputs: Tensor, target: Target = "raw") -> float
         outputs: F (n, ...), the outputs of the network on the same examples.
         target: "raw" (the published numbers) or "projection" (Definition 1).
 
-    Reference: arXiv:2410.04264, Definition 1 (on the two readings of it, see the page on richness).
+    Reference: arXiv:2410.04264, Definition 1 (it can be taken in two ways: see the page on richness).
 
     Example:
         >>> import torch, gramscope as gs

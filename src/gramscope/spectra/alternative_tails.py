@@ -146,8 +146,10 @@ def _fit_truncated(law: _PowerLaw) -> tuple[float, float]:
     start = np.array([0.0, -math.log(law.mean - 1)])
     if _objective(start, law)[1][0] >= 0:
         return 0.0, math.exp(start[1])
-    bounds, tight = [(0.0, None), (None, None)], {"ftol": 1e-16, "gtol": 1e-11, "maxiter": 1000}
-    found = minimize(_objective, start, (law,), "L-BFGS-B", jac=True, bounds=bounds, options=tight).x
+    found = minimize(
+        _objective, start, (law,), "L-BFGS-B", jac=True, bounds=[(0.0, None), (None, None)],
+        options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 1000},
+    ).x  # fmt: skip
     return float(found[0]), math.exp(found[1])
 
 

@@ -94,7 +94,7 @@ def _slope(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 class Kinked(Activation):
     """Piecewise linear, s(z) = a₊ z for z > 0 and a₋ z for z < 0: scale invariant; ReLU is (1, 0).
 
-    ``jets`` is what autograd computes: s'' = s''' = 0, and s'(0) = a₋. The δ(z) of the other reading of s'' enters
+    ``jets`` is what autograd computes: s'' = s''' = 0, and s'(0) = a₋. The δ(z) of the other definition of s'' enters
     through closed forms (see ``kinked.py``).
     """
 
