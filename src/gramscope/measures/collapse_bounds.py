@@ -152,8 +152,7 @@ def _angles(
     counts = torch.bincount(places, minlength=classes).double()
     weight = (classes * counts[places]).rsqrt()[:, None]  # every class weighs 1/C
     means = rows.new_zeros(classes, rows.shape[1]).index_add_(0, places, rows) / counts[:, None]
-    scale = float(rows.abs().max()) or 1.0
-    h, lengths = weight * (rows - means.mean(0)) / scale, (weight * rows / scale).norm(dim=0)
+    h, lengths = weight * (rows - means.mean(0)), (weight * rows).norm(dim=0)
     span = column_basis(h, rounding, len(h), lengths) if bool(lengths.any()) else h[:, :0]
     hot = one_hot(places, classes)
     indicator = weight * hot * classes**0.5  # orthonormal columns
