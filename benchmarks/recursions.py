@@ -1,6 +1,6 @@
 """Time of the finite-width recursions for 2, 4 and 8 inputs: one step from layer 2 to layer 3, all nine tensors.
 
-    python benchmarks/recursions.py                    tanh, gelu (quadrature), relu, erf (closed forms)
+    python benchmarks/recursions.py                    tanh, gelu, erf (quadrature), relu (closed form)
     python benchmarks/recursions.py --tolerance 1e-7   a looser tolerance of the quadrature
 
 Seconds of processor time on one thread; "error" is the largest difference of a tensor of layer 3 from the same at a

@@ -180,7 +180,11 @@ CALLS = {
     "watch": watched,
     "digits": lambda net, x, y: gs.tasks.digits(0),
     "made-up data": lambda net, x, y: (gs.tasks.flip_flop(seed=1), gs.tasks.modular(5), gs.tasks.parity(4)),
-    "models": lambda net, x, y: (gs.tasks.transformer(5, 3, 2), gs.tasks.cnn(1, 2), gs.tasks.mlp((2, 3))),
+    "models": lambda net, x, y: (
+        gs.tasks.causal_transformer(gs.tasks.modular_equations(5), width=8),
+        gs.tasks.cnn(1, 2),
+        gs.tasks.mlp((2, 3)),
+    ),
 }
 
 

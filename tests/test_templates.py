@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import gramscope as gs
 from gramscope.capture.node_rules import RULES, rule, summed
 from gramscope.cli.main import app
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 from gramscope.record.watched_measures import WATCHED_MEASURES, MeasuredValues, watched_measure
 from gramscope.report import panels
 from gramscope.report.figure import Panel
@@ -83,8 +83,6 @@ class Sum:
 
 class MeanSquare(Measure[Sum, float]):
     """``Σ_μi h_μi² / n``, the mean squared norm of features."""
-
-    facts = Facts("mean square", "S", (0.0, float("inf")), "silent features", "large features", "this file")
 
     def update(self, features: Tensor) -> Sum:
         return Sum(float(features.double().square().sum()), len(features))

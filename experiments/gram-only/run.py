@@ -37,9 +37,9 @@ def run(
             nn.Linear(width, 10),
         ]
         model = nn.Sequential(*layers).to(device)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.85)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.85)
     if case["step"] != "full":
-        optimizer = gs.measures.GramOnly(optimizer, keep=str(case["step"]), model=model)
+        gs.measures.GramOnly(optimizer, keep=str(case["step"]), model=model)
     x, y, x_test, y_test = (part.to(device) for part in (task.x, task.y, task.x_test, task.y_test))
     rng = torch.Generator().manual_seed(seed)
     losses = []

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gramscope.hierarchy import Fields, coactivation_rank, metric_spectrum, predict_trajectory
+from gramscope.hierarchy import Fields, metric_spectrum, overlap_rank, predict_trajectory
 from gramscope.tasks import digits, heaviside, teacher_student
 
 TITLE = "The numerical section that the Gram-hierarchy paper leaves empty"
@@ -120,7 +120,7 @@ def _concentrated(start: Fields, end: Fields) -> dict[str, float]:
         assert new is not None
         ratios.append(
             (
-                coactivation_rank(new) / coactivation_rank(old),
+                overlap_rank(new) / overlap_rank(old),
                 coactivation_rank(new, center=True) / coactivation_rank(old, center=True),
                 _metric_rank(end.weights[layer - 1], new) / _metric_rank(start.weights[layer - 1], old),
             )

@@ -99,7 +99,7 @@ ONE = coactivation_subspace(torch.eye(1), torch.ones(2, 1))
     ("call", "words"),
     [
         (lambda: coactivation_subspace(torch.eye(2), torch.ones(3, 2), side="left"), "side must be"),
-        (lambda: coactivation_subspace(torch.eye(2), torch.ones(3, 2), k=3), "k must be an int from 1 to 2"),
+        (lambda: coactivation_subspace(torch.eye(2), torch.ones(3, 2), k=3), "k must be a whole number from 1 to 2"),
         (lambda: coactivation_subspace(torch.eye(2), torch.zeros(3, 2)), "no two examples share a unit"),
         (lambda: coactivation_subspace(torch.eye(3), torch.ones(3, 2)), "one column for each row"),
         (lambda: flow_share(torch.ones(2, 3), coactivation_subspace(torch.eye(2), torch.ones(3, 2))), "2 columns"),

@@ -13,7 +13,6 @@ from gramscope.base.user_warnings import UndefinedMeasureWarning
 from gramscope.hierarchy.mask_concentration import (
     class_metric,
     coactivation,
-    coactivation_rank,
     concentration,
     mean_projector,
     metric_spectrum,
@@ -50,8 +49,8 @@ def test_participation_ratio_without_the_matrix(seed, n, units, smooth):
     C = coactivation_by_pairs(masks)
     (given_,) = tensors(masks)
     np.testing.assert_allclose(coactivation(given_), C, **ROUNDING)
-    assert coactivation_rank(given_) == pytest.approx(participation(C), rel=1e-9)
-    assert 1 - 1e-9 <= coactivation_rank(given_) <= min(n, units) + 1e-9
+    assert overlap_rank(given_) == pytest.approx(participation(C), rel=1e-9)
+    assert 1 - 1e-9 <= overlap_rank(given_) <= min(n, units) + 1e-9
     middle = masks - masks.mean(0)
     if np.abs(middle).max() > 1e-9:
         expected = participation(coactivation_by_pairs(middle))
@@ -63,13 +62,13 @@ def test_participation_ratio_without_the_matrix(seed, n, units, smooth):
 def test_masks_of_any_dtype_and_the_rank_of_independent_units():
     generator = torch.Generator().manual_seed(0)
     masks = torch.rand(400, 2000, generator=generator) < 0.5
-    ranks = [coactivation_rank(masks.to(dtype)) for dtype in (torch.bool, torch.int64, torch.float32, torch.float16)]
+    ranks = [overlap_rank(masks.to(dtype)) for dtype in (torch.bool, torch.int64, torch.float32, torch.float16)]
     assert ranks == [ranks[0]] * 4
     assert ranks[0] == pytest.approx(4.0, abs=0.1)  # the common direction, as the docstring warns
     # Marchenko-Pastur: n / (1 + n/N) directions once the common one is gone.
-    assert coactivation_rank(masks, center=True) == pytest.approx(400 / 1.2, rel=0.02)
-    assert math.isnan(coactivation_rank(torch.zeros(3, 4)))
-    assert coactivation_rank(1e-200 * masks[:5].double()) == pytest.approx(coactivation_rank(masks[:5]))
+    assert overlap_rank(masks, center=True) == pytest.approx(400 / 1.2, rel=0.02)
+    assert math.isnan(overlap_rank(torch.zeros(3, 4)))
+    assert overlap_rank(1e-200 * masks[:5].double()) == pytest.approx(overlap_rank(masks[:5]))
 
 
 def choice(pairs, labels, self_pairs):
@@ -182,8 +181,8 @@ def test_concentration_is_the_single_functions_layer_by_layer():
     assert [c.layer for c in found] == [1, 2, 3]
     for place, c in enumerate(found):
         mask, w, delta = masks[place + 1], now[place], now[place].double() - start[place].double()
-        assert c.coactivation_rank == coactivation_rank(mask)
-        assert c.centred_rank == pytest.approx(coactivation_rank(mask, center=True), nan_ok=True)
+        assert c.coactivation_rank == overlap_rank(mask)
+        assert c.centred_rank == pytest.approx(overlap_rank(mask, center=True), nan_ok=True)
         torch.testing.assert_close(c.spectrum, metric_spectrum(w, mask, labels, "same"))
         assert c.metric_rank == pytest.approx(participation(class_metric(w, mask, labels, "same").numpy()))
         single = update_alignment(delta, w, mask, labels, "same", k=4)
@@ -235,9 +234,9 @@ def test_bad_input_is_named():
     with pytest.raises(InputError, match=r"update must have 5 columns"):
         update_alignment(w.T, w, s, k=1)
     with pytest.raises(InputError, match="must be finite"):
-        coactivation_rank(torch.full((2, 2), float("nan")))
+        overlap_rank(torch.full((2, 2), float("nan")))
     with pytest.raises(InputError, match="rows and columns"):
-        coactivation_rank(torch.zeros(0, 3))
+        overlap_rank(torch.zeros(0, 3))
     with pytest.raises(InputError, match="must be symmetric"):
         subspace_overlap(torch.triu(torch.ones(3, 3)), torch.eye(3), 1)
     with pytest.raises(InputError, match="one tensor for each of the 1 weights"):
@@ -250,7 +249,7 @@ def test_a_rank_that_is_not_defined_says_why():
     off, same = torch.zeros(3, 4, dtype=torch.bool), torch.ones(3, 4, dtype=torch.bool)
     for masks, centred, why in ((off, False, "zero everywhere"), (same, True, "same"), (same[:1], True, "one example")):
         with pytest.warns(UndefinedMeasureWarning, match=why):
-            assert math.isnan(coactivation_rank(masks, center=centred))
+            assert math.isnan(overlap_rank(masks, center=centred))
 
 
 def test_labels_that_do_not_fit_are_refused_for_all_pairs():

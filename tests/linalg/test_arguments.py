@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from fresh import run_after_torch
+from gramscope.base.checks import check_counts
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.linalg import Dense, Diagonal, Identity, conjugate_gradient, eigenvalues_top
-from gramscope.linalg.arguments import require_operator, require_whole, stream
+from gramscope.linalg.arguments import require_operator, stream
 
 F64 = torch.float64
 EYE = Identity(4, dtype=F64)
@@ -46,8 +47,8 @@ def test_wrong_types_are_named() -> None:
 def test_messages() -> None:
     with pytest.raises(UnsupportedError, match=r"xtrace needs a LinearOperator, got Tensor. Wrap a matrix: Dense"):
         require_operator(torch.eye(3), "xtrace")
-    with pytest.raises(InputError, match=r"k must be at least 1, a whole number, got 1.5"):
-        require_whole(1, k=1.5)
+    with pytest.raises(InputError, match=r"k must be a whole number of at least 1, got 1.5"):
+        check_counts(1, k=1.5)
     with pytest.raises(InputError, match="seed must be a whole number, got 'x'"):
         stream("x", "a")
     assert stream(np.int64(3), "a").initial_seed() == stream(3, "a").initial_seed()
@@ -67,9 +68,9 @@ def test_tolerances_must_be_relative_residuals(tol: float) -> None:
         lambda: conjugate_gradient(EYE, torch.ones(4, dtype=F64), tol=tol),
         lambda: eigenvalues_top(EYE, 1, tol=tol),
     ):
-        with pytest.raises(InputError, match="tol must be a relative residual"):
+        with pytest.raises(InputError, match="tol must be one finite number at least 0"):
             call()
-    with pytest.raises(InputError, match="max_iter must be at least 0"):
+    with pytest.raises(InputError, match="max_iter must be a whole number of at least 0"):
         conjugate_gradient(EYE, torch.ones(4, dtype=F64), max_iter=-1)
 
 

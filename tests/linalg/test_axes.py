@@ -53,13 +53,6 @@ def test_anonymous_axes_match_by_size() -> None:
     assert Axes.anonymous(2) * Axes(a=3) == Axes.anonymous(6)
 
 
-def test_concatenation_is_along_the_first_axis() -> None:
-    assert Axes(example=2, output=3) + Axes(example=5, output=3) == Axes(example=7, output=3)
-    assert Axes(example=2, output=3) + Axes(example=2, output=4) == Axes.anonymous(14)
-    assert Axes(weight=2) + Axes(bias=3) == Axes.anonymous(5)
-    assert Axes() + Axes() == Axes.anonymous(2)
-
-
 def test_renamed() -> None:
     assert Axes(a=2, b=3).renamed(a="c") == Axes(c=2, b=3)
     with pytest.raises(ValueError, match="existing axes"):

@@ -195,7 +195,7 @@ class TestEigenvaluesTop:
             eigenvalues_top(Identity(5, dtype=F64), 6)
         with pytest.raises(ValueError, match="between 1 and 2"):
             eigenvalues_top(Identity(5, dtype=F64), 3, end="both")
-        with pytest.raises(ValueError, match="max_products must be at least 3"):
+        with pytest.raises(ValueError, match="max_products must be a whole number of at least 3"):
             eigenvalues_top(Identity(50, dtype=F64), 3, max_products=2)
         with pytest.raises(ValueError, match="max_basis must be at least"):
             eigenvalues_top(Identity(50, dtype=F64), 3, max_basis=4)

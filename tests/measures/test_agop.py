@@ -315,7 +315,7 @@ def test_frozen_weights_have_an_agop():
     assert not any(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("factor", [1e-170, 1e160, 1e300])
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
 def test_the_ansatz_knows_no_size(factor):
     w = torch.randn(9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gram = w.mT @ w
@@ -324,6 +324,8 @@ def test_the_ansatz_knows_no_size(factor):
         assert ansatz_correlation(one, two) == pytest.approx(1, abs=1e-12)
         assert ansatz_correlation(one, two) <= 1
         assert ansatz_exponent(one, two) == pytest.approx(0.5, abs=1e-6)
+    with pytest.raises(InputError, match="powers of it leave float64"):
+        ansatz_correlation(gram * factor**3, outer)
 
 
 def test_the_ansatz_explains_what_it_cannot_take():

@@ -134,7 +134,7 @@ def test_the_ridge_is_that_of_the_mean_within_class_scatter(classes):
     assert small == pytest.approx(gs.measures.neural_collapse(few, labels).nc1, rel=1e-5)
 
 
-@pytest.mark.parametrize("n", [60, 3000])  # rows and moments
+@pytest.mark.parametrize("n", [60, 3000])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.float16, 0.02), (torch.bfloat16, 0.1)])
 def test_class_means_have_the_rank_of_their_features(n, dtype, error):
     """Ten classes in five directions, spread over thirty columns: the other four are rounding over rounding."""
@@ -218,7 +218,7 @@ def test_features_without_a_column_are_refused(shape):
         gs.measures.neural_collapse(torch.randn(*shape), torch.arange(20) % 3)
 
 
-@pytest.mark.parametrize("n", [40, 400])  # rows and moments
+@pytest.mark.parametrize("n", [40, 400])
 @pytest.mark.parametrize("factor", [2.0**180, 2.0**-180, 1e50, 1e-50])
 def test_features_of_any_size(factor, n):
     features, labels = clusters(n, 4, 3, 2)

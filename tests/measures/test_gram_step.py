@@ -141,15 +141,17 @@ def test_refusals():
 
 
 @pytest.mark.parametrize("method", ["sylvester", "procrustes"])
-@pytest.mark.parametrize("power", [-1000, -660, 660, 1000])
+@pytest.mark.parametrize("power", [-190, 190])
 def test_a_step_of_any_size_splits_alike(power, method):
-    """Squares of 2^±660 leave float64; the parts scale with weight and step, to the last digit."""
+    """The parts scale with weight and step, to the last digit; weights whose powers leave float64 are refused."""
     rng = torch.Generator().manual_seed(0)
     w, d = (torch.randn(2, 3, 4, generator=rng).double() for _ in range(2))
     plain, scaled = split_step(w, d, method), split_step(w * 2.0**power, d * 2.0**power, method)
     assert scaled.share == pytest.approx(plain.share, rel=1e-12)
     assert torch.allclose(scaled.preserving * 2.0**-power, plain.preserving, rtol=1e-13, atol=1e-13)
     assert torch.allclose(scaled.altering * 2.0**-power, plain.altering, rtol=1e-13, atol=1e-13)
+    with pytest.raises(InputError, match="powers of it leave float64"):
+        split_step(w * 2.0 ** (2 * power), d, method)
 
 
 # The rate, and batches of nothing -----------------------------------------------------------------------

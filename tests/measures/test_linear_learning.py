@@ -162,12 +162,6 @@ def test_curves_of_every_layer_and_their_numbers(network):
         assert math.isclose(plain.utilisation_intensity, np.corrcoef(u, rho)[0, 1], abs_tol=1e-7)
 
 
-def test_ties_share_their_rank():
-    from gramscope.measures.curve_statistics import _ranks
-
-    assert _ranks(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
-
-
 @pytest.mark.parametrize(
     ("call", "match"),
     [

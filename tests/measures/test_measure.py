@@ -1,4 +1,4 @@
-"""The protocol: facts on every class, one rule for batches and ranks, warnings that say why."""
+"""The protocol: one rule for batches and ranks, warnings that say why."""
 
 import math
 import pickle
@@ -11,7 +11,7 @@ import torch
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.measures.measure import Facts, Measure, State
+from gramscope.measures.measure import Measure, State
 
 CLASSES = [
     value
@@ -26,25 +26,6 @@ ARGUMENTS = {
     "TargetAlignment": lambda x, y, labels: (x, y),
     "Collapse": lambda x, y, labels: (x, labels),
 }
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_facts_are_complete(cls):
-    for facts in (cls.facts, *cls.parts.values()):
-        assert isinstance(facts, Facts)
-        assert facts.name
-        assert facts.symbol
-        assert facts.low
-        assert facts.high
-        assert facts.reference
-        assert facts.bounds[0] < facts.bounds[1]
-    assert cls.__doc__
-
-
-def test_a_measure_without_facts_is_refused():
-    methods = {"update": lambda self, x: x, "compute": lambda self, state: state}
-    with pytest.raises(TypeError, match="set facts"):
-        type("Nameless", (Measure,), methods)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

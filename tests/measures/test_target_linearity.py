@@ -181,11 +181,13 @@ def test_undefined_and_refused():
             bad()
 
 
-def test_no_scale_is_too_large_or_too_small():
+def test_scale_does_not_matter_until_squares_leave_float64():
     torch.manual_seed(0)
     h, y = torch.randn(30, 4).double(), torch.randn(30, 2).double()
     expected = float(target_linearity(h, y))
-    for scale in (1e-200, 1e200):
+    with pytest.raises(GramscopeError, match="powers of it leave float64"):
+        target_linearity(1e200 * h, y)
+    for scale in (1e-100, 1e100):
         assert target_linearity(scale * h, y / scale) == pytest.approx(expected, abs=1e-12)
         held_out = held_out_target_linearity(scale * h, y / scale)
         assert held_out == pytest.approx(held_out_target_linearity(h, y), abs=1e-10)

@@ -488,7 +488,8 @@ def test_the_optimiser_inside_a_wrapper_is_watched(wrap):
 def test_an_optimiser_with_another_inside_is_itself():
     """Its own step is the one that is taken: that of the inner one would be rehearsed wrongly."""
     model = network()
-    outer = gs.measures.GramOnly(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer.optimizer = torch.optim.Adam(model.parameters())
     assert gs.watch(model, (X, Y), measures="norm").attach(outer).subject.optimizer is outer
 
 

@@ -196,7 +196,7 @@ for call, part in [
     (lambda: mlp.flow(torch.ones(1, 2, 1)), "Flatten the features"),
     (lambda: flow.ntk_drift([0.5]), "indices of the 1 inputs"),
     (lambda: flow.ntk_drift(0), "a list or a tensor of indices"),
-    (lambda: ensemble(flow, width=4.5), "width must be one or several integers"),
+    (lambda: ensemble(flow, width=4.5), "width must be a whole number"),
     (lambda: ensemble(mlp), "theory must be a Flow"),
     (lambda: strengths(mlp), "flow must be a Flow"),
     (lambda: QuadraticModel(len, len, "a"), "epsilon must be one finite number"),

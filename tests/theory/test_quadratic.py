@@ -71,7 +71,7 @@ def test_bad_input():
     largest = np.linalg.eigvalsh(model.kernel(x, x))[-1]
     with pytest.raises(InputError, match=r"step must be below 2/λmax"):
         model.train(x, y, "gradient-descent", 2.01 / largest)
-    with pytest.raises(InputError, match="step must be a positive number"):
+    with pytest.raises(InputError, match="step must be one finite number greater than 0"):
         model.train(x, y, "gradient-descent", -1.0)
     with pytest.raises(InputError, match="only there"):
         model.train(x, y, "direct", 0.1)

@@ -15,16 +15,14 @@ class Axes(Mapping[str, int]):
     A vector ``x`` of length ``size = ∏ sizes`` has entry ``x[(i₁ n₂ + i₂) n₃ + i₃ ...]`` at the named
     index ``(i₁, i₂, i₃, ...)``. No axes at all describe a scalar (size 1).
 
-    ``a * b`` are the axes of a tensor product, ``a + b`` those of a concatenation. Where no names are
-    known (``Axes.anonymous(n)``) only the size counts; see :meth:`matches`.
+    ``a * b`` are the axes of a tensor product. Where no names are known (``Axes.anonymous(n)``) only the size counts;
+    see :meth:`matches`.
 
     >>> kernel = Axes(example=4, output=3)
     >>> kernel.size, kernel.shape, kernel["output"]
     (12, (4, 3), 3)
     >>> kernel * Axes(time=2)
     Axes(example=4, output=3, time=2)
-    >>> Axes(example=4, output=3) + Axes(example=6, output=3)
-    Axes(example=10, output=3)
     """
 
     __slots__ = ("_sizes",)
@@ -136,16 +134,6 @@ class Axes(Mapping[str, int]):
                 f"Rename one side, e.g. .renamed({shared[0]}='{shared[0]}_2')."
             )
         return Axes(**self._sizes, **other._sizes)
-
-    def __add__(self, other: "Axes") -> "Axes":
-        """Axes of two vectors put end to end: named if they differ in the size of the first axis alone."""
-        if not isinstance(other, Axes):
-            return NotImplemented
-        same_names = len(self) > 0 and self.names == other.names and not self.is_anonymous
-        if same_names and self.shape[1:] == other.shape[1:]:
-            first = self.names[0]
-            return Axes(**{**self._sizes, first: self[first] + other[first]})
-        return Axes.anonymous(self.size + other.size)
 
     def renamed(self, /, **names: str) -> "Axes":
         """The same sizes with some names changed, ``old="new"``."""

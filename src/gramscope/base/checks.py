@@ -48,11 +48,12 @@ def check_one_device(named: Iterable[tuple[str, Tensor]], reference: torch.devic
             )
 
 
-def check_finite(tensor: Tensor, what: str, remedy: str) -> None:
-    """Raise if ``tensor`` has a NaN or an infinity."""
-    if not bool(torch.isfinite(tensor).all()):
-        bad = int((~torch.isfinite(tensor)).sum())
-        raise InputError(f"{what} must be finite, but {bad} of {tensor.numel()} entries are not. {remedy}")
+def check_finite(values: Tensor | NDArray[np.floating], what: str, remedy: str) -> None:
+    """Raise if a tensor or an array has a NaN or an infinity."""
+    finite = torch.isfinite(values) if isinstance(values, Tensor) else np.isfinite(values)
+    if not bool(finite.all()):
+        bad = int((~finite).sum())
+        raise InputError(f"{what} must be finite, but {bad} of {math.prod(finite.shape)} entries are not. {remedy}")
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:
@@ -111,6 +112,12 @@ def check_count(value: object, name: str, least: int = 1, most: int | None = Non
         return int(count)
     reach = f"of at least {least}" if most is None else f"from {least} to {most}{', ' + why if why else ''}"
     raise InputError(f"{name} must be a whole number {reach}, got {value!r}.")
+
+
+def check_counts(least: int, **values: object) -> None:
+    """Raise unless every value is a whole number of at least ``least``; their names are those of the arguments."""
+    for name, value in values.items():
+        check_count(value, name, least)
 
 
 def check_symmetric(matrix: Tensor | NDArray[np.floating], what: str, tol: float, remedy: str) -> None:

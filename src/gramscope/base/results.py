@@ -47,13 +47,18 @@ class TableResult(Result):
     plotted: ClassVar[tuple[str, ...]] = ()
 
     def to_dataframe(self) -> "DataFrame":
-        """The columns as a pandas frame."""
+        """The table as a pandas frame."""
         from pandas import DataFrame
 
+        data, index = self._table()
+        return DataFrame(data, index=index)
+
+    def _table(self) -> tuple[Any, Any]:
+        """Rows or columns for a frame, and its index (None: 0, 1, ...)."""
         if self.rows_from:
-            return DataFrame([asdict(row) for row in getattr(self, self.rows_from)])
+            return [asdict(row) for row in getattr(self, self.rows_from)], None
         given = {name: getattr(self, name) for name in self.columns}
-        return DataFrame({name: as_column(value) for name, value in given.items() if value is not None})
+        return {name: as_column(value) for name, value in given.items() if value is not None}, None
 
     def plot(self, *, axes: Axes | None = None) -> Figure:
         """The columns as lines over the rows."""

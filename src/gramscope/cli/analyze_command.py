@@ -12,6 +12,7 @@ from gramscope import spectra
 from gramscope.base.errors import InputError
 from gramscope.cli.checkpoint import read_checkpoint
 from gramscope.cli.printed import aligned, json_line
+from gramscope.store.files import write_file
 from gramscope.store.meta import check_not_of_a_run
 from gramscope.store.store_errors import disk_trouble
 
@@ -47,13 +48,11 @@ def analyze_checkpoint(path: Path, convention: str, out: Path | None, as_json: b
 
 def _write(frame: pd.DataFrame, out: Path) -> None:
     check_not_of_a_run(out, "--out")
-    temporary = out.with_name(out.name + ".part")
     with disk_trouble(f"writing the table {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.is_dir():
             raise InputError(f"--out must be a file, but {out} is a folder. Pass e.g. {out / 'spectra.csv'}.")
-        frame.to_csv(temporary, index=False)
-        temporary.replace(out)
+        write_file(out, lambda free: frame.to_csv(free, index=False))
 
 
 def _print_reasons(frame: pd.DataFrame, console: Console) -> None:

@@ -44,10 +44,10 @@ MLP_DEPTH = 3  # no default of [model]: a cnn has none
 
 # Sections whose keys are all known here; those of the others belong to what their name picks.
 KEYS = {"train": tuple(DEFAULTS["train"]), "watch": (*DEFAULTS["watch"], "overhead")}
-WHOLE = {  # the least that makes sense
+LEAST_COUNTS = {  # the least that makes sense
     "train.steps": 1, "train.batch": 1, "train.seed": 0, "model.width": 1, "model.depth": 0, "watch.probe": 1,
 }  # fmt: skip
-REAL = {"optimiser.lr": 0.0, "train.target_scale": -math.inf, "watch.overhead": 0.0}
+LEAST_NUMBERS = {"optimiser.lr": 0.0, "train.target_scale": -math.inf, "watch.overhead": 0.0}
 
 
 def build(path: Path, changes: list[str]) -> tuple[nn.Module, Task]:
@@ -135,7 +135,7 @@ def read_config(path: Path, changes: list[str]) -> Config:
             raise InputError(f"--set takes section.key=value, got {change!r}.")
         if not isinstance(given.setdefault(section, {}), dict):
             raise InputError(f"{section} in {path} must be a section, [{section}], got {given[section]!r}.")
-        given[section][name] = _value(value.strip())
+        given[section][name] = toml_value(value.strip())
     for section, keys in given.items():
         _check_known(f"[{section}]", section, DEFAULTS, "section")
         if not isinstance(keys, dict):
@@ -149,7 +149,7 @@ def read_config(path: Path, changes: list[str]) -> Config:
 
 
 def _check_known(shown: str, name: str, known: Iterable[str], kind: str) -> None:
-    """A misspelt name would leave its default in place unseen, so it is refused, with the names that are close."""
+    """A misspelt name would leave its default in place, so it is refused, with the names that are close."""
     names = list(known)
     if name not in names:
         close = difflib.get_close_matches(name, names, n=2, cutoff=0.65)
@@ -159,12 +159,12 @@ def _check_known(shown: str, name: str, known: Iterable[str], kind: str) -> None
 
 def _check_values(config: Config) -> None:
     """Numbers of the right kind and size, said before anything is built or trained."""
-    for name, least in WHOLE.items():
+    for name, least in LEAST_COUNTS.items():
         section, _, key = name.partition(".")
         value = config[section].get(key, least)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-    for name, bound in REAL.items():
+    for name, bound in LEAST_NUMBERS.items():
         section, _, key = name.partition(".")
         value = config[section].get(key, 0.0)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -180,11 +180,12 @@ def _check_values(config: Config) -> None:
             raise InputError(f"watch.{key} must be a name or a list of names, got {given!r}.")
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """What stands behind ``key =`` in a TOML file; a bare word is a text."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string
+        return text
 
 
 def _pick(kind: str, table: dict[str, Any], options: Section) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,6 @@ import difflib
 import json
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
-from gramscope.cli.config import KEYS, check_config, read_config
+from gramscope.cli.config import KEYS, check_config, read_config, toml_value
 from gramscope.scale.sweep import ENGINE_FILES, RunState, SweepResult, run_sweep
 from gramscope.scale.sweep_engines import open_engine
 from gramscope.scale.sweep_plan import Point, Value, open_folder, parse_grid, points
@@ -121,10 +120,7 @@ def _engine_options(given: Sequence[str]) -> JSONObject:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise InputError(f"--option takes KEY=VALUE, got {text!r}.")
-        try:
-            found[key.strip()] = tomllib.loads(f"v = {value}")["v"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = value
+        found[key.strip()] = toml_value(value)
     return found
 
 

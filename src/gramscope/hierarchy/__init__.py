@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gramscope.hierarchy.mask_concentration import SubspaceOverlap as SubspaceOverlap
     from gramscope.hierarchy.mask_concentration import class_metric as class_metric
     from gramscope.hierarchy.mask_concentration import coactivation as coactivation
-    from gramscope.hierarchy.mask_concentration import coactivation_rank as coactivation_rank
     from gramscope.hierarchy.mask_concentration import concentration as concentration
     from gramscope.hierarchy.mask_concentration import mean_projector as mean_projector
     from gramscope.hierarchy.mask_concentration import metric_spectrum as metric_spectrum

@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_count, check_finite, check_plain
+from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.hierarchy.mask_concentration import Labels, Masks, Pairs, class_metric, mean_projector
@@ -97,16 +98,13 @@ def coactivation_subspace(
 
 def _size(values: Float64[Tensor, " N"], k: int | None) -> int:
     if k is None:
-        total = float(values.square().sum())
-        if total == 0:
+        if not bool(values.any()):
             raise InputError(
                 "masks must be on for some pair of examples, but no two examples share a unit, so co-activation "
                 "selects no subspace. Pass more examples, or look for dead units."
             )
-        return min(len(values), max(1, math.ceil(float(values.sum()) ** 2 / total - 1e-9)))
-    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= len(values):
-        raise InputError(f"k must be an int from 1 to {len(values)}, the size of the space, got {k!r}.")
-    return k
+        return min(len(values), max(1, math.ceil(float(ratio_of_traces(values.sum(), values.square().sum())) - 1e-9)))
+    return check_count(k, "k", most=len(values), why="the size of the space")
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_count, check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import child_seed, generator
@@ -142,7 +142,6 @@ def _class_sums(rows: Float64[Tensor, "n N"], places: Int[Tensor, " n"], classes
 
 
 def _orders(n: int, permutations: int, seed: int, device: torch.device) -> list[Tensor]:
-    if not isinstance(permutations, int) or isinstance(permutations, bool) or permutations < 0:
-        raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
+    check_count(permutations, "permutations", 0)
     rng = generator(child_seed(seed, "shared activation", "permutations"))
     return [torch.randperm(n, generator=rng, device="cpu").to(device) for _ in range(permutations)]

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float64, Int
 from numpy import ndarray
 
-from gramscope.base.checks import check_count, check_lr, check_symmetric
+from gramscope.base.checks import check_count, check_finite, check_lr, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.linalg import Dense, eigenvalues_top
@@ -119,11 +119,7 @@ def _check_array(array: object, name: str, wanted: str) -> None:
     if not isinstance(array, ndarray) or array.ndim != 2 or array.size == 0:
         got = f"shape {array.shape}" if isinstance(array, ndarray) else type(array).__name__
         raise InputError(f"{name} must be a numpy array of shape {wanted} with entries, got {got}.")
-    if not np.isfinite(array).all():
-        bad = int(np.count_nonzero(~np.isfinite(array)))
-        raise InputError(
-            f"{name} must be finite, but {bad} of {array.size} entries are not. Lower lr, or clean the data."
-        )
+    check_finite(array, name, "Lower lr, or clean the data.")
 
 
 def largest_eigenvalue(gram: Float64[ndarray, "n n"]) -> float:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.user_warnings import warn
 from gramscope.capture.network import copied
@@ -98,11 +99,9 @@ class GatedNetwork(nn.Module):
         super().__init__()
         if train not in ("values", "gates"):
             raise InputError(f'train must be "values" or "gates", got {train!r}.')
-        if not isinstance(sharpness, int | float) or isinstance(sharpness, bool) or not 0 < sharpness < float("inf"):
-            raise InputError(f"sharpness must be a positive number, got {sharpness!r}.")
         held = copied(gates if train == "values" else values).requires_grad_(False).eval()
         self.values, self.gates = (values, held) if train == "values" else (held, gates)
-        self.trained, self.sharpness = train, float(sharpness)
+        self.trained, self.sharpness = train, check_number(sharpness, "sharpness", above=0.0)
         self.other_gates: tuple[str, ...] = ()
 
     def train(self, mode: bool = True) -> "GatedNetwork":

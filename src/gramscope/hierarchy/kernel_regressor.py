@@ -10,6 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.user_warnings import warn
 from gramscope.hierarchy.field_training import (
@@ -370,8 +371,7 @@ def _array(value: object, what: str, shape: tuple[int, int]) -> ndarray:
         raise InputError(
             f"{what} must have shape {shape}, got {array.shape}. Rows and columns are as the docstring says."
         )
-    if not np.isfinite(array).all():
-        raise InputError(f"{what} must be finite, but it holds NaN or infinity. Look for overflow where it is made.")
+    check_finite(array, what, "Look for overflow where it is made.")
     return array
 
 
@@ -394,20 +394,15 @@ def _check_parameters(estimator: KernelReLURegressor) -> None:
     """Raise on a parameter out of range; sklearn asks that this waits until fit."""
     for name in ("n_hidden", "max_iter", "n_iter_no_change", "batch_size"):
         value = getattr(estimator, name)
-        if not (name == "batch_size" and value is None) and not (_is_number(value, whole=True) and value >= 1):
-            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if not (name == "batch_size" and value is None):
+            check_count(value, name)
     for name, word in (("learning_rate", "auto"), ("init_std", "auto"), ("gamma", "scale")):
         value = getattr(estimator, name)
-        fine = value == word if isinstance(value, str) else _is_number(value) and 0 < value < np.inf
-        if not fine:
-            raise InputError(f"{name} must be a positive finite number or {word!r}, got {value!r}. Try {word!r} first.")
-    if estimator.tol is not None and not (_is_number(estimator.tol) and 0 <= estimator.tol < 1):
-        raise InputError(
-            f"tol must be None or a number with 0 <= tol < 1, got {estimator.tol!r}. It is a part of the loss."
-        )
-    fraction = estimator.validation_fraction
-    if not (_is_number(fraction) and 0 < fraction < 1):
-        raise InputError(f"validation_fraction must lie between 0 and 1, got {fraction!r}.")
+        if not (isinstance(value, str) and value == word):
+            check_number(value, name, above=0.0, hint=f"Try {word!r} first.")
+    if estimator.tol is not None:
+        check_number(estimator.tol, "tol", least=0.0, below=1.0, hint="It is a part of the loss; None: never stop.")
+    check_number(estimator.validation_fraction, "validation_fraction", above=0.0, below=1.0)
     _check_word("kernel", estimator.kernel, ("linear", "rbf", "precomputed"), callables=True)
     _check_word("init", estimator.init, ("auto", "weights", "gram"), callables=True, arrays=True)
     _check_word("readout", estimator.readout, ("signs", "mean"), callables=False, arrays=True)
@@ -421,8 +416,3 @@ def _check_word(name: str, value: Parameter, words: tuple[str, ...], *, callable
     if not fine:
         kinds = [*map(repr, words), *["a callable"] * callables, *["an array"] * arrays]
         raise InputError(f"{name} must be {', '.join(kinds[:-1])} or {kinds[-1]}, got {value!r}.")
-
-
-def _is_number(value: object, whole: bool = False) -> bool:
-    kinds: tuple[type, ...] = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    return isinstance(value, kinds) and not isinstance(value, bool)

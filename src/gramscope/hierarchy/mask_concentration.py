@@ -1,7 +1,7 @@
 """Concentration over training: do co-activation and the pullback metric narrow, and do the weights follow?
 
 The question that arXiv:2606.09744 leaves open (its section 9 is empty). Each function
-takes plain tensors of one moment of training, so that a recorder can call it at any step: weights ``W^ℓ``
+takes plain tensors of one training step, so that a recorder can call it at any step: weights ``W^ℓ``
 (N_ℓ, N_{ℓ-1}) and masks ``σ^ℓ`` (n, N_ℓ), or the slopes φ'(h) of another activation. No metric of a single pair is
 formed, and no n × n matrix but where it is asked for; all sums are in float64.
 """
@@ -33,13 +33,15 @@ def overlap_rank(field: Masks, *, center: bool = False) -> float:
     """Participation ratio ``tr(C)² / tr(C²)`` of the overlap ``C_{μν} = u_μ·u_ν`` of a field (masks, signals).
 
     Between 1 and min(n, N). ``center`` takes the mean over examples off first: fields that are never negative share
-    one large direction, which hides the others. NaN, with a warning, only if there is nothing to rank: a field that is
-    zero (or, centred, the same for all examples).
+    one large direction, which hides the others. So the plain rank of masks of many independent units that are on half
+    of the time lies near 4, however many examples there are; the centred one counts the patterns beside the mean one.
+    NaN, with a warning, if there is nothing to rank: a field that is zero (or, centred, the same for all examples).
 
     >>> overlap_rank(torch.eye(3, dtype=torch.float64))
     3.0
-    >>> overlap_rank(torch.ones(5, 3))
-    1.0
+    >>> masks = torch.tensor([[True, False], [True, False], [False, True], [False, True]])
+    >>> overlap_rank(masks), overlap_rank(masks, center=True)
+    (2.0, 1.0)
     """
     u = _checked(field, "the field")
     u = centered_rows(u) if center else u
@@ -64,20 +66,6 @@ def coactivation(masks: Masks) -> Float64[Tensor, "n n"]:
     """
     sigma = _checked(masks, "masks")
     return sigma @ sigma.T
-
-
-def coactivation_rank(masks: Masks, *, center: bool = False) -> float:
-    """Participation ratio ``tr(C)² / tr(C²)`` of the co-activation overlap, without forming C.
-
-    Plain, it lies near 4 for many independent units that are on half of the time, however many examples there are:
-    half of the trace is the common direction. ``center=True`` asks how many patterns there are beside the mean one.
-    NaN, with a warning, where no unit is on (or, centred, where all examples have one pattern).
-
-    >>> masks = torch.tensor([[True, False], [True, False], [False, True], [False, True]])
-    >>> coactivation_rank(masks), coactivation_rank(masks, center=True)
-    (2.0, 1.0)
-    """
-    return overlap_rank(masks, center=center)
 
 
 def mean_projector(
@@ -291,8 +279,8 @@ def concentration(
         found.append(
             Concentration(
                 layer=place + 1,
-                coactivation_rank=coactivation_rank(mask),
-                centred_rank=coactivation_rank(mask, center=True),
+                coactivation_rank=overlap_rank(mask),
+                centred_rank=overlap_rank(mask, center=True),
                 spectrum=metric[0],
                 metric_rank=float(ratio_of_traces(metric[0].sum(), metric[0].square().sum())),
                 alignment=None if deltas is None else _overlap(_factor_eigen(*deltas[place]), metric, size),

@@ -130,9 +130,6 @@ class NetworkPullback(LinearOperator):
         columns = self._within(lambda: [self._product(column) for column in x.T])
         return torch.stack(columns, 1) if columns else x.new_zeros(self.rows.size, 0)
 
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
-
     def _product(self, v: Float[Tensor, " cols"]) -> Float[Tensor, " rows"]:
         """``Bᵀ B v``: a tangent for each output up to the uses of weights, and a cotangent for each output back."""
         if not self._uses:

@@ -85,9 +85,6 @@ class Pullback(LinearOperator):
         v = x.T.reshape(count, n, -1, width).transpose(0, 1)
         return self._sweep(v, None).transpose(0, 1).reshape(count, -1).T.contiguous()
 
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
-
     @exact_arithmetic()
     def _sweep(self, v: Float[Tensor, "n k C N"], constant: Float[Tensor, "n k C"] | None) -> Float[Tensor, "n k C N"]:
         """Up: ``v^k = D^k W^k v^{k-1}``. Down: ``y^k = Σ_ν G^{k+1}_{μν} v^k_ν + W^{k+1,T} D^{k+1} y^{k+1}``."""

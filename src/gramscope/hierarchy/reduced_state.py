@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite, check_lr
+from gramscope.base.checks import check_count, check_finite, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.results import TableResult
@@ -235,8 +235,7 @@ def compare_reduced(fields: Fields, y: Tensor, lr: float, steps: int) -> Reduced
         True
     """
     check_lr(lr)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise InputError(f"steps must be an int of at least 1, got {steps!r}.")
+    check_count(steps, "steps")
     state, true = ReducedState.of(fields, y), fields
     targets = _targets(fields, y)
     rows = [_differences(state, true, targets)]

@@ -8,9 +8,10 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_counts, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult
-from gramscope.linalg.arguments import default_tolerance, require_operator, require_tolerance, require_whole, stream
+from gramscope.linalg.arguments import default_tolerance, require_operator, stream
 from gramscope.linalg.krylov_space import KrylovSpace
 from gramscope.linalg.operator import LinearOperator, require_symmetric
 
@@ -89,10 +90,10 @@ def eigenvalues_top(
     require_symmetric(op, "eigenvalues_top")
     _require_count(op.cols.size, k, end)
     tol = default_tolerance(op.dtype) if tol is None else tol
-    require_tolerance(tol)
+    check_number(tol, "tol", least=0.0)
     wanted = 2 * k if end == "both" else k
     max_products = 1000 + 50 * k if max_products is None else max_products
-    require_whole(wanted, max_products=max_products)
+    check_counts(wanted, max_products=max_products)
     limit = _width_limit(op.cols.size, wanted, max_basis)
     space = KrylovSpace(op, limit, stream(seed, "eigenvalues_top"))
     before, searches = None, 0  # the values found when the last search for missed ones began
@@ -140,7 +141,7 @@ def _at_ends(count: int, k: int, end: End) -> Tensor:
 def _width_limit(n: int, wanted: int, max_basis: int | None) -> int:
     if max_basis is None:
         return min(n, max(2 * wanted + 10, 30))
-    require_whole(1, max_basis=max_basis)
+    check_counts(1, max_basis=max_basis)
     if max_basis < min(n, wanted + 3):
         raise InputError(
             f"max_basis must be at least {min(n, wanted + 3)}, the wanted pairs and a few more, got {max_basis}. Ask "
@@ -152,7 +153,7 @@ def _width_limit(n: int, wanted: int, max_basis: int | None) -> int:
 def _require_count(n: int, k: int, end: End) -> None:
     if end not in ("largest", "smallest", "both"):
         raise InputError(f"end must be 'largest', 'smallest' or 'both', got {end!r}. Choose one of the three.")
-    require_whole(1, k=k)
+    check_counts(1, k=k)
     most = n // 2 if end == "both" else n
     if most == 0:
         raise InputError(

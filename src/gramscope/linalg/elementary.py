@@ -59,9 +59,6 @@ class Identity(LinearOperator):
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
         return x.clone()
 
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return x.clone()
-
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
         return torch.eye(self.rows.size, dtype=self.dtype, device=self.device)
 
@@ -112,9 +109,6 @@ class Diagonal(LinearOperator):
         self.diagonal = diagonal
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return self.diagonal[:, None] * x
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return self.diagonal[:, None] * x
 
     def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:

@@ -38,6 +38,12 @@ def _quantile(level: float, samples: int) -> float:
     return float(off.kthvalue(min(len(off), 1 + int(level * len(off)))).values)
 
 
+def jackknife_error(others: Float[Tensor, "*k m"]) -> Float[Tensor, "*k"]:
+    """The standard error of a value, from those that each leave one of m samples out: ``√((m-1)/m Σ (v_i - v̄)²)``."""
+    m = others.shape[-1]
+    return ((m - 1) / m * (others - others.mean(-1, keepdim=True)).square().sum(-1)).sqrt()
+
+
 def rounding(x: Float[Tensor, "n k"], image: Float[Tensor, "n k"]) -> float:
     """The size of the rounding error of ``Σ_j ⟨x_j, A x_j⟩``."""
     return rounding_unit(image.dtype, len(image)) * float((norms(x) * norms(image)).sum())

@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_counts, check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult
-from gramscope.linalg.arguments import default_tolerance, require_operator, require_tolerance, require_whole
+from gramscope.linalg.arguments import default_tolerance, require_operator
 from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
 from gramscope.linalg.orthogonal import inner, norms
 
@@ -68,8 +68,8 @@ def conjugate_gradient(
     _require_system(op, columns, preconditioner)
     tol = default_tolerance(op.dtype) if tol is None else tol
     max_iter = 10 * op.cols.size if max_iter is None else max_iter
-    require_tolerance(tol)
-    require_whole(0, max_iter=max_iter)
+    check_number(tol, "tol", least=0.0)
+    check_counts(0, max_iter=max_iter)
     sizes = norms(columns)
     x, residual = torch.zeros_like(columns), columns.clone()
     iterations = torch.zeros(columns.shape[1], dtype=torch.long, device=op.device)

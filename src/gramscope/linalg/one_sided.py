@@ -5,9 +5,10 @@ from typing import Literal
 import torch
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_counts
 from gramscope.base.errors import InputError
 from gramscope.base.rng import Distribution
-from gramscope.linalg.arguments import require_operator, require_whole, stream
+from gramscope.linalg.arguments import require_operator, stream
 from gramscope.linalg.intervals import rounding_unit
 from gramscope.linalg.operator import LinearOperator, require_finite
 from gramscope.linalg.orthogonal import norms
@@ -53,6 +54,6 @@ def one_sided_trace(
 
 def _require_side(jacobian: LinearOperator, side: str, block: int) -> None:
     require_operator(jacobian, "one_sided_trace")
-    require_whole(1, block=block)
+    check_counts(1, block=block)
     if side not in ("reverse", "forward"):
         raise InputError(f"side must be 'reverse' or 'forward', got {side!r}.")

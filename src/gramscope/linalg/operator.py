@@ -25,8 +25,8 @@ Scalar = int | float | Tensor
 class LinearOperator(ABC):
     """A real matrix ``A`` of shape (rows, cols), known by ``X ↦ A X`` and ``Y ↦ Aᵀ Y``.
 
-    A subclass defines :meth:`_matmat` and :meth:`_adjoint_matmat`, which may rely on checked arguments,
-    and overrides :meth:`dense` where a closed form exists. ``dtype`` and ``device`` are facts of the
+    A subclass defines :meth:`_matmat` and, unless it is symmetric, :meth:`_adjoint_matmat`, which may rely on checked
+    arguments, and overrides :meth:`dense` where a closed form exists. ``dtype`` and ``device`` are facts of the
     operator: a product with anything else is refused, never cast. ``symmetric`` is declared, and sums,
     products and adjoints carry it on; the solvers that need symmetry ask for it.
 
@@ -72,9 +72,11 @@ class LinearOperator(ABC):
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
         """``A x`` for checked ``x``."""
 
-    @abstractmethod
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        """``Aᵀ x`` for checked ``x``."""
+        """``Aᵀ x`` for checked ``x``; to be defined unless A is symmetric."""
+        if not self.symmetric:
+            raise NotImplementedError(f"{type(self).__name__} is not symmetric and has no product with its transpose.")
+        return self._matmat(x)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -36,22 +36,14 @@ def project_out(x: Float[Tensor, "n k"], basis: Float[Tensor, "n b"]) -> Float[T
     return x
 
 
-def orthonormal_columns(
-    x: Float[Tensor, "n k"], against: Float[Tensor, "n b"], *, tol: float | None = None
-) -> Float[Tensor, "n r"]:
-    """An orthonormal basis, ``r <= k`` columns, of what ``x`` adds to the span of ``against``.
+def orthonormal_columns(x: Float[Tensor, "n k"]) -> Float[Tensor, "n r"]:
+    """An orthonormal basis, ``r <= k`` columns, of the span of ``x``.
 
-    Columns are first scaled to one length; directions in which less than ``tol`` of it remains are taken
-    as already spanned (default: 10 √n rounding units).
+    Columns are first scaled to one length; directions in which less than 10 √n rounding units of it remain are taken as
+    already spanned.
     """
-    n = x.shape[0]
-    tol = 10 * n**0.5 * torch.finfo(x.dtype).eps if tol is None else tol
+    tol = 10 * len(x) ** 0.5 * torch.finfo(x.dtype).eps
     lengths = norms(x)
-    directions = x[:, lengths > 0] / lengths[lengths > 0].to(x.dtype)
-    left, triangle = torch.linalg.qr(project_out(directions, against))
+    left, triangle = torch.linalg.qr(x[:, lengths > 0] / lengths[lengths > 0].to(x.dtype))
     rotation, sizes, _ = torch.linalg.svd(triangle)
-    kept = contract("n column, column kept -> n kept", left, rotation[:, sizes > tol])
-    # Rounding errors in a direction of size tol were magnified by 1/tol: they may reach the known span again.
-    room = max(0, n - against.shape[1])
-    fresh: Tensor = torch.linalg.qr(project_out(kept, against)).Q
-    return fresh[:, :room]
+    return contract("n column, column kept -> n kept", left, rotation[:, sizes > tol])

@@ -1,17 +1,18 @@
 """Random estimates of a trace from products alone, with their standard errors."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_counts
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import Distribution, probes
-from gramscope.linalg.arguments import require_operator, require_whole, stream
+from gramscope.linalg.arguments import require_operator, stream
 from gramscope.linalg.intervals import half_widths, rounding
 from gramscope.linalg.operator import LinearOperator, require_finite, require_square
 from gramscope.linalg.orthogonal import inner, norms, orthonormal_columns, project_out
@@ -75,7 +76,7 @@ def hutchinson(
     6 ± 1.5e-06 (hutchinson, 4 products)
     """
     require_estimate(op, products, 2, "hutchinson")
-    require_whole(1, block=block)
+    check_counts(1, block=block)
     rng = stream(seed, "hutchinson")
     samples, floor = [], 0.0
     for start in range(0, products, block):
@@ -110,7 +111,7 @@ def hutchpp(
     n, rng = op.cols.size, stream(seed, "hutchpp")
     sketch = min(products // 3, n)
     image = _finite_product(op, draw_probes(op, sketch, distribution, rng))
-    basis = orthonormal_columns(image, image[:, :0])
+    basis = orthonormal_columns(image)
     basis_image = _finite_product(op, basis)
     known, floor = float(inner(basis, basis_image).sum()), rounding(basis, basis_image)
     spent, rank = sketch + basis.shape[1], basis.shape[1]
@@ -144,9 +145,9 @@ def require_estimate(op: LinearOperator, products: int, least: int, method: str)
     require_budget(products, least, method)
 
 
-def require_budget(products: Any, least: int, method: str) -> None:
+def require_budget(products: int, least: int, method: str) -> None:
     """Raise unless there are products enough for an estimate and its error."""
-    require_whole(0, products=products)
+    check_counts(0, products=products)
     if products < least:
         raise InputError(
             f"{method} needs products >= {least} to estimate a value and its standard error, got {products}. "

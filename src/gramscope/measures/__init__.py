@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from gramscope.measures.loss_curvature import HessianOperator as HessianOperator
     from gramscope.measures.loss_curvature import Sharpness as Sharpness
     from gramscope.measures.loss_curvature import sharpness as sharpness
-    from gramscope.measures.measure import Facts as Facts
     from gramscope.measures.measure import Measure as Measure
     from gramscope.measures.measure import UndefinedMeasureWarning as UndefinedMeasureWarning
     from gramscope.measures.measure import gather_state as gather_state

@@ -17,6 +17,7 @@ from gramscope.base.user_warnings import undefined
 from gramscope.capture.network import Outputs, Precision
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.gradient_outer_product import layer_agop
+from gramscope.measures.rows import check_size
 
 __all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]
 
@@ -139,20 +140,15 @@ def _eigen(matrix: Float[Tensor, "*g d d"], rounding: Rounding) -> tuple[Tensor,
 
 
 def _both(gram: Tensor, agop: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64 and of about one size: a correlation knows no scale."""
     if gram.shape != agop.shape:
         raise InputError(f"gram and agop must have one shape (d, d), got {tuple(gram.shape)} and {tuple(agop.shape)}.")
-    return _scaled(_symmetric(gram, "gram")), _scaled(_symmetric(agop, "agop"))
-
-
-def _scaled(matrix: Tensor) -> Tensor:
-    """Divided by a power of two, which costs no digits, to a largest entry of about one."""
-    return matrix / math.ldexp(1.0, math.frexp(float(matrix.abs().max()))[1] - 1)
+    return _symmetric(gram, "gram"), _symmetric(agop, "agop")
 
 
 def _symmetric(matrix: Tensor, what: str) -> Float[Tensor, "*g d d"]:
     # The tolerance is far above bfloat16's rounding.
     check_symmetric(matrix.detach(), what, tol=1e-2, remedy="Of a weight W pass its Gram matrix W.T @ W.")
+    check_size(matrix, what)
     return matrix.detach().double()
 
 

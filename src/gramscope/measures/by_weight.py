@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from gramscope.base.results import TableResult, in_short
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 V = TypeVar("V")
 
@@ -36,10 +33,8 @@ class ByWeight(Mapping[str, V], TableResult):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({in_short(self.results)}; {len(self.left_out)} parameters left out)"
 
-    def to_dataframe(self) -> "DataFrame":
+    def _table(self) -> tuple[list[dict[str, int | float | str]], list[str]]:
         """A row a weight: its number, or the fields of its result that are numbers or short text."""
-        from pandas import DataFrame
-
         rows = [vars(result) if is_dataclass(result) else {"value": result} for result in self.values()]
         plain = [{key: v for key, v in row.items() if isinstance(v, int | float | str)} for row in rows]
-        return DataFrame(plain, index=list(self))
+        return plain, list(self)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,9 +13,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
-from gramscope.measures.measure import Facts, Measure
-
-_PAPYAN = "Papyan, Han & Donoho 2020 (arXiv:2008.08186)"
+from gramscope.measures.measure import Measure
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,39 +53,13 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
     - NC4 the share of examples where the classifier disagrees with the nearest class mean;
     - CDNV the mean over pairs of ``(Var_c + Var_c')/(2|μ_c - μ_c'|²)``.
 
-    Every class counts alike, whatever its size. Rows are kept while they are smaller than one scatter matrix for each
-    class; with a classifier they are kept throughout, since NC4 needs them.
+    Every class counts alike, whatever its size. The state keeps the rows, in their own dtype.
 
     Directions of the class means that are no more than rounding of the features do not count (docs/notation.md).
 
     Reference: arXiv:2008.08186 (NC1-NC4); arXiv:2105.02375, eq. 4 (NC2); arXiv:2112.15121, definition 1 (CDNV);
     arXiv:2410.04264, appendix H.2 (ridge 1e-4). Its proposition 1 sums over classes; its published numbers fit means.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="neural collapse",
-        symbol="NC1",
-        bounds=(0.0, math.inf),
-        low="collapsed: one point for each class",
-        high="spread: classes vary as much within as between",
-        reference=_PAPYAN,
-    )
-    parts: ClassVar[Mapping[str, Facts]] = {
-        "nc1": facts,
-        "nc2": Facts(
-            "simplex of the class means", "NC2", (0.0, 2.0), "equal norms and equal, largest angles", "no simplex",
-            "Zhu et al. 2021 (arXiv:2105.02375), eq. 4",
-        ),
-        "nc2_equinorm": Facts("spread of the norms", "NC2a", (0.0, math.inf), "equal norms", "unequal norms", _PAPYAN),
-        "nc2_equiangular": Facts("spread of the cosines", "NC2b", (0.0, 1.0), "equal angles", "unequal", _PAPYAN),
-        "nc2_maximal_angle": Facts("gap to the largest angle", "NC2c", (0.0, 2.0), "simplex", "no simplex", _PAPYAN),
-        "nc3": Facts("self-duality", "NC3", (0.0, 4.0), "weights along the class means", "unrelated", _PAPYAN),
-        "nc4": Facts("nearest class mean", "NC4", (0.0, 1.0), "classifies by nearest mean", "does not", _PAPYAN),
-        "cdnv": Facts(
-            "class-distance variance", "CDNV", (0.0, math.inf), "collapsed", "classes overlap",
-            "Galanti, György & Hutter 2021 (arXiv:2112.15121), definition 1",
-        ),
-    }  # fmt: skip
 
     def __init__(
         self,
@@ -122,10 +93,10 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             unknown = sorted(set(labels.tolist()) - set(self.classes))
             if unknown:
                 raise InputError(f"labels must be among the given classes, but {unknown[:5]} are not. Check classes=.")
-        state = ClassState.of(features, labels, outputs, keep_rows=self.weight is not None or outputs is not None)
-        if self.weight is not None and self.weight.shape[1] != state.width:
+        state = ClassState.of(features, labels, outputs)
+        if self.weight is not None and self.weight.shape[1] != state.rows.width:
             raise InputError(
-                f"the classifier's weight must have shape (K, {state.width}) to match the features, got "
+                f"the classifier's weight must have shape (K, {state.rows.width}) to match the features, got "
                 f"{tuple(self.weight.shape)}. Pass last.weight and the inputs of that layer."
             )
         return state
@@ -135,7 +106,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             raise InputError("neural collapse needs examples, got none.")
         found = state.statistics()
         missing = tuple(c for c in self.classes or () if c not in found.labels)
-        notes = _notes(found, missing, state.width)
+        notes = _notes(found, missing, state.rows.width)
         count = len(found.labels)
         if count < 2:
             nan = undefined(
@@ -265,7 +236,6 @@ def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
 def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None) -> float | None:
     if state.outputs is None and weight is None:
         return None
-    assert state.rows is not None
     width = state.outputs.width if state.outputs is not None else len(weight if weight is not None else ())
     places = _columns(found.labels, width, "outputs" if state.outputs is not None else "the classifier's weight")
     wrong, size, centre = 0, 1024, found.centre

@@ -29,7 +29,7 @@ from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, column_basis
 from gramscope.capture.activations import At, Layers, Mode
-from gramscope.measures.class_moments import class_labels
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.collapse import neural_collapse
 from gramscope.measures.layer_features import Reduce, features
 
@@ -152,10 +152,9 @@ def _angles(
     counts = torch.bincount(places, minlength=classes).double()
     weight = (classes * counts[places]).rsqrt()[:, None]  # every class weighs 1/C
     means = rows.new_zeros(classes, rows.shape[1]).index_add_(0, places, rows) / counts[:, None]
-    scale = float(rows.abs().max()) or 1.0
-    h, lengths = weight * (rows - means.mean(0)) / scale, (weight * rows / scale).norm(dim=0)
+    h, lengths = weight * (rows - means.mean(0)), (weight * rows).norm(dim=0)
     span = column_basis(h, rounding, len(h), lengths) if bool(lengths.any()) else h[:, :0]
-    hot = torch.nn.functional.one_hot(places, classes).double()
+    hot = one_hot(places, classes)
     indicator = weight * hot * classes**0.5  # orthonormal columns
     # An orthonormal basis of the vectors over classes that sum to zero.
     simplex = torch.linalg.qr(torch.eye(classes, dtype=torch.float64, device=h.device)[:, 1:] - 1 / classes)[0]

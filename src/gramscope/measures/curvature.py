@@ -1,10 +1,8 @@
 """The Gauss-Newton matrix ``Jᵀ H J`` of a loss, which is the Fisher matrix for the cross entropy."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from gramscope.base.axes import Axes
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs
 from gramscope.hierarchy.losses import Targets, loss_function
@@ -13,20 +11,6 @@ from gramscope.linalg import LinearOperator, eigenvalues_top
 from gramscope.measures.loss_curvature import HessianOperator, Sharpness
 
 __all__ = ["gauss_newton", "gauss_newton_sharpness"]
-
-
-class _OutputHessian(LinearOperator):
-    """``H = ∂²loss/∂f²`` on (example, output)."""
-
-    def __init__(self, hessian: HessianOperator, rows: Axes) -> None:
-        super().__init__(rows, rows, dtype=hessian.dtype, device=hessian.device, symmetric=True)
-        self._hessian = hessian
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return self._hessian._matmat(x)
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._hessian._matmat(x)
 
 
 def gauss_newton(
@@ -50,8 +34,7 @@ def gauss_newton(
     f = linear.outputs.to(linear.jacobian.dtype).clone().requires_grad_()
     with torch.enable_grad():
         value = loss_function(loss)(f, y)
-    hessian = _OutputHessian(HessianOperator(value, [f]), linear.jacobian.rows)
-    return linear.jacobian.T @ hessian @ linear.jacobian
+    return linear.jacobian.T @ HessianOperator(value, [f]) @ linear.jacobian
 
 
 def gauss_newton_sharpness(

@@ -33,7 +33,7 @@ def utilisation_dimension(curves: Curves) -> float:
         >>> round(utilisation_dimension(richness_curves(phi, phi, outputs=phi)), 6)
         3.0
     """
-    used = shares(curves.utilisation, "utilisation", "outputs")[1:]
+    used = _increments(curves.utilisation, "utilisation", "outputs")[1:]
     return 1.0 if not bool(used.any()) else 1.0 + effective_rank(used)
 
 
@@ -70,8 +70,8 @@ def curve_correlation(curves: Curves, *, method: Method = "spearman") -> CurveCo
     if method not in ("pearson", "spearman"):
         raise InputError(f'method must be "spearman" or "pearson", got {method!r}.')
     rho = curves.eigenvalues[1 : curves.rank]
-    quality = None if curves.quality is None else shares(curves.quality, "quality", "targets")[1:]
-    used = None if curves.utilisation is None else shares(curves.utilisation, "utilisation", "outputs")[1:]
+    quality = None if curves.quality is None else _increments(curves.quality, "quality", "targets")[1:]
+    used = None if curves.utilisation is None else _increments(curves.utilisation, "utilisation", "outputs")[1:]
     if quality is None and used is None:
         raise InputError("the curves must have a quality or a utilisation. Give richness_curves targets or outputs.")
     return CurveCorrelation(
@@ -112,7 +112,7 @@ def layer_curves(
     return {name: richness_curves(known[name], phi, targets, outputs) for name, phi in last.items()}
 
 
-def shares(cumulative: Float[Tensor, " k"] | None, name: str, source: str) -> Float[Tensor, " k"]:
+def _increments(cumulative: Float[Tensor, " k"] | None, name: str, source: str) -> Float[Tensor, " k"]:
     """``Q(k) = Π(k) - Π(k-1)``, at least 0."""
     if cumulative is None:
         raise InputError(
@@ -122,18 +122,14 @@ def shares(cumulative: Float[Tensor, " k"] | None, name: str, source: str) -> Fl
 
 
 def _correlation(a: Tensor | None, b: Tensor | None, method: Method) -> float | None:
+    from scipy.stats import rankdata
+
     if a is None or b is None:
         return None
     if len(a) < 3:
         return undefined("a correlation over eigenfunctions", f"it needs 4 eigenfunctions, got {len(a) + 1}")
     if method == "spearman":
-        a, b = _ranks(a), _ranks(b)
+        a, b = (torch.from_numpy(rankdata(values.cpu())) for values in (a, b))
     if float(a.std()) == 0 or float(b.std()) == 0:
         return undefined("a correlation over eigenfunctions", "one of the two curves is constant")
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
-
-
-def _ranks(values: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """Ranks, equal values sharing the mean of theirs."""
-    _, places, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2).to(values)[places]

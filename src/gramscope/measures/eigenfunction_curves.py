@@ -12,13 +12,13 @@ from torch import Tensor
 from gramscope.base.charts import line_chart
 from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
-from gramscope.base.moments import Moments, check_paired
+from gramscope.base.moments import check_paired
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
 from gramscope.base.user_warnings import undefined, warn
-from gramscope.measures.class_moments import class_labels
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.class_moments import class_labels, one_hot
+from gramscope.measures.measure import Measure
 from gramscope.measures.rows import Rows
 
 Part = Literal["evaluation", "train"]
@@ -58,13 +58,31 @@ class Curves(TableResult):
 
 
 @dataclass(frozen=True, eq=False)
+class SecondMoment:
+    """``Σ x xᵀ`` of n rows, not centred."""
+
+    n: int
+    total: Float[Tensor, "p p"]
+
+    @classmethod
+    def of(cls, rows: Rows) -> "SecondMoment":
+        x = rows.all()
+        return cls(rows.n, x.mT @ x)
+
+    def merged(self, other: "SecondMoment") -> "SecondMoment":
+        if self.total.shape != other.total.shape:
+            raise InputError(f"features must have one width, got {len(self.total)} and {len(other.total)}.")
+        return SecondMoment(self.n + other.n, self.total + other.total.to(self.total))
+
+
+@dataclass(frozen=True, eq=False)
 class CurvesState:
     """Training features as rows or second moments, whichever is smaller; evaluation features, targets and outputs.
 
     ``rounding`` is that of the training features.
     """
 
-    train: Rows | Moments | None
+    train: Rows | SecondMoment | None
     evaluation: Mapping[str, Rows]
     rounding: Rounding
 
@@ -89,15 +107,6 @@ class RichnessCurves(Measure[CurvesState, Curves]):
 
     Reference: arXiv:2410.04264, eq. 5, sections 5.1-5.2 and appendix J.1 (Nyström method).
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="quality, utilisation and intensity of the features",
-        symbol="Π*, Π̂, ρ",
-        bounds=(0.0, 1.0),
-        low="lazy: many eigenfunctions are needed",
-        high="rich: the first C eigenfunctions hold the targets and the outputs",
-        reference="arXiv:2410.04264, eq. 5 and section 5.1",
-    )
 
     def update(
         self,
@@ -225,10 +234,10 @@ def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float 
     return q
 
 
-def _spectrum(train: Rows | Moments) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
+def _spectrum(train: Rows | SecondMoment) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
     """ρ descending and U; zeros fill up where there are fewer examples than features."""
-    if isinstance(train, Moments):
-        rho, u = torch.linalg.eigh(train.second_moment())
+    if isinstance(train, SecondMoment):
+        rho, u = torch.linalg.eigh(train.total / train.n)
         return rho.flip(0).clamp(min=0), u.flip(1)
     x = train.all()
     _, s, v = torch.linalg.svd(x, full_matrices=False)
@@ -256,7 +265,7 @@ def _cumulative(q: Float[Tensor, "n k"], rows: Rows | None, what: str) -> tuple[
 def _targets(evaluation: Mapping[str, Rows]) -> Rows | None:
     if "labels" in evaluation:
         labels = evaluation["labels"].all()[:, 0].long()
-        return Rows.of(torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]))
+        return Rows.of(one_hot(labels.unique(return_inverse=True)[1]))
     return evaluation.get("targets")
 
 
@@ -274,16 +283,14 @@ def _notes(rank: int, examples: int, width: int, trained: int) -> tuple[str, ...
     return tuple(notes)
 
 
-def _compact(rows: Rows) -> Rows | Moments:
-    if rows.nbytes <= 8 * rows.width**2:
-        return rows
-    return Moments.of(rows.all())
+def _compact(rows: Rows) -> Rows | SecondMoment:
+    return rows if rows.nbytes <= 8 * rows.width**2 else SecondMoment.of(rows)
 
 
-def _merge_train(a: Rows | Moments | None, b: Rows | Moments | None) -> Rows | Moments | None:
+def _merge_train(a: Rows | SecondMoment | None, b: Rows | SecondMoment | None) -> Rows | SecondMoment | None:
     if a is None or b is None:
         return a if b is None else b
     if isinstance(a, Rows) and isinstance(b, Rows):
         return _compact(a.merged(b))
-    a, b = (Moments.of(x.all()) if isinstance(x, Rows) else x for x in (a, b))
+    a, b = (SecondMoment.of(x) if isinstance(x, Rows) else x for x in (a, b))
     return a.merged(b)

@@ -25,7 +25,7 @@ from gramscope.capture.network import (
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.losses import Targets
 from gramscope.measures.by_weight import ByWeight
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 from gramscope.measures.weight_matrices import WeightForm, weight_forms
 
 __all__ = ["FeatureLearning", "WeightLearning", "WeightLearnings", "feature_learning", "feature_learning_residual"]
@@ -204,15 +204,6 @@ class FeatureLearning(Measure[WeightLearnings, WeightLearnings]):
     >>> torch.allclose(found["weight"].cross, whole["weight"].cross)
     True
     """
-
-    facts = Facts(
-        name="Feature Learning Equation",
-        symbol="|Wᵀ∇_W L - (∇_H L)ᵀH|",
-        bounds=(0.0, float("inf")),
-        low="the gradient of the weight is the gradient of its features",
-        high="gradients and captured features do not belong together",
-        reference="arXiv:2605.06258, Feature Learning Equation",
-    )
 
     def __init__(
         self,

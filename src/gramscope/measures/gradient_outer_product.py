@@ -33,12 +33,10 @@ from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning_equation import private_copy
-from gramscope.measures.measure import Facts, Measure, S, V
+from gramscope.measures.measure import Measure, S, V
 from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
 
 __all__ = ["AGOP", "LayerAGOP", "LayerAGOPs", "agop", "agop_operator", "layer_agop"]
-
-REFERENCE = "arXiv:2605.06258, AGOP; Radhakrishnan et al., Science 383 (2024) 1461"
 
 
 def agop(
@@ -61,7 +59,7 @@ def agop(
         batch_size: examples taken at once; all if None.
         precision: "float64" or "float32" runs a copy in that dtype; "tf32" allows TF32 on the GPU.
 
-    Reference: arXiv:2605.06258, AGOP.
+    Reference: arXiv:2605.06258, AGOP; Radhakrishnan et al., Science 383 (2024) 1461.
 
     Example:
         >>> model = torch.nn.Linear(3, 2, bias=False)
@@ -119,15 +117,6 @@ class AGOP(Measure[GradientSum, Tensor]):
     >>> torch.allclose(AGOP(model).over([x[:1], x[1:]]), agop(model, x))
     True
     """
-
-    facts = Facts(
-        name="average gradient outer product",
-        symbol="AGOP",
-        bounds=(-float("inf"), float("inf")),
-        low="directions of the input to which no output reacts",
-        high="directions of the input to which the outputs react most",
-        reference=REFERENCE,
-    )
 
     def __init__(self, model: nn.Module, *, outputs: Outputs = None, precision: Precision = None) -> None:
         check_precision(precision)
@@ -193,15 +182,6 @@ class LayerAGOP(Measure[SignalSums, LayerAGOPs]):
     True
     """
 
-    facts = Facts(
-        name="average gradient outer product by layer",
-        symbol="WᵀKW",
-        bounds=(-float("inf"), float("inf")),
-        low="directions of a layer's input to which no output reacts",
-        high="directions of a layer's input to which the outputs react most",
-        reference=REFERENCE,
-    )
-
     def __init__(
         self,
         model: nn.Module,
@@ -256,9 +236,6 @@ class AGOPOperator(LinearOperator):
         if back is None:  # the outputs do not depend on the input
             return torch.zeros_like(x)
         return back.reshape(count, n, -1).sum(1).T.to(self.dtype) / n
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
 
 
 def agop_operator(

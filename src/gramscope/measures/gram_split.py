@@ -11,6 +11,7 @@ from gramscope.base.checks import check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
+from gramscope.measures.rows import check_size
 
 __all__ = ["StepSplit", "gram_only_step", "split_step"]
 
@@ -30,8 +31,7 @@ class StepSplit(Result):
     @property
     def share(self) -> float:
         """Share of the squared norm of the step that alters the Gram matrix; 0 for a zero step."""
-        largest = max(float(self.altering.abs().max()), float(self.preserving.abs().max())) or 1.0
-        altering, preserving = (float((part / largest).square().sum()) for part in (self.altering, self.preserving))
+        altering, preserving = (float(part.square().sum()) for part in (self.altering, self.preserving))
         return altering / (altering + preserving) if altering + preserving else 0.0
 
 
@@ -62,9 +62,8 @@ def split_step(weight: Tensor, step: Tensor, method: Method = "sylvester") -> St
     if method == "procrustes":
         altering = gram_only_step(w, w + d) - w
         return StepSplit(altering, d - altering)
-    unit = _at_unit_size(w)
-    u, s, vt = torch.linalg.svd(unit, full_matrices=False)
-    keep = s > torch.maximum(max(w.shape[-2:]) * EPS64 * s[..., :1], singular_floor(unit, Rounding.of(weight)))
+    u, s, vt = torch.linalg.svd(w, full_matrices=False)
+    keep = s > torch.maximum(max(w.shape[-2:]) * EPS64 * s[..., :1], singular_floor(w, Rounding.of(weight)))
     s = torch.where(keep, s, 0.0)
     inside = u.mT @ d @ vt.mT  # X
     rows, cols = s[..., :, None], s[..., None, :]
@@ -101,8 +100,7 @@ def gram_only_step(before: Tensor, after: Tensor, keep: Keep = "altering") -> Fl
         basis = torch.linalg.qr(torch.cat([w1, w2], dim=-1))[0]
         w1, w2 = basis.mT @ w1, basis.mT @ w2
     rounding = max(Rounding.of(before), Rounding.of(after), key=lambda r: r.eps)
-    unit1, unit2 = (_without_rounding(_at_unit_size(w), rounding) for w in (w1, w2))
-    q = _nearest_turn(unit1 @ unit2.mT)
+    q = _nearest_turn(_without_rounding(w1, rounding) @ _without_rounding(w2, rounding).mT)
     result = q @ w2 if keep == "altering" else q.mT @ w1
     return result if basis is None else basis @ result
 
@@ -142,12 +140,6 @@ def _complete(left: Float[Tensor, "m m"], right: Float[Tensor, "m m"], rank: int
     return left[:, :rank] @ right[:rank] + free_left @ (p @ r) @ free_right
 
 
-def _at_unit_size(w: Float[Tensor, "*g m d"]) -> Float[Tensor, "*g m d"]:
-    """Each matrix times a power of two (exactly), at which squares neither overflow nor vanish; turns know no size."""
-    exponent = torch.frexp(w.abs().amax((-2, -1), keepdim=True)).exponent
-    return torch.ldexp(w, -exponent.clamp(-1000, 1000))
-
-
 def _weight_and(weight: Tensor, other: Tensor, what: str) -> tuple[Tensor, Tensor]:
     for tensor, name in ((weight, "weight"), (other, what)):
         if not isinstance(tensor, Tensor):
@@ -160,4 +152,5 @@ def _weight_and(weight: Tensor, other: Tensor, what: str) -> tuple[Tensor, Tenso
         )
     for tensor, name in ((weight, "weight"), (other, what)):
         check_finite(tensor, name, "The run has diverged: load an earlier checkpoint.")
+    check_size(weight, "weight")
     return weight.detach().double(), other.detach().double()

@@ -3,7 +3,7 @@
 With rows centred over the whole data set, K_i = X_i X_iᵀ and r_i the diagonal of K_i, everything CKA needs is
 ``⟨K_i, K_j⟩ = |X_iᵀX_j|²``, ``Σ_μ r_i r_j`` and ``Σ_μ r_i``. The state keeps rows while they take less memory than
 moments of all P features, and moments (with some rows not yet added) from then on. Rows are contracted over all pairs
-of examples or over all pairs of features, whichever costs less.
+of examples, or made moments in the end, whichever costs less.
 """
 
 import math
@@ -20,7 +20,7 @@ from gramscope.base.rounding import EPS64, Rounding
 from gramscope.measures.rows import Rows
 
 TILE_BYTES = 16 * 2**20
-CENTRED_BYTES = 64 * 2**20
+MOMENT_BYTES = 2**30  # of a scatter matrix that is made where rows would do
 PANEL = 512
 # A product of (L, tile²) with itself is thin and runs at less than half the rate of a square one (measured on a CPU).
 THIN = 2.5
@@ -181,11 +181,9 @@ class LayerState:
 
     def products(self) -> GramProducts:
         """⟨K_i, K_j⟩ and what debiasing needs, over all examples merged so far."""
-        if self.moments is not None:
-            return self.all_moments().products()
         n, size, layers = self.n, sum(self.widths), len(self.names)
-        by_examples = n * n * (size + THIN * layers**2)
-        return tiled_products(self.rows) if by_examples <= n * size**2 else panelled_products(self.rows)
+        cheaper = n * (size + THIN * layers**2) > size**2 and 8 * size**2 <= MOMENT_BYTES
+        return self.all_moments().products() if self.moments is not None or cheaper else tiled_products(self.rows)
 
     def all_moments(self) -> LayerMoments:
         """Moments of everything merged so far."""
@@ -226,53 +224,8 @@ def tiled_products(rows: tuple[Rows, ...]) -> GramProducts:
             inner.addmm_(flat, flat.mT, alpha=1.0 if left == top else 2.0)
             if left == top:
                 r[:, top : top + height] = grams.diagonal(dim1=1, dim2=2)
-    return _products(n, inner, r, centres)
-
-
-def panelled_products(rows: tuple[Rows, ...]) -> GramProducts:
-    """The products over pairs of features: |X_iᵀX_j|² for panels of layers, without keeping any X_iᵀX_j."""
-    n, layers, device = rows[0].n, len(rows), rows[0].device
-    panels = _panels([kept.width for kept in rows])
-    inner = torch.zeros((layers, layers), dtype=torch.float64, device=device)
-    centres = [kept.centre().to(inner) for kept in rows]
-    r = torch.zeros((layers, n), dtype=torch.float64, device=device)
-
-    def centred(panel: list[int]) -> Float[Tensor, "n P"]:
-        return torch.cat([centres[i].centred(rows[i].all().to(device)) for i in panel], 1)
-
-    # Small sets are centred once; large ones panel by panel, again for each pair, to stay small.
-    once = {}
-    if 8 * n * sum(kept.width for kept in rows) <= CENTRED_BYTES:
-        once = {panel[0]: centred(panel) for panel in panels}
-
-    for at, panel in enumerate(panels):
-        x, widths = once[panel[0]] if once else centred(panel), tuple(rows[i].width for i in panel)
-        r[panel] = _per_layer(x.square(), widths).mT
-        for other in panels[at:]:
-            y = x if other is panel else once[other[0]] if once else centred(other)
-            squares = (x.mT @ y).square_()
-            sums = _per_layer(_per_layer(squares, tuple(rows[j].width for j in other)).mT, widths).mT
-            inner[panel[0] : panel[-1] + 1, other[0] : other[-1] + 1] = sums
-            inner[other[0] : other[-1] + 1, panel[0] : panel[-1] + 1] = sums.mT
-    return _products(n, inner, r, centres)
-
-
-def _products(n: int, inner: Tensor, r: Tensor, centres: list[Centre]) -> GramProducts:
     squares = torch.stack([centre.mean.square().sum() for centre in centres])
     return GramProducts(n, (inner + inner.mT) / 2, r @ r.mT, r.sum(1), squares)
-
-
-def _panels(widths: list[int]) -> list[list[int]]:
-    """Layers in order, put together up to about PANEL features."""
-    panels: list[list[int]] = []
-    room = 0
-    for i, width in enumerate(widths):
-        if not panels or width > room:
-            panels.append([])
-            room = PANEL
-        panels[-1].append(i)
-        room -= width
-    return panels
 
 
 def _scatter(z: Float[Tensor, "n P"]) -> Float[Tensor, "P P"]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float64
@@ -15,20 +14,17 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
-from gramscope.base.results import Result, as_column
+from gramscope.base.results import TableResult, as_column
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, count_examples
 from gramscope.hierarchy.losses import loss_function
 from gramscope.kernels.gradients import gradient_gram
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 __all__ = ["Influence", "tracin"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Influence(Result):
+class Influence(TableResult):
     """``scores[i, j]``: how far training example i lowered the loss of test example j, to first order.
 
     Positive: a proponent, whose steps lowered the test loss. Negative: an opponent. ``checkpoints`` is their number.
@@ -45,11 +41,9 @@ class Influence(Result):
         """The ``k`` training examples that raised it most."""
         return self.scores[:, test].argsort(stable=True)[:k].tolist()
 
-    def to_dataframe(self) -> "DataFrame":
+    def _table(self) -> tuple[object, None]:
         """The scores, training examples in rows and test examples in columns."""
-        from pandas import DataFrame
-
-        return DataFrame(as_column(self.scores))
+        return as_column(self.scores), None
 
     def plot(self, *, axes: Axes | None = None) -> Figure:
         """The scores as a heat map, red for proponents; a figure."""

@@ -6,20 +6,18 @@ the target linearity of the features ``h(t)`` in t (with an offset) says how muc
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult, as_column
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import Layers
 from gramscope.measures.layer_features import features
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = ["Interpolation", "interpolate", "interpolation_linearity", "path_linearity"]
 
@@ -39,8 +37,7 @@ def interpolate(
         raise InputError(
             f"start and stop must have one shape (pairs, ...), got {tuple(start.shape)} and {tuple(stop.shape)}."
         )
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 2:
-        raise InputError(f"steps must be an int of at least 2, both ends, got {steps!r}.")
+    check_count(steps, "steps", 2)
     if kind not in ("linear", "spherical"):
         raise InputError(f'kind must be "linear" or "spherical", got {kind!r}.')
     t = torch.linspace(0, 1, steps, dtype=start.dtype, device=start.device)
@@ -102,11 +99,9 @@ class Interpolation(TableResult):
     linearity: dict[str, Float64[Tensor, " pairs"]]
     outputs: Float[Tensor, "pairs steps d"]
 
-    def to_dataframe(self) -> "DataFrame":
+    def _table(self) -> tuple[dict[str, object], None]:
         """A row a path, a column a layer."""
-        from pandas import DataFrame
-
-        return DataFrame({name: as_column(values) for name, values in self.linearity.items()})
+        return {name: as_column(values) for name, values in self.linearity.items()}, None
 
     def mean(self) -> dict[str, float]:
         """The mean over the paths, by layer."""

@@ -1,9 +1,6 @@
 """Alignment of any two kernels, matrices or operators, and of a kernel with the targets."""
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,7 +15,7 @@ from gramscope.kernels.kernel_matrix import Kernel
 from gramscope.linalg.operator import LinearOperator
 from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.linear_cka import CKA, PairState
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 from gramscope.measures.rows import check_size
 
 KernelLike = Tensor | Kernel | LinearOperator
@@ -26,7 +23,7 @@ KernelLike = Tensor | Kernel | LinearOperator
 
 @dataclass(frozen=True)
 class AlignmentState:
-    """Sums over entries: ⟨A, B⟩, |A|², |B|², ."""
+    """Sums over entries: ⟨A, B⟩, |A|², |B|²."""
 
     inner: float = 0.0
     square_a: float = 0.0
@@ -34,10 +31,6 @@ class AlignmentState:
 
     def merged(self, other: "AlignmentState") -> "AlignmentState":
         return AlignmentState(self.inner + other.inner, self.square_a + other.square_a, self.square_b + other.square_b)
-
-    def norms(self) -> tuple[float, float]:
-        """|A| and |B|."""
-        return math.sqrt(self.square_a), math.sqrt(self.square_b)
 
 
 class Alignment(Measure[AlignmentState, float]):
@@ -50,15 +43,6 @@ class Alignment(Measure[AlignmentState, float]):
     >>> measure.over(zip(a.split(2), b.split(2)))
     0.5
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="kernel alignment",
-        symbol="A(K, L)",
-        bounds=(-1.0, 1.0),
-        low="unrelated (0) or opposed (-1)",
-        high="equal up to scale",
-        reference="Cristianini et al. 2001, definition 1",
-    )
 
     def update(self, a: Tensor, b: Tensor) -> AlignmentState:
         rows_a, rows_b = as_rows(a, "a"), as_rows(b, "b")
@@ -95,15 +79,6 @@ class TargetAlignment(CKA):
     1.0
     """
 
-    facts: ClassVar[Facts] = Facts(
-        name="centred kernel-target alignment",
-        symbol="A(K, yyᵀ)",
-        bounds=(-1.0, 1.0),
-        low="the features vary in directions that have nothing to do with the targets",
-        high="the features vary with the targets only",
-        reference="Cortes et al. 2012 (JMLR 13), eq. 4",
-    )
-
     def __init__(self, *, classes: int | None = None, debiased: bool = False) -> None:
         super().__init__(debiased=debiased)
         self.classes = classes
@@ -112,17 +87,17 @@ class TargetAlignment(CKA):
         return super().update(a, _targets(b, self.classes))
 
 
-def alignment(a: KernelLike, b: KernelLike, *, center: bool = False, block: int = 256) -> float:
+def alignment(a: KernelLike, b: KernelLike, *, center: bool = False) -> float:
     """Alignment ``⟨A, B⟩/(|A| |B|)`` of two kernels: matrices, ``Kernel`` objects or operators, in any mixture.
 
-    Operators are multiplied with ``block`` columns of the identity at a time, so neither is ever formed whole. With
-    ``center`` both are centred over the examples on either side first (``H A H``), which is CKA for kernels.
+    With ``center`` both are centred over the examples on either side first (``H A H``), which is CKA for kernels.
+    Operators are formed as matrices; of kernels that do not fit give tiles to :class:`Alignment`, or take a random
+    estimate (``gs.propagators.alignment``).
 
     Args:
         a: a matrix (n, m), a kernel (n, C, m, C), a ``Kernel`` or a ``LinearOperator``.
         b: likewise, of the same shape as a matrix.
         center: take out the means over examples.
-        block: columns of an operator taken at a time.
 
     Reference: Cristianini et al. 2001, definition 1; centred: Cortes et al. 2012, eq. 4.
 
@@ -132,21 +107,18 @@ def alignment(a: KernelLike, b: KernelLike, *, center: bool = False, block: int 
         >>> gs.measures.alignment(torch.eye(4, dtype=torch.float64), Diagonal(torch.tensor([1.0, 1.0, 0.0, 0.0])))
         0.7071067811865475
     """
-    first, second = _Columns(a), _Columns(b)
-    if first.shape != second.shape:
-        raise InputError(f"two kernels must have one shape as matrices, got {first.shape} and {second.shape}.")
-    measure = Alignment()
-    pairs = zip(first.blocks(block, center), second.blocks(block, center), strict=True)
-    state = AlignmentState()
-    scale_a = scale_b = 0.0
-    for (raw_a, cols_a), (raw_b, cols_b) in pairs:
-        state = measure.merge(state, measure.update(cols_a, cols_b))
-        scale_a, scale_b = math.hypot(scale_a, raw_a), math.hypot(scale_b, raw_b)
-    left = zip(("first", "second"), state.norms(), (scale_a, scale_b), (first, second), strict=True)
-    for which, norm, scale, kernel in left if center else ():
-        if norm <= max(1e3 * EPS64, kernel.rounding.relative) * scale:
+    found = [_as_tensor(a), _as_tensor(b)]
+    shapes = [(k.shape[0] * k.shape[1], k.shape[2] * k.shape[3]) for k, _ in found]
+    if shapes[0] != shapes[1]:
+        raise InputError(f"two kernels must have one shape as matrices, got {shapes[0]} and {shapes[1]}.")
+    kernels = [kernel for kernel, _ in found]
+    for place, (kernel, rounding) in enumerate(found) if center else ():
+        half = kernel - kernel.mean(0, keepdim=True)
+        kernels[place] = half - half.mean(2, keepdim=True)
+        if float(kernels[place].norm()) <= max(1e3 * EPS64, rounding.relative) * float(kernel.norm()):
+            which = ("first", "second")[place]
             return undefined("the alignment", f"the {which} kernel is constant, so nothing is left once centred")
-    return measure.compute(state)
+    return Alignment()(*(kernel.reshape(shapes[0]) for kernel in kernels))
 
 
 def kernel_target_alignment(
@@ -171,7 +143,8 @@ def kernel_target_alignment(
     """
     y = as_rows(_targets(targets, classes), "targets")
     check_size(y, "targets")
-    size = _Columns(kernel).shape[0]
+    shape = kernel.shape if isinstance(kernel, LinearOperator) else _as_tensor(kernel)[0].shape
+    size = shape[0] if len(shape) == 2 else shape[0] * shape[1]
     if size == len(y):
         ideal = y @ y.mT
     elif size == y.numel():
@@ -184,69 +157,19 @@ def kernel_target_alignment(
     return alignment(kernel, ideal, center=center)
 
 
-class _Columns:
-    """A kernel read a block of columns at a time, in float64."""
-
-    def __init__(self, kernel: KernelLike) -> None:
-        source = kernel.total if isinstance(kernel, Kernel) else kernel
-        self.operator = source if isinstance(source, LinearOperator) else None
-        self.matrix: Tensor | None = None
-        if isinstance(source, LinearOperator):
-            self.shape = source.shape
-            eps = torch.finfo(source.dtype).eps
-            self.rounding = Rounding(eps, eps)
-            self.outputs = (
-                _outputs(source.rows.shape, source.rows.names),
-                _outputs(source.cols.shape, source.cols.names),
-            )
-            return
-        if not isinstance(source, Tensor) or source.dim() not in (2, 4):
-            got = tuple(source.shape) if isinstance(source, Tensor) else type(source).__name__
-            raise InputError(
-                f"a kernel must be a matrix (n, m), (n, C, m, C), a Kernel or a LinearOperator, got {got}."
-            )
-        self.outputs = (source.shape[1], source.shape[3]) if source.dim() == 4 else (1, 1)
-        self.matrix = source.flatten(2).flatten(0, 1) if source.dim() == 4 else source
-        self.shape = (self.matrix.shape[0], self.matrix.shape[1])
-        self.rounding = Rounding.of(self.matrix)
-
-    def blocks(self, size: int, center: bool) -> Iterator[tuple[float, Tensor]]:
-        """For each block its norm before centring, and the columns as (cols, rows), centred if asked."""
-        middle = self._mean_columns(size) if center else None
-        for start in range(0, self.shape[1], size):
-            columns = self._take(start, min(start + size, self.shape[1]))
-            raw = float(columns.norm()) if center else 0.0
-            if middle is not None:
-                places = torch.arange(start, start + columns.shape[1], device=columns.device) % self.outputs[1]
-                columns = columns - middle[:, places]
-                split = columns.reshape(-1, self.outputs[0], columns.shape[1])
-                columns = (split - split.mean(0)).reshape(columns.shape)
-            yield raw, columns.mT
-
-    def _take(self, start: int, stop: int) -> Float[Tensor, "rows cols"]:
-        if self.matrix is not None:
-            return as_rows(self.matrix[:, start:stop], "the kernel")
-        assert self.operator is not None
-        unit = torch.zeros((self.shape[1], stop - start), dtype=self.operator.dtype, device=self.operator.device)
-        unit[start:stop].fill_diagonal_(1.0)
-        return as_rows(self.operator.matmat(unit), "the kernel")
-
-    def _mean_columns(self, size: int) -> Float[Tensor, "rows outputs"]:
-        """The mean over examples of the columns of each output."""
-        total: Tensor | None = None
-        examples = self.shape[1] // self.outputs[1]
-        step = max(size // self.outputs[1], 1) * self.outputs[1]
-        for start in range(0, self.shape[1], step):
-            columns = self._take(start, min(start + step, self.shape[1]))
-            sums = columns.reshape(columns.shape[0], -1, self.outputs[1]).sum(1)
-            total = sums if total is None else total + sums
-        assert total is not None
-        return total / examples
-
-
-def _outputs(shape: tuple[int, ...], names: tuple[str, ...]) -> int:
-    """How many entries one example has; unnamed axes are all examples."""
-    return math.prod(shape[1:]) if names and names[0] == "example" else 1
+def _as_tensor(kernel: KernelLike) -> tuple[Float[Tensor, "n C m D"], Rounding]:
+    """A kernel with its outputs on axes of their own, in float64, and how it was rounded."""
+    source = kernel.total if isinstance(kernel, Kernel) else kernel
+    if isinstance(source, LinearOperator):
+        eps = torch.finfo(source.dtype).eps
+        sizes = [axes.shape[0] if axes.names[:1] == ("example",) else axes.size for axes in (source.rows, source.cols)]
+        matrix = source.dense().double().unflatten(1, (sizes[1], -1)).unflatten(0, (sizes[0], -1))
+        return matrix, Rounding(eps, eps)
+    if not isinstance(source, Tensor) or source.dim() not in (2, 4):
+        got = tuple(source.shape) if isinstance(source, Tensor) else type(source).__name__
+        raise InputError(f"a kernel must be a matrix (n, m), (n, C, m, C), a Kernel or a LinearOperator, got {got}.")
+    shape = source.shape if source.dim() == 4 else (len(source), 1, source.shape[1], 1)
+    return as_rows(source, "the kernel").reshape(shape), Rounding.of(source.flatten(1))
 
 
 def _targets(targets: Tensor, classes: int | None) -> Tensor:
@@ -255,7 +178,4 @@ def _targets(targets: Tensor, classes: int | None) -> Tensor:
         raise InputError(f"targets must be a torch.Tensor, got {type(targets).__name__}.")
     if targets.is_floating_point() or (targets.dim() == 2 and targets.shape[1] > 1):
         return targets
-    labels = class_labels(targets)
-    if classes is not None and len(labels) and int(labels.max()) >= classes:
-        raise InputError(f"labels must lie below classes={classes}, got {int(labels.max())}.")
-    return one_hot(labels, classes)
+    return one_hot(class_labels(targets), classes)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_linear_layer import last_layer_batches
 from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, streams_kept
 from gramscope.measures.linear_cka import cka
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 from gramscope.measures.norms import norms
 from gramscope.measures.rows import Rows
 
@@ -33,15 +33,6 @@ class Richness(Measure[LayerState, float]):
 
     Reference: arXiv:2410.04264, Definition 1 and section 3.1.
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="dynamical richness",
-        symbol="D_LR",
-        bounds=(0.0, 1.0),
-        low="rich: the features span nothing but the outputs",
-        high="lazy: the outputs use a small part of what the features vary in",
-        reference="arXiv:2410.04264, Definition 1",
-    )
 
     def __init__(self, target: Target = "raw") -> None:
         if target not in ("raw", "projection"):
@@ -81,7 +72,7 @@ def richness(features: Tensor, outputs: Tensor, target: Target = "raw") -> float
         outputs: F (n, ...), the outputs of the network on the same examples.
         target: "raw" (the published numbers) or "projection" (Definition 1).
 
-    Reference: arXiv:2410.04264, Definition 1 (on the two readings of it, see the page on richness).
+    Reference: arXiv:2410.04264, Definition 1 (it can be taken in two ways: see the page on richness).
 
     Example:
         >>> import torch, gramscope as gs

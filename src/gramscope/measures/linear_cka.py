@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from gramscope.base.user_warnings import UndefinedMeasureWarning, undefined, war
 from gramscope.capture.activations import Layers
 from gramscope.measures.hsic import GramProducts, LayerState
 from gramscope.measures.layer_features import Batches, FeatureOptions, Reduce, feature_batches, streams_kept
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -102,15 +102,6 @@ class CKA(Measure[PairState, float | SimilarityMatrix]):
     >>> abs(whole - measure.compute(parts)) < 1e-12
     True
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="centred kernel alignment",
-        symbol="CKA",
-        bounds=(-1.0, 1.0),
-        low="unlike: the examples are arranged differently (0; debiased also a little below)",
-        high="alike: equal up to rotation and scale",
-        reference="Kornblith et al. 2019 (arXiv:1905.00414), eq. 4; Song et al. 2012, eq. 5",
-    )
 
     def __init__(self, *, debiased: bool = False) -> None:
         self.debiased = debiased

@@ -4,6 +4,7 @@ The features Φ of a network have eigenvalues ρ_k and eigenfunctions e_k (``Σ 
 learns the modes of large ρ_k first and best, and how well is known in closed form.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,8 +16,6 @@ from gramscope.base.checks import check_count, check_finite, check_number, check
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result, TableResult
 from gramscope.base.rounding import Rounding, above_rounding, floor
-
-STEPS = 200  # of halving the bracket of ln κ; it ends long before, where float64 has no number in between
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -198,20 +197,20 @@ def sample_modes(features: Float[Tensor, "n p"]) -> tuple[Float[Tensor, " r"], F
 
 
 def _kappa(rho: Float[Tensor, " p"], n: int, ridge: float) -> float:
-    """κ by bisection of its logarithm: the left side falls from above n to below it."""
+    """κ by Brent's method in its logarithm: the left side falls from above n to below it."""
+    from scipy.optimize import brentq
+
     if ridge == 0 and n >= len(rho):
         return 0.0
     low = float(rho.min()) * 1e-20 if len(rho) else 0.0
     low, high = max(low, 0.5 * ridge / n), (float(rho.sum()) + ridge) / n  # Σρ/(ρ+κ) + δ/κ <= (Σρ + δ)/κ
     low = low or high * 1e-20
-    ends = torch.tensor([low, high], dtype=torch.float64, device="cpu").log()
-    for _ in range(STEPS):
-        middle = ends.mean()
-        kappa = float(middle.exp())
-        if bool((middle == ends).any()):
-            break
-        ends[0 if float((rho / (rho + kappa)).sum()) + ridge / kappa > n else 1] = middle
-    return kappa
+
+    def above(logarithm: float) -> float:
+        kappa = math.exp(logarithm)
+        return float((rho / (rho + kappa)).sum()) + ridge / kappa - n
+
+    return math.exp(brentq(above, math.log(low), math.log(high), xtol=1e-15, rtol=1e-15))
 
 
 def _eigenvalues(eigenvalues: Tensor) -> Float[Tensor, " p"]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_count, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, centered_rows, check_paired
 from gramscope.base.nested import ModelInput
@@ -17,9 +17,10 @@ from gramscope.base.rng import child_seed, generator
 from gramscope.base.rounding import EPS64, Rounding, column_basis
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import At, Layers, Mode
-from gramscope.measures.class_moments import one_hot
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.layer_features import Reduce, features
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
+from gramscope.measures.rows import check_size
 
 __all__ = [
     "TargetLinearity",
@@ -117,12 +118,10 @@ def target_linearity(
         >>> round(float(tl), 6), tl.rank, tl.null
         (0.981818, 2, 0.5)
     """
-    if not isinstance(permutations, int) or permutations < 0:
-        raise InputError(f"permutations must be a whole number of at least 0 (0 draws none), got {permutations!r}.")
+    check_count(permutations, "permutations", 0)
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
     (targets,), classes = _numbered(targets)
     h, y = _rows(features, targets, classes)
-    h, y = h / _scale(h), y / _scale(y)
     used = centered_rows(h) if center else h
     span = measure._basis(used, h.norm(dim=0), len(h), Rounding.of(features, dtype))
     centred = _varying(centered_rows(y), y.mean(0), len(y))
@@ -174,9 +173,6 @@ def held_out_target_linearity(
                 f"test features and targets must have the widths {h.shape[1]} and {y.shape[1]} of the training ones, "
                 f"got {h_test.shape[1]} and {y_test.shape[1]}."
             )
-    # At these sizes squares neither overflow nor vanish.
-    h_scale, y_scale = _scale(h), _scale(torch.cat([y, y_test]))
-    h, h_test, y, y_test = h / h_scale, h_test / h_scale, y / y_scale, y_test / y_scale
     mean_y = y.mean(0)
     mean_h = h.mean(0) if center else torch.zeros_like(h[0])
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
@@ -293,15 +289,6 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
     True
     """
 
-    facts = Facts(
-        name="target linearity",
-        symbol="TL",
-        bounds=(0.0, 1.0),
-        low="no linear map of the features says anything of the targets",
-        high="the targets are a linear map of the features",
-        reference="arXiv:2605.06258, Target Linearity",
-    )
-
     def __init__(
         self,
         *,
@@ -334,10 +321,9 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         p, one = state.features, state.rows[:, state.features : state.features + 1]
         whole = state.about(torch.zeros_like(state.shift))
         h, y = whole[:, :p], whole[:, p + 1 :]
-        h_scale, y_scale = _scale(h), _scale(y)
-        mean, lengths = (one.mT @ y) / y_scale / state.n, (h / h_scale).norm(dim=0)
-        centred = _varying(_centred(state.rows[:, p + 1 :] / y_scale, one, state.n), mean, state.n)
-        h = _centred(state.rows[:, :p] / h_scale, one, state.n) if self.center else h / h_scale
+        mean, lengths = (one.mT @ y) / state.n, h.norm(dim=0)
+        centred = _varying(_centred(state.rows[:, p + 1 :], one, state.n), mean, state.n)
+        h = _centred(state.rows[:, :p], one, state.n) if self.center else h
         return self._basis(h, lengths, state.n, state.rounding), centred
 
     def _basis(self, h: Tensor, lengths: Tensor, n: int, rounding: Rounding) -> Float[Tensor, "rows r"]:
@@ -370,24 +356,15 @@ def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, leas
         raise InputError(
             f"targets must be a torch.Tensor, got {type(targets).__name__}. Convert: torch.as_tensor(...)."
         )
-    y = _one_hot(targets, classes) if _are_labels(targets) else as_rows(targets, "targets")
+    y = one_hot(class_labels(targets), classes) if _are_labels(targets) else as_rows(targets, "targets")
     check_paired(h, y, "features", "targets")
     if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
         raise InputError(
             f"features and targets must not be empty, got {tuple(features.shape)}, {tuple(targets.shape)}."
         )
+    check_size(h, "features", power=2)
+    check_size(y, "targets", power=2)
     return h, y.to(h.device)
-
-
-def _one_hot(labels: Tensor, classes: int | None) -> Tensor:
-    labels = labels.detach().long()
-    found = int(labels.max()) + 1 if len(labels) else 1
-    if len(labels) and (int(labels.min()) < 0 or (classes is not None and found > classes)):
-        raise InputError(
-            f"class labels must be between 0 and {'C - 1' if classes is None else classes - 1}, got "
-            f"{int(labels.min())} to {found - 1}. Drop ignored examples (label -100) first, or pass float targets."
-        )
-    return one_hot(labels, classes)
 
 
 def _are_labels(targets: Tensor) -> bool:
@@ -426,11 +403,6 @@ def _no_variance(n: int, mean: Tensor) -> float:
 def _varying(centred: Tensor, mean: Tensor, n: int) -> Tensor:
     """The centred targets; zero where they are rounding."""
     return centred if float(centred.square().sum()) > _no_variance(n, mean) else torch.zeros_like(centred)
-
-
-def _scale(rows: Tensor) -> float:
-    """Divided by this power of two, squares neither overflow nor vanish, and nothing is rounded."""
-    return math.ldexp(0.5, math.frexp(float(rows.abs().max()))[1])
 
 
 def _centred(rows: Tensor, one: Tensor, n: int) -> Tensor:

@@ -12,10 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.activations import Layers, Visit, choose_layers
 from gramscope.capture.network import unwrap
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.layer_features import Reduce, RowReduction
 
 __all__ = ["LinearityPenalty", "LinearityRegularizer", "linearity_penalty"]
@@ -45,7 +47,7 @@ def linearity_penalty(
         >>> penalty.backward(); tuple(H.grad.shape)
         (4, 1)
     """
-    _check_ridge(ridge)
+    check_number(ridge, "ridge", above=0.0, hint="At 0 the penalty of fewer examples than features is flat.")
     h, y = _paired(features, targets, classes)
     return _penalty(_moments(h, y), ridge, f"the batch of {len(h)} examples")
 
@@ -75,7 +77,7 @@ class LinearityPenalty(nn.Module):
 
     def __init__(self, width: int, targets: int, *, momentum: float | None = 0.1, ridge: float = 1e-3) -> None:
         super().__init__()
-        _check_ridge(ridge)
+        check_number(ridge, "ridge", above=0.0, hint="At 0 the penalty of fewer examples than features is flat.")
         if momentum is not None and not 0 < momentum <= 1:
             raise InputError(f"momentum must lie in (0, 1], or be None for a plain average, got {momentum!r}.")
         if width < 1 or targets < 1:
@@ -225,13 +227,7 @@ def _paired(features: Tensor, targets: Tensor, classes: int | None) -> tuple[Ten
     targets = targets.detach().to(h.device)
     if targets.is_floating_point():
         return h, (targets.flatten(1) if targets.dim() > 1 else targets[:, None]).to(h.dtype)
-    labels, width = targets.reshape(-1).long(), classes or int(targets.max()) + 1
-    if len(labels) != len(h) or int(labels.min()) < 0 or int(labels.max()) >= width:
-        raise InputError(
-            f"class labels must be one for each example, from 0 to {width - 1}, got shape {tuple(targets.shape)} from "
-            f"{int(labels.min())} to {int(labels.max())}. Drop ignored examples (label -100) first."
-        )
-    return h, torch.nn.functional.one_hot(labels, width).to(h.dtype)
+    return h, one_hot(class_labels(targets), classes).to(h.dtype)
 
 
 def _moments(h: Float[Tensor, "n p"], y: Float[Tensor, "n c"]) -> Moments:
@@ -266,10 +262,3 @@ def _penalty(moments: Moments, ridge: float, what: str) -> Float[Tensor, ""]:
     eye = torch.eye(len(hh), dtype=hh.dtype, device=hh.device)
     factor = torch.linalg.cholesky(hh + ridge * size * eye)
     return 1 - torch.linalg.solve_triangular(factor, hy, upper=False).square().sum() / yy
-
-
-def _check_ridge(ridge: float) -> None:
-    if not isinstance(ridge, int | float) or isinstance(ridge, bool) or not 0 < ridge < float("inf"):
-        raise InputError(
-            f"ridge must be a positive number, got {ridge!r}: at 0 the penalty of fewer examples than features is flat."
-        )

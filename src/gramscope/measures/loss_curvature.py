@@ -38,9 +38,6 @@ class HessianOperator(LinearOperator):
             product[:, k] = self._product(x[:, k])
         return product
 
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
-
     def _product(self, vector: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         curved = [
             (gradient, part.view_as(gradient).to(gradient.dtype))

@@ -4,10 +4,8 @@ One rule serves batches and ranks: ``compute(merge(update(a), update(b)))`` is t
 whoever computed the two states and in whatever order they are merged.
 """
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import (
     TYPE_CHECKING,
@@ -38,21 +36,6 @@ class State(Protocol):
         """The state of both sets of examples."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a report needs to know to show a number.
-
-    ``low`` and ``high`` say in words what the two ends mean ("rich", "lazy"); ``bounds`` are those of the exact value.
-    """
-
-    name: str
-    symbol: str
-    bounds: tuple[float, float]
-    low: str
-    high: str
-    reference: str
-
-
 S = TypeVar("S", bound=State)
 V = TypeVar("V")
 
@@ -60,9 +43,8 @@ V = TypeVar("V")
 class Measure(ABC, Generic[S, V]):
     """A number (or a few) of a data set, computed batch by batch.
 
-    A subclass sets ``facts`` (for a result of several numbers also ``parts``, keyed by the field of the result) and
-    defines :meth:`update` and :meth:`compute`. Its state is immutable; :meth:`merge` is commutative and associative
-    up to float64 rounding.
+    A subclass defines :meth:`update` and :meth:`compute`. Its state is immutable; :meth:`merge` is commutative and
+    associative up to float64 rounding.
 
     >>> import torch, gramscope as gs
     >>> measure = gs.measures.Richness()
@@ -70,18 +52,12 @@ class Measure(ABC, Generic[S, V]):
     >>> state = measure.merge(measure.update(features[:2], outputs[:2]), measure.update(features[2:], outputs[2:]))
     >>> abs(measure.compute(state) - gs.measures.richness(features, outputs)) < 1e-12
     True
-    >>> measure.facts.low
-    'rich: the features span nothing but the outputs'
     """
 
-    facts: ClassVar[Facts]
-    parts: ClassVar[Mapping[str, Facts]] = {}
     _kind_of_state: ClassVar[type] = State
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        if not inspect.isabstract(cls) and not isinstance(getattr(cls, "facts", None), Facts):
-            raise TypeError(f"{cls.__name__} must say what it measures: set facts = Facts(...) on the class.")
         for base in getattr(cls, "__orig_bases__", ()):  # S of Measure[S, V]
             if get_origin(base) is Measure and isinstance(get_args(base)[0], type):
                 cls._kind_of_state = get_args(base)[0]

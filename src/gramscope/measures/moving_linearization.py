@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.agreement import ratio_of_norms
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_lr
+from gramscope.base.checks import check_count, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
@@ -68,9 +69,7 @@ class MovingTarget(TableResult):
 
     def gap(self, start: int) -> float:
         """``|f_linearised - f| / |f - f_start|`` at the end: 0 where the kernel of ``start`` explains the rest."""
-        moved = float((self.outputs - self.before[start]).norm())
-        apart = float((self.runs[start].outputs - self.outputs).norm())
-        return apart / moved if moved else float("nan")
+        return ratio_of_norms(self.runs[start].outputs - self.outputs, self.outputs - self.before[start])
 
 
 def moving_target(
@@ -180,8 +179,7 @@ def _check_outputs(outputs: Tensor, n: int) -> None:
 
 def _checked(lr: float, steps: int, starts: Sequence[int]) -> set[int]:
     check_lr(lr)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise InputError(f"steps must be an int of at least 1, got {steps!r}.")
+    check_count(steps, "steps")
     times = set(starts)
     if not times or not all(isinstance(t, int) and 0 <= t < steps for t in times):
         raise InputError(f"starts must be whole numbers from 0 to {steps - 1}, got {list(starts)!r}.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from gramscope.base.moments import centered_kernel, centered_rows, check_paired
 from gramscope.base.rounding import EPS64
 from gramscope.base.streams import streams_put_back
 from gramscope.base.user_warnings import undefined
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 from gramscope.measures.rows import Rows
 
 KernelFunction = Callable[[Float[Tensor, "n p"]], Float[Tensor, "n n"]]
@@ -46,15 +46,6 @@ class KernelCKA(Measure[RowsPair, float]):
 
     Reference: Kornblith et al. 2019 (arXiv:1905.00414), section 3 (RBF kernels with a fraction of the median distance).
     """
-
-    facts: ClassVar[Facts] = Facts(
-        name="kernel centred alignment",
-        symbol="CKA_rbf",
-        bounds=(-1.0, 1.0),
-        low="unlike: neighbourhoods differ",
-        high="alike: the same examples are neighbours",
-        reference="Kornblith et al. 2019 (arXiv:1905.00414), section 3",
-    )
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.moments import check_paired
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, column_basis
-from gramscope.measures.class_moments import class_labels
+from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.linear_learning import sample_modes
 
 
@@ -119,7 +119,7 @@ def projections_without_qr(
     e = torch.where(length > 0, e / length, 0.0)
     y = targets.detach()
     if not y.is_floating_point() and y.dim() == 1:
-        y = torch.nn.functional.one_hot(class_labels(y).unique(return_inverse=True)[1])
+        y = one_hot(class_labels(y).unique(return_inverse=True)[1])
     y = y.reshape(len(y), -1)
     basis = column_basis(y.double(), Rounding.of(y), len(y), y.double().norm(dim=0))
     if basis.shape[1] == 0:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite, check_lr, check_plain
 from gramscope.base.errors import InputError
-from gramscope.measures.measure import Facts, Measure
+from gramscope.measures.measure import Measure
 
 __all__ = ["VirtualCovariance", "gram_step", "virtual_covariance", "virtual_update"]
 
@@ -106,15 +106,6 @@ class VirtualCovariance(Measure[VirtualMoments, Tensor]):
     >>> torch.allclose(measure.compute(state), virtual_covariance(H, dH, 0.5), atol=1e-12)
     True
     """
-
-    facts = Facts(
-        name="virtual covariance",
-        symbol="H̃ᵀH̃",
-        bounds=(-float("inf"), float("inf")),
-        low="entries may have either sign",
-        high="directions along which the loss asks the features to grow",
-        reference="arXiv:2605.06258, virtual covariance",
-    )
 
     def __init__(self, lr: float, *, gradients: Gradients = "loss") -> None:
         if gradients not in ("loss", "example"):

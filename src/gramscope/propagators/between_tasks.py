@@ -18,8 +18,9 @@ from gramscope.base.results import Result
 from gramscope.base.rng import child_seed, generator, rademacher
 from gramscope.capture.network import loss_gradient
 from gramscope.linalg import LinearOperator
+from gramscope.linalg.intervals import jackknife_error
 from gramscope.propagators.global_ntk import GlobalNTK, Precision
-from gramscope.propagators.measures import interference
+from gramscope.propagators.measures import by_diagonal, interference
 from gramscope.propagators.prediction import outputs_of
 from gramscope.tasks.many_tasks import TaskBattery
 
@@ -90,7 +91,7 @@ def task_interference(
     parts = _effects(g, task, names)
     effects = sum(parts.values(), torch.zeros(len(names), len(names), dtype=torch.float64, device="cpu"))
     reach, error = _reach(g.operator, task.groups, products, seed)
-    return TaskInterference(names, effects, parts, _normalized(effects), reach, error)
+    return TaskInterference(names, effects, parts, by_diagonal(effects), reach, error)
 
 
 def _effects(g: GlobalNTK, task: TaskBattery, names: tuple[str, ...]) -> dict[str, Float64[Tensor, "a b"]]:
@@ -118,12 +119,11 @@ def _reach(
         exact = interference(op, groups)[1]
         return exact, torch.zeros_like(exact)
     squares = _sampled_squares(op, groups, products, seed)
-    value, m = _normalized(squares.mean(-1).sqrt()), products
+    value, m = by_diagonal(squares.mean(-1).sqrt()), products
     others = torch.stack(
-        [_normalized(((squares.sum(-1) - squares[..., k]) / (m - 1)).sqrt()) for k in range(m)], dim=-1
+        [by_diagonal(((squares.sum(-1) - squares[..., k]) / (m - 1)).sqrt()) for k in range(m)], dim=-1
     )
-    spread = (others - others.mean(-1, keepdim=True)).square().sum(-1)
-    return value, ((m - 1) / m * spread).sqrt()
+    return value, jackknife_error(others)
 
 
 def _sampled_squares(
@@ -146,8 +146,3 @@ def _sampled_squares(
                     result[a, b, start : start + k] = image[moved.to(image.device)].sum(0).cpu()
             advance()
     return (result + result.transpose(0, 1)) / 2
-
-
-def _normalized(matrix: Float64[Tensor, "a b"]) -> Float64[Tensor, "a b"]:
-    scale = matrix.diagonal().clamp_min(0).sqrt()
-    return matrix / (scale[:, None] * scale).clamp_min(torch.finfo(torch.float64).tiny)

@@ -16,6 +16,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
 from gramscope.base.rng import child_seed, gaussian, generator
 from gramscope.linalg import LinearOperator
+from gramscope.linalg.intervals import jackknife_error
 from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
 from gramscope.propagators.measures import EXACT, partial_trace
 
@@ -183,8 +184,7 @@ def _ratio(g: GlobalNTK, which: str, keep: list[str], products: int | None, seed
     total = grams.sum(0)
     value = participation_ratio_of(total, "the operator")
     others = torch.tensor([participation_ratio_of(total - gram, "the operator") for gram in grams], device="cpu")
-    m = products
-    return value, float(((m - 1) / m * (others - others.mean()).square().sum()).sqrt())
+    return value, float(jackknife_error(others))
 
 
 def _sampled(

@@ -16,7 +16,7 @@ from gramscope.base.progress_bar import progress
 from gramscope.base.rng import child_seed, gaussian, generator, rademacher
 from gramscope.base.user_warnings import undefined
 from gramscope.linalg import Dense, LinearOperator, TraceEstimate, contract
-from gramscope.linalg.intervals import rounding_unit
+from gramscope.linalg.intervals import jackknife_error, rounding_unit
 
 # Operators up to this size are met exactly, by all their columns.
 EXACT = 4096
@@ -54,9 +54,7 @@ def participation_ratio(op: LinearOperator, *, products: int | None = None, seed
 
 def _jackknife(value: Tensor, others: Float64[Tensor, " m"], op: LinearOperator) -> float:
     """The standard error of a value from those that each leave one probe out; no less than rounding."""
-    m = len(others)
-    error = float(((m - 1) / m * ((others - others.mean()) ** 2).sum()).sqrt())
-    return max(error, rounding_unit(op.dtype, op.cols.size) * float(value.abs()))
+    return max(float(jackknife_error(others)), rounding_unit(op.dtype, op.cols.size) * float(value.abs()))
 
 
 def explained_variance_dimension(matrix: Float[Tensor, "n m"], share: float = 0.95) -> float:
@@ -251,8 +249,13 @@ def interference(
     chosen = [_places(name, groups[name], op, axis) for name in names]
     squares = _block_squares(op, axis, torch.cat(chosen).unique().tolist(), products, seed)
     norms = torch.stack([torch.stack([squares[a][:, b].sum() for b in chosen]) for a in chosen]).sqrt().cpu()
-    scale = norms.diagonal().sqrt()
-    return names, norms / (scale[:, None] * scale).clamp_min(torch.finfo(torch.float64).tiny)
+    return names, by_diagonal(norms)
+
+
+def by_diagonal(matrix: Float64[Tensor, "a b"]) -> Float64[Tensor, "a b"]:
+    """``M_ab / √(M_aa M_bb)``."""
+    scale = matrix.diagonal().clamp_min(0).sqrt()
+    return matrix / (scale[:, None] * scale).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def _block_squares(

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gramscope import measures
 from gramscope.capture.network import named_parameters
-from gramscope.hierarchy.mask_concentration import coactivation_rank, concentration
+from gramscope.hierarchy.mask_concentration import concentration, overlap_rank
 from gramscope.record.layer_weights import layer_matrices
 from gramscope.record.measurement import Measurement
 from gramscope.record.probe_pass import probe_pass
@@ -67,7 +67,7 @@ def measure_concentration(measurement: Measurement) -> MeasuredValues:
 def _concentration(measurement: Measurement, layer: str, mask: Tensor, weight: Tensor | None) -> dict[str, float]:
     mask = mask.cpu()
     if weight is None or len(weight) != mask.shape[1]:
-        ranks = coactivation_rank(mask), coactivation_rank(mask, center=True)
+        ranks = overlap_rank(mask), overlap_rank(mask, center=True)
         return {f"coactivation_rank/{layer}": ranks[0], f"coactivation_rank_centred/{layer}": ranks[1]}
     start = None if measurement.memory.weights is None else measurement.memory.weights.get(layer)
     moved = start is not None and start.shape == weight.shape and not torch.equal(start, weight)

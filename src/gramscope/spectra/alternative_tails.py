@@ -1,7 +1,6 @@
 """Alternatives of the power law on the same tail: exponential and truncated power law, by likelihood ratio."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -133,50 +132,37 @@ def _truncated(t: Array, logs: Array, law: _PowerLaw, power: Array, xmin: float)
 
 
 def _fit_truncated(law: _PowerLaw) -> tuple[float, float]:
-    """Maximum likelihood of ``t^{-a} e^{-κt}``, a ≥ 0 and κ ≥ 0, on t ≥ 1, by Newton's method.
+    """Maximum likelihood of ``t^{-a} e^{-κt}``, a ≥ 0 and κ ≥ 0, on t ≥ 1.
 
     An exponential family in (ln t, t): its log-likelihood is concave in (a, κ). So the power law (κ = 0) is the
     answer exactly if the slope in κ is not positive there, that is if its mean does not exceed the mean of the data;
-    and the exponential (a = 0) is, if the slope in a is not positive there.
+    and the exponential (a = 0) is, if the slope in a is not positive there. Else both are above zero.
     """
+    from scipy.optimize import minimize  # slow to import, and needed here alone
+
     a = law.alpha
     if a > 2 and (a - 1) / (a - 2) <= law.mean:
         return a, 0.0
-    point = np.array([0.0, 1 / (law.mean - 1)])
-    value, slope, curvature = _objective(point, law)
-    if slope[0] >= 0:
-        return 0.0, float(point[1])
-    for _ in range(60):
-        step = np.linalg.solve(curvature + 1e-14 * np.trace(curvature) * np.eye(2), slope)
-        size = 1.0
-        while size > 1e-12:
-            trial = point - size * step
-            if trial[1] > 0:
-                new = _objective(trial, law)
-                if new[0] <= value - 1e-4 * size * float(slope @ step):
-                    break
-            size /= 2
-        else:
-            break
-        decrement = float(slope @ step)
-        point, (value, slope, curvature) = trial, new
-        # Twice the distance to the optimum before this step, which squared it; below lies rounding of the integral.
-        if decrement < 1e-13:
-            break
-    return float(point[0]), float(point[1])
+    start = np.array([0.0, -math.log(law.mean - 1)])
+    if _objective(start, law)[1][0] >= 0:
+        return 0.0, math.exp(start[1])
+    found = minimize(
+        _objective, start, (law,), "L-BFGS-B", jac=True, bounds=[(0.0, None), (None, None)],
+        options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 1000},
+    ).x  # fmt: skip
+    return float(found[0]), math.exp(found[1])
 
 
-def _objective(point: np.ndarray, law: _PowerLaw) -> tuple[float, np.ndarray, np.ndarray]:
-    """Minus the mean log-likelihood at (a, κ), its gradient and Hessian."""
-    a, kappa = float(point[0]), float(point[1])
-    log_norm, mean, covariance = _log_normaliser(a, kappa)
+def _objective(point: np.ndarray, law: _PowerLaw) -> tuple[float, np.ndarray]:
+    """Minus the mean log-likelihood at (a, ln κ), and its gradient."""
+    a, kappa = float(point[0]), math.exp(point[1])
+    log_norm, mean = _log_normaliser(a, kappa)
     value = a * law.mean_log + kappa * law.mean + log_norm
-    slope = np.array([law.mean_log, law.mean]) - mean
-    return value, slope, covariance
+    return value, np.array([law.mean_log - mean[0], kappa * (law.mean - mean[1])])
 
 
-def _log_normaliser(a: float, kappa: float) -> tuple[float, np.ndarray, np.ndarray]:
-    """``ln ∫_1^∞ t^{-a} e^{-κt} dt`` and the mean and covariance of (ln t, t) under that law.
+def _log_normaliser(a: float, kappa: float) -> tuple[float, np.ndarray]:
+    """``ln ∫_1^∞ t^{-a} e^{-κt} dt`` and the mean of (ln t, t) under that law.
 
     With ``t = e^u`` the integrand is ``exp((1−a)u − κ e^u)``, log-concave in u ≥ 0, so Gauss-Legendre nodes
     between the two places where it has fallen by ``e^{-45}`` integrate it to rounding.
@@ -188,32 +174,19 @@ def _log_normaliser(a: float, kappa: float) -> tuple[float, np.ndarray, np.ndarr
     peak = float(exponent.max())
     weights = _NODE_WEIGHTS * np.exp(exponent - peak)
     total = float(weights.sum())
-    statistics = np.stack([u, np.exp(u)])
-    probabilities = weights / total
-    mean = statistics @ probabilities
-    centred = statistics - mean[:, None]
-    return peak + math.log(total * (high - low) / 2), mean, (centred * probabilities) @ centred.T
+    return peak + math.log(total * (high - low) / 2), np.stack([u, np.exp(u)]) @ weights / total
 
 
 def _extent(a: float, kappa: float, mode: float) -> tuple[float, float]:
     """Where the log-integrand has fallen by ``_DEPTH`` below its value at the mode, on either side."""
+    from scipy.optimize import brentq
 
-    def fallen(u: float) -> bool:
+    def height(u: float) -> float:
         # exp(u) far to the right would overflow, and has fallen there.
-        return u > 700 or (1 - a) * (u - mode) - kappa * math.exp(mode) * math.expm1(min(u - mode, 700.0)) < -_DEPTH
+        return (1 - a) * (u - mode) - kappa * math.exp(mode) * math.expm1(min(u - mode, 700.0)) + _DEPTH
 
     reach = 1e-12
-    while not fallen(mode + reach):
+    while height(mode + reach) > 0:
         reach *= 2
-    high = mode + _bisect(fallen, mode, reach)
-    if mode == 0.0 or not fallen(0.0):
-        return 0.0, high
-    return mode - _bisect(fallen, mode, -mode), high
-
-
-def _bisect(fallen: Callable[[float], bool], mode: float, reach: float) -> float:
-    near, far = 0.0, reach
-    for _ in range(30):
-        middle = (near + far) / 2
-        near, far = (near, middle) if fallen(mode + middle) else (middle, far)
-    return abs(far)
+    high = brentq(height, mode, mode + reach, rtol=1e-6)
+    return (0.0 if mode == 0.0 or height(0.0) > 0 else brentq(height, 0.0, mode, rtol=1e-6)), high

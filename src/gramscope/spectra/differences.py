@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gramscope.base.agreement import cosine
 from gramscope.base.errors import InputError
 from gramscope.spectra.eigenvalues import pooled_squared_singular_values
 from gramscope.spectra.layouts import Layout
@@ -119,7 +120,7 @@ def _row(was: Tensor, moved: Tensor) -> dict[str, float | int]:
         "spectral": math.sqrt(spread.lambda_max),
         "stable_rank": spread.stable_rank,
         "rank": min(spread.rank, int((squares > rounding**2).sum())),
-        "cosine": float((before * after).sum()) / (norm * end) if norm and end else math.nan,
+        "cosine": cosine(before, after, "the cosine of the two weights") if norm and end else math.nan,
     }
 
 

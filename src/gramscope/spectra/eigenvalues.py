@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_plain
+from gramscope.base.checks import check_finite, check_plain, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.linalg import LinearOperator
 
@@ -64,9 +64,9 @@ def spectrum(operator: LinearOperator | Shaped[Tensor, "..."] | np.ndarray) -> F
         matrix = operator.dense()
     else:
         matrix = _as_tensor(operator, "operator")
-        _require_symmetric_matrix(matrix)
-    if not bool(torch.isfinite(matrix).all()):
-        raise InputError("the matrix must be finite, but it holds NaN or infinity. Check what it is made of.")
+        rounding = 8 * torch.finfo(matrix.dtype).eps * len(matrix) ** 0.5
+        check_symmetric(matrix, "the matrix", rounding, "For a weight use esd(weight); or pass (A + A.T) / 2.")
+    check_finite(matrix, "the matrix", "Check what it is made of.")
     double = matrix.to(device="cpu", dtype=torch.float64)
     return torch.from_numpy(np.linalg.eigvalsh(((double + double.mT) / 2).numpy()))
 
@@ -199,22 +199,6 @@ def _float64_array(block: Float[Tensor, "*k rows cols"]) -> np.ndarray:
     if cpu.dtype not in (torch.float64, torch.float32, torch.float16):
         cpu = cpu.to(torch.float32)  # bfloat16 and float8, which numpy does not know, fit exactly
     return cpu.numpy().astype(np.float64, order="K", copy=False)
-
-
-def _require_symmetric_matrix(matrix: Tensor) -> None:
-    square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]
-    if not square:
-        raise InputError(
-            f"spectrum needs a symmetric matrix, got shape {tuple(matrix.shape)}. For a weight use esd(weight)."
-        )
-    scale = float(matrix.abs().max()) if matrix.numel() else 0.0
-    gap = float((matrix - matrix.mT).abs().max()) if matrix.numel() else 0.0
-    allowed = 8 * torch.finfo(matrix.dtype).eps * matrix.shape[0] ** 0.5 * scale
-    if gap > allowed:
-        raise InputError(
-            f"spectrum needs a symmetric matrix, but A and Aᵀ differ by up to {gap:.3g} (entries up to {scale:.3g}). "
-            "For a weight use esd(weight); for the symmetric part pass (A + A.T) / 2."
-        )
 
 
 def _say_not_finite(matrix: Tensor, name: str) -> str:

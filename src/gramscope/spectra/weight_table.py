@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from gramscope.base.checks import check_count, check_counts
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.rng import child_seed
@@ -308,17 +309,13 @@ def _null_columns(null: ShuffledNull | str, reasons: dict[str, str]) -> Row:
 
 
 def _require_counts(bootstrap: int, shuffles: int | None, min_size: int, max_size: int | None) -> None:
-    for what, value in (("bootstrap", bootstrap), ("shuffles", shuffles), ("min_size", min_size)):
-        if value is not None and value < 0:
-            raise InputError(f"{what} must be at least 0, got {value}.")
+    check_counts(0, bootstrap=bootstrap, shuffles=shuffles or 0, min_size=min_size)
     if max_size is not None and max_size < min_size:
         raise InputError(f"max_size must be at least min_size={min_size}, got {max_size}.")
 
 
 def _worker_count(workers: int | None, tasks: int) -> int:
-    if workers is not None and workers < 1:
-        raise InputError(f"workers must be at least 1, got {workers}.")
-    return max(1, min(torch.get_num_threads() if workers is None else workers, tasks))
+    return max(1, min(torch.get_num_threads() if workers is None else check_count(workers, "workers"), tasks))
 
 
 @contextmanager

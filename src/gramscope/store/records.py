@@ -7,12 +7,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject, clean_text, json_number
 from gramscope.store.names import check_name
-from gramscope.store.store_errors import StoreError
 
 SCHEMA = 1
 META_FILE, SCALARS_FILE, ARRAYS_FOLDER = "meta.json", "scalars.jsonl", "arrays"
@@ -20,11 +18,7 @@ META_FILE, SCALARS_FILE, ARRAYS_FOLDER = "meta.json", "scalars.jsonl", "arrays"
 # No slash can hide in these characters, so a record cannot name a file outside arrays/.
 _ARRAYS_FILE = re.compile(r"arrays/step_[A-Za-z0-9_.-]+\.safetensors")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_decode = json.JSONDecoder().decode
 _CHECK = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')
-# How encode_line begins a line, and how it ends the line of a step (an event stands between failures and crc32).
-_HEAD = re.compile(rb'\{"step":(\d{1,18}),"time":([0-9.e+-]+),"attempt":(\d{1,9}),"scalars":\{')
-_TAIL = re.compile(rb'\},"crc32":"([0-9a-f]{8})"\}$')
 
 Content = JSONObject
 
@@ -57,39 +51,6 @@ class Record:
 
 class DamagedLine(Exception):
     """A line of ``scalars.jsonl`` that is no commit record."""
-
-
-class _Decoded:
-    """A field that is decoded, with its sisters, when the first of them is asked for."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, record: "SealedRecord", owner: type) -> Any:
-        held = record.__dict__
-        try:
-            scalars, arrays, failures = _held(_decode(held["line"].decode()))
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise StoreError(
-                f"the record of step {record.step} must be one that gramscope wrote, but it is not ({error}), although "
-                "its CRC-32 agrees. It was altered; restore the run from a copy."
-            ) from error
-        held.update(scalars=scalars, arrays=arrays, failures=failures, line=b"")
-        return held[self.name]
-
-
-class SealedRecord(Record):
-    """A step whose line agrees with its CRC-32: what it holds beside its step is decoded when it is asked for.
-
-    Decoding takes ten times as long as the check, and who opens a long run seldom asks for every number.
-    """
-
-    scalars = _Decoded()
-    arrays = _Decoded()
-    failures = _Decoded()
-
-    def __init__(self, line: bytes, step: int, time: float, attempt: int) -> None:
-        self.__dict__.update(line=line, step=step, time=time, attempt=attempt, event="step")
 
 
 def encode_line(record: Record) -> bytes:
@@ -134,10 +95,6 @@ def opened(line: bytes) -> object:
 
 def decode_line(line: bytes) -> Record:
     """The record of one line (with or without its newline); raises :class:`DamagedLine` for anything else."""
-    head, tail = _HEAD.match(line), _TAIL.search(line)
-    if head and tail and zlib.crc32(b"}", zlib.crc32(line[: tail.start() + 1])) == int(tail[1], 16):
-        step, time, attempt = head.groups()
-        return SealedRecord(line, int(step), float(time), int(attempt))
     content = opened(line)
     try:
         return _record(content)
@@ -148,24 +105,15 @@ def decode_line(line: bytes) -> Record:
 def _record(content: object) -> Record:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    scalars, arrays, failures = _held(content)
+    arrays, failures = content.get("arrays"), _object(content.get("failures"), "failures")
     return Record(
         step=_count(content["step"], "step"),
         time=number(content.get("time", "NaN")),
         attempt=_count(content.get("attempt", 0), "attempt"),
-        scalars=scalars,
-        arrays=arrays,
-        failures=failures,
+        scalars=_numbers(_object(content.get("scalars"), "scalars")),
+        arrays=None if arrays is None else _arrays(arrays),
+        failures={check_name(name, "a measure"): clean_text(message) for name, message in failures.items()},
         event=str(content.get("event", "step")),
-    )
-
-
-def _held(content: Content) -> tuple[dict[str, float], Arrays | None, dict[str, str]]:
-    arrays, failures = content.get("arrays"), _object(content.get("failures"), "failures")
-    return (
-        _numbers(_object(content.get("scalars"), "scalars")),
-        None if arrays is None else _arrays(arrays),
-        {check_name(name, "a measure"): clean_text(message) for name, message in failures.items()},
     )
 
 

@@ -200,7 +200,7 @@ class RunWriter:
             seconds = self.elapsed if time is None else _number(time, "time")
             data = encode_arrays(arrays) if arrays else None
             with disk_trouble(f"committing step {number} to {self.path}"):
-                self._mend()
+                self._clean_up()
                 stored = None if data is None else self._write_arrays(number, data, arrays or {})
                 record = Record(number, seconds, self.attempt, values, stored, messages)
                 self._commit(record)
@@ -216,7 +216,7 @@ class RunWriter:
             last, joined = self._last, {**self._last.scalars, **values}
             record = Record(last.step, last.time, self.attempt, joined, last.arrays, last.failures)
             with disk_trouble(f"committing step {record.step} to {self.path}"):
-                self._mend()
+                self._clean_up()
                 self._commit(record)
             self._last = record
             return record
@@ -283,7 +283,7 @@ class RunWriter:
         self._loose.clear()
 
     def _take_back(self) -> None:
-        """Undo a commit that failed; if that fails too, the next append does it (:meth:`_mend`)."""
+        """Undo a commit that failed; if that fails too, the next append does it (:meth:`_clean_up`)."""
         with suppress(OSError):
             self._tidy()
 
@@ -292,7 +292,7 @@ class RunWriter:
         self._scalars.cut()
         self._loose = [path for path in self._loose if not self._disk.remove_if_possible(path)]
 
-    def _mend(self) -> None:
+    def _clean_up(self) -> None:
         """Before new bytes: nothing but committed lines may be in the file."""
         self._scalars.check()
         self._tidy()

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gramscope.tasks.models import cnn as cnn
     from gramscope.tasks.models import recurrent as recurrent
     from gramscope.tasks.models import resnet18 as resnet18
-    from gramscope.tasks.models import transformer as transformer
     from gramscope.tasks.modular_arithmetic import ModularTransformer as ModularTransformer
     from gramscope.tasks.modular_arithmetic import TokenTask as TokenTask
     from gramscope.tasks.modular_arithmetic import modular as modular

@@ -7,11 +7,10 @@ is due. What is asked for, and where it counts, is said for each.
 import torch
 from torch import Tensor
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_counts, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.rng import generator
 from gramscope.tasks.sequences import SequenceTask
-from gramscope.tasks.sizes import require_at_least, require_positive
 
 
 def delayed_match(
@@ -30,8 +29,8 @@ def delayed_match(
     >>> task.x.shape, task.y.shape, sorted(task.y[:, -1, 1].tolist())
     (torch.Size([4, 50, 3]), torch.Size([4, 50, 2]), [-1.0, -1.0, 1.0, 1.0])
     """
-    require_positive(trials=trials, stimulus=stimulus, response=response)
-    require_at_least(0, fixation=fixation, delay=delay)
+    check_counts(1, trials=trials, stimulus=stimulus, response=response)
+    check_counts(0, fixation=fixation, delay=delay)
     rng = generator(seed)
     sample = 2 * torch.pi * torch.rand(trials, generator=rng, device="cpu")
     turned = torch.pi * (0.5 + torch.rand(trials, generator=rng, device="cpu"))
@@ -62,8 +61,8 @@ def go_anti(
     >>> bool(torch.allclose(aligned, task.x[:, 0, 3] - task.x[:, 0, 4]))
     True
     """
-    require_positive(trials=trials, stimulus=stimulus, response=response)
-    require_at_least(0, fixation=fixation)
+    check_counts(1, trials=trials, stimulus=stimulus, response=response)
+    check_counts(0, fixation=fixation)
     rng = generator(seed)
     angle = 2 * torch.pi * torch.rand(trials, generator=rng, device="cpu")
     anti = _half(trials, rng)
@@ -92,8 +91,8 @@ def context_integration(
     >>> bool((chosen.sign() == task.y[:, -1, 1]).all())
     True
     """
-    require_positive(trials=trials, stimulus=stimulus, response=response)
-    require_at_least(0, fixation=fixation)
+    check_counts(1, trials=trials, stimulus=stimulus, response=response)
+    check_counts(0, fixation=fixation)
     check_number(coherence, "coherence", above=0.0)
     check_number(spread, "spread", least=0.0)
     rng = generator(seed)
@@ -124,9 +123,9 @@ def interval_timing(
     >>> task.y[0, set_, 0].item(), task.y[0, 2 * set_ - ready, 0].item()
     (0.0, 1.0)
     """
-    require_positive(trials=trials, shortest=shortest)
-    require_at_least(0, wait=wait)
-    require_at_least(shortest, longest=longest)
+    check_counts(1, trials=trials, shortest=shortest)
+    check_counts(0, wait=wait)
+    check_counts(shortest, longest=longest)
     rng = generator(seed)
     interval = torch.randint(shortest, longest + 1, (trials,), generator=rng, device="cpu")
     ready = wait + torch.randint(wait + 1, (trials,), generator=rng, device="cpu")
@@ -158,8 +157,8 @@ def n_back(
     >>> task.mask.int().tolist()[0], task.x.shape
     ([0, 0, 1, 1, 1, 1], torch.Size([2, 6, 4]))
     """
-    require_positive(trials=trials, back=back, items=items, hold=hold)
-    require_at_least(2, symbols=symbols)
+    check_counts(1, trials=trials, back=back, items=items, hold=hold)
+    check_counts(2, symbols=symbols)
     if items <= back:
         raise InputError(
             f"items must be more than back = {back}, so that there is something to compare with, got {items}."

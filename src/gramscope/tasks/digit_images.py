@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_count, check_counts
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import seeded
 from gramscope.base.streams import streams_put_back
-from gramscope.tasks.sizes import require_held_out, require_positive
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +37,8 @@ class Task(Result):
 def digits(seed: int = 0, test: int = 397) -> Task:
     """Digits with pixels standardised as one variable, shuffled by ``seed``; the last ``test`` are held out."""
     images, labels = _scikit_learn_digits()
-    require_held_out(test, len(labels))
+    if check_count(test, "test", 0) >= len(labels):
+        raise InputError(f"test must be less than the {len(labels)} examples, so that some are left, got {test}.")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed), device="cpu")
     x = torch.as_tensor(images, dtype=torch.float32, device="cpu")[order]
     y = torch.as_tensor(labels, device="cpu")[order].long()
@@ -64,7 +65,7 @@ def mlp(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
         raise InputError(
             f"widths must name at least the inputs and the outputs, got {widths}. Pass e.g. (784, 64, 10)."
         )
-    require_positive(**{f"widths[{place}]": width for place, width in enumerate(widths)})
+    check_counts(1, **{f"widths[{place}]": width for place, width in enumerate(widths)})
     layers: list[nn.Module] = []
     with seeded(seed):
         for place, (fan_in, fan_out) in enumerate(pairwise(widths)):

@@ -4,11 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count, check_number
+from gramscope.base.checks import check_count, check_counts, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.rng import generator, seeded
 from gramscope.tasks.modular_arithmetic import TokenTask
-from gramscope.tasks.sizes import require_positive
 
 
 def modular_equations(p: int = 97, *, operation: str = "divide", train: float = 0.5, seed: int = 0) -> TokenTask:
@@ -88,7 +87,7 @@ def causal_transformer(
     >>> causal_transformer(task, width=8, heads=2)(task.x[:3]).shape
     torch.Size([3, 5])
     """
-    require_positive(width=width, heads=heads, layers=layers)
+    check_counts(1, width=width, heads=heads, layers=layers)
     if width % heads:
         raise InputError(f"width must be a multiple of the {heads} heads, got {width}.")
     with seeded(seed):

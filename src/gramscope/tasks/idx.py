@@ -1,17 +1,19 @@
 """MNIST and Fashion-MNIST from gzipped idx files on disk; nothing is downloaded."""
 
 import gzip
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.tasks.digit_images import Task
 
-DTYPES = {8: torch.uint8, 9: torch.int8, 11: torch.int16, 12: torch.int32, 13: torch.float32, 14: torch.float64}
+DTYPES = {8: "u1", 9: "i1", 11: "i2", 12: "i4", 13: "f4", 14: "f8"}
 FILES = {
     "x": ("train-images-idx3-ubyte", "train-images.idx3-ubyte"),
     "y": ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte"),
@@ -34,17 +36,13 @@ def read_idx(path: Path) -> Tensor:
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(raw) < 4 or raw[:2] != b"\x00\x00" or raw[2] not in DTYPES:
         raise ValueError(f"{path} must be an idx file, but its first bytes are {raw[:4]!r}. Fetch it again.")
-    axes = raw[3]
-    sizes = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(axes)]
-    dtype = DTYPES[raw[2]]
-    body = raw[4 + 4 * axes :]
-    wanted = torch.Size(sizes).numel() * dtype.itemsize
+    sizes = np.frombuffer(raw, ">i4", raw[3], 4).tolist()
+    body = raw[4 + 4 * raw[3] :]
+    dtype = np.dtype(DTYPES[raw[2]])
+    wanted = math.prod(sizes) * dtype.itemsize
     if len(body) != wanted:
         raise ValueError(f"{path} must hold {wanted} bytes of data for shape {sizes}, got {len(body)}. Fetch it again.")
-    swapped = bytearray(body)
-    if dtype.itemsize > 1:  # idx is big-endian
-        swapped = bytearray(b"".join(body[i : i + dtype.itemsize][::-1] for i in range(0, len(body), dtype.itemsize)))
-    return torch.frombuffer(swapped, dtype=dtype).reshape(sizes).clone()
+    return torch.from_numpy(np.frombuffer(body, dtype.newbyteorder(">")).astype(dtype).reshape(sizes))
 
 
 def mnist(

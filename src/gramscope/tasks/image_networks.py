@@ -2,10 +2,9 @@
 
 from torch import nn
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_counts, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.rng import seeded
-from gramscope.tasks.sizes import require_positive
 
 STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))  # channels, as multiples of the width
 
@@ -25,7 +24,7 @@ def vgg16(
     >>> vgg16(width=2, hidden=8)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    require_positive(channels=channels, classes=classes, width=width, hidden=hidden)
+    check_counts(1, channels=channels, classes=classes, width=width, hidden=hidden)
     check_number(dropout, "dropout", least=0.0, below=1.0)
     layers: list[nn.Module] = []
     fan_in = channels
@@ -54,7 +53,7 @@ def wide_cnn(
     >>> wide_cnn(width=2)[-1].in_features
     1024
     """
-    require_positive(channels=channels, classes=classes, width=width, hidden=hidden, size=size)
+    check_counts(1, channels=channels, classes=classes, width=width, hidden=hidden, size=size)
     if size < 4:
         raise InputError(f"size must be at least 4, since two pools halve the image, got {size}.")
     with seeded(seed):

@@ -1,7 +1,7 @@
 """Networks to train and watch, in plain torch, each seeded without touching the global random stream."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.rng import seeded
@@ -57,38 +57,6 @@ def resnet18(channels: int = 3, classes: int = 10, width: int = 64, *, seed: int
             nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), *stages,
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, classes),
         )  # fmt: skip
-
-
-class Transformer(nn.Module):
-    """A small encoder for token sequences that reads its answer off the last token."""
-
-    def __init__(self, tokens: int, length: int, classes: int, width: int, heads: int, layers: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(tokens, width)
-        self.position = nn.Parameter(torch.randn(length, width) / width**0.5)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(layers)
-        )
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, ids: Int[Tensor, "n length"]) -> Float[Tensor, "n classes"]:
-        x = self.embed(ids) + self.position[: ids.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x[:, -1])
-
-
-def transformer(
-    tokens: int, length: int, classes: int, width: int = 64, heads: int = 4, layers: int = 2, *, seed: int = 0
-) -> Transformer:
-    """A small transformer that classifies sequences of tokens; see :class:`Transformer`.
-
-    >>> transformer(tokens=7, length=5, classes=3)(torch.zeros(2, 5, dtype=torch.long)).shape
-    torch.Size([2, 3])
-    """
-    with seeded(seed):
-        return Transformer(tokens, length, classes, width, heads, layers)
 
 
 class Recurrent(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gramscope.base.checks import check_counts
 from gramscope.base.results import Result
-from gramscope.tasks.sizes import require_at_least, require_positive
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +34,7 @@ def flip_flop(trials: int = 32, *, seed: int = 0, steps: int = 60, bits: int = 3
     >>> task.y.abs().unique().tolist()
     [1.0]
     """
-    require_positive(trials=trials, steps=steps, bits=bits)
+    check_counts(1, trials=trials, steps=steps, bits=bits)
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must be a probability between 0 and 1, got {rate}.")
     rng = torch.Generator().manual_seed(seed)
@@ -53,7 +53,7 @@ def line_attractor(trials: int = 32, *, seed: int = 0, steps: int = 50, scale: f
     >>> bool(torch.allclose(task.y[:, -1], task.x.sum(dim=1)))
     True
     """
-    require_positive(trials=trials, steps=steps)
+    check_counts(1, trials=trials, steps=steps)
     rng = torch.Generator().manual_seed(seed)
     x = scale * torch.randn(trials, steps, 1, generator=rng, device="cpu")
     return SequenceTask(x, x.cumsum(dim=1), torch.ones(trials, steps, dtype=torch.bool, device="cpu"))
@@ -79,8 +79,8 @@ def memory_pro(
     >>> task.x.shape, task.y.shape, bool(task.mask.all())
     (torch.Size([4, 80, 3]), torch.Size([4, 80, 3]), True)
     """
-    require_positive(trials=trials, stimulus=stimulus, response=response)
-    require_at_least(0, fixation=fixation, delay=delay)
+    check_counts(1, trials=trials, stimulus=stimulus, response=response)
+    check_counts(0, fixation=fixation, delay=delay)
     rng = torch.Generator().manual_seed(seed)
     start = float(torch.rand((), generator=rng, device="cpu"))
     angles = 2 * torch.pi * (torch.arange(trials, device="cpu") / trials + start)
@@ -102,7 +102,7 @@ def parity(trials: int = 64, *, seed: int = 0, steps: int = 12, every_step: bool
     >>> bool((task.y[:, -1] == task.x.prod(dim=1)).all())
     True
     """
-    require_positive(trials=trials, steps=steps)
+    check_counts(1, trials=trials, steps=steps)
     rng = torch.Generator().manual_seed(seed)
     x = 2.0 * torch.randint(0, 2, (trials, steps, 1), generator=rng, device="cpu") - 1
     mask = torch.ones(trials, steps, dtype=torch.bool, device="cpu")

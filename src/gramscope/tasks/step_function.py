@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.checks import check_counts
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import generator
-from gramscope.tasks.sizes import require_positive
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +30,7 @@ def heaviside_step(n: int = 1000, seed: int | None = None) -> StepFunction:
     >>> heaviside_step(4).x.flatten().tolist(), heaviside_step(4).y.flatten().tolist()
     ([-0.75, -0.25, 0.25, 0.75], [0.0, 0.0, 1.0, 1.0])
     """
-    require_positive(n=n)
+    check_counts(1, n=n)
     if n < 2:
         raise InputError(f"n must be at least 2, so that both sides of the step have a point, got {n}.")
     if seed is None:

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.checks import check_counts
 from gramscope.base.results import Result
 from gramscope.tasks.digit_images import Task, held_out, mlp
-from gramscope.tasks.sizes import require_at_least, require_positive
 
 
 def teacher_student(
@@ -20,8 +20,8 @@ def teacher_student(
     >>> teacher_student(n=100, inputs=5).x.shape
     torch.Size([100, 5])
     """
-    require_positive(n=n, inputs=inputs, hidden=hidden, classes=classes)
-    require_at_least(0, test=test)
+    check_counts(1, n=n, inputs=inputs, hidden=hidden, classes=classes)
+    check_counts(0, test=test)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n + test, inputs, generator=generator, device="cpu")
     with torch.no_grad():
@@ -37,8 +37,8 @@ def heaviside(n: int = 512, inputs: int = 20, test: int = 256, seed: int = 0) ->
     >>> bool(((task.x[:, 0] > 0).long() == task.y).all())
     True
     """
-    require_positive(n=n, inputs=inputs)
-    require_at_least(0, test=test)
+    check_counts(1, n=n, inputs=inputs)
+    check_counts(0, test=test)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n + test, inputs, generator=generator, device="cpu")
     return held_out(x, (x[:, 0] > 0).long(), test)
@@ -62,7 +62,7 @@ def swiss_roll(n: int = 500, seed: int = 0, *, noise: float = 0.0, dtype: torch.
     >>> roll.x.shape, roll.y.shape
     (torch.Size([100, 3]), torch.Size([100, 1]))
     """
-    require_at_least(2, n=n)  # one point has no spread to be standardised by
+    check_counts(2, n=n)  # one point has no spread to be standardised by
     rng = torch.Generator().manual_seed(seed)
     along, across = torch.rand(2, n, generator=rng, dtype=torch.float64, device="cpu")
     angle = 1.5 * math.pi * (1 + 2 * along)

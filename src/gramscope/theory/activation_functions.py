@@ -61,14 +61,10 @@ class Activation(ABC):
 
 
 class Smooth(Activation):
-    """An activation whose derivatives are written out, or come from autograd, and are continuous.
+    """An activation whose derivatives are written out, or come from autograd, and are continuous."""
 
-    ``closed`` names its expectations in closed form; the name alone would not do, as anyone may call a function "sin".
-    """
-
-    def __init__(self, name: str, jets: Callable[[Tensor], list[Tensor]], closed: str | None = None) -> None:
+    def __init__(self, name: str, jets: Callable[[Tensor], list[Tensor]]) -> None:
         self.name = name
-        self.closed = closed
         self._jets = jets
 
     def jets(self, z: Float[Tensor, "*points"]) -> Jets:
@@ -98,7 +94,7 @@ def _slope(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 class Kinked(Activation):
     """Piecewise linear, s(z) = a₊ z for z > 0 and a₋ z for z < 0: scale invariant; ReLU is (1, 0).
 
-    ``jets`` is what autograd computes: s'' = s''' = 0, and s'(0) = a₋. The δ(z) of the other reading of s'' enters
+    ``jets`` is what autograd computes: s'' = s''' = 0, and s'(0) = a₋. The δ(z) of the other definition of s'' enters
     through closed forms (see ``kinked.py``).
     """
 
@@ -166,8 +162,8 @@ def _silu(z: Tensor) -> list[Tensor]:
 
 _NAMED: dict[str, Callable[[], Activation]] = {
     "tanh": lambda: Smooth("tanh", _tanh),
-    "sin": lambda: Smooth("sin", _sin, closed="sin"),
-    "erf": lambda: Smooth("erf", _erf, closed="erf"),
+    "sin": lambda: Smooth("sin", _sin),
+    "erf": lambda: Smooth("erf", _erf),
     "gelu": lambda: Smooth("gelu", _gelu),
     "silu": lambda: Smooth("silu", _silu),
     "swish": lambda: Smooth("silu", _silu),

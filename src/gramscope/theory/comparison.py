@@ -13,7 +13,6 @@ from gramscope.base.results import TableResult
 from gramscope.base.streams import streams_put_back
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from rich.table import Table
 
     from gramscope.theory.finite_width import Flow
@@ -47,7 +46,7 @@ class Row:
 class Comparison(TableResult):
     """What an ensemble of networks measured, beside the theory. ``print(comparison)`` shows the table.
 
-    ``left_out`` names tensors that were not compared: with a kink and the distributional reading of s'', P and Q of the
+    ``left_out`` names tensors that were not compared: with a kink and the distributional s'', P and Q of the
     theory are not what a sampled network (whose s'' is 0) has; take ``flow(x, kink="autograd")`` for those.
     """
 
@@ -75,11 +74,9 @@ class Comparison(TableResult):
         count = sum(estimate.value.numel() for estimate in self.estimates.values())
         return f"Comparison({self.networks} networks, {count} components, max_pull={self.max_pull:.3g})"
 
-    def to_dataframe(self) -> "DataFrame":
+    def _table(self) -> tuple[list[Row], None]:
         """One row for each component: layer, tensor, its place, theory, measured, error, pull."""
-        from pandas import DataFrame
-
-        return DataFrame(self.rows())
+        return self.rows(), None
 
     def rows(self) -> list[Row]:
         """Every component."""

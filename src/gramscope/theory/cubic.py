@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from gramscope.base.checks import check_count, check_number
+from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.errors import InputError
 
 Array = NDArray[Any]
@@ -56,8 +56,7 @@ class CubicKernels:
                     f"{name} must have shape {(size,) * axes}, the {size} outputs on each axis, got {array.shape}. "
                     "Flatten (example, output) to one axis."
                 )
-            if not np.isfinite(array).all():
-                raise InputError(f"{name} must be finite, but it has NaN or infinity.")
+            check_finite(array, name, "Check how it was computed.")
             object.__setattr__(self, name, array)
 
     def step(self, residual: Float[np.ndarray, " t"], lr: float) -> "CubicKernels":

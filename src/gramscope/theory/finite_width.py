@@ -73,7 +73,7 @@ class FiniteWidthMLP:
 
         Args:
             x: inputs of shape (n, n_0); the cost is that of n⁴/24 expectations over four samples a layer.
-            kink: reading of s'' for ReLU-like activations. "distributional" is the limit of smooth activations, with
+            kink: definition of s'' for ReLU-like activations. "distributional" is the limit of smooth activations, with
                 s'' = δ: what a small step of real training feels in the mean. "autograd" is what second derivatives of
                 autograd compute: s'' = 0 inside the network. They differ in P and Q, between different inputs.
             tol: to which the Gaussian expectations are refined, where they have no closed form.
@@ -228,7 +228,7 @@ def _checked_inputs(x: Tensor) -> Float64[Tensor, "n n_0"]:
     if x.shape[0] == 0 or x.shape[1] == 0:
         raise InputError(f"x must hold at least one input of at least one feature, got shape {tuple(x.shape)}.")
     check_plain(x, "x")
-    check_finite(x, "x", "Remove or mend those inputs.")
+    check_finite(x, "x", "Remove or correct those inputs.")
     return x.detach().to(torch.float64)
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_symmetric
 from gramscope.base.errors import InputError
-from gramscope.theory.activation_functions import Activation, Kinked, Real, Smooth, resolve
-from gramscope.theory.closed import erf_moments, sine_moments
+from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
 from gramscope.theory.families import PAIRS, QUADS, GaussianMoments, from_multisets, multisets
 from gramscope.theory.kinked import kinked_moments
 from gramscope.theory.quadrature import Integrand, expectation
@@ -44,9 +43,8 @@ def gaussian_moments(
 ) -> GaussianMoments:
     """<s⁽ⁱ⁾_a s⁽ʲ⁾_b> and the four-sample expectations of the finite-width recursions over z ~ N(0, K).
 
-    Piecewise linear activations, sin and erf in closed form; all others by adaptive tensor Gauss-Hermite quadrature,
-    refined until the error, as estimated from two successive levels, is below ``tol`` times the root mean squares
-    of the factors.
+    Piecewise linear activations in closed form; all others by adaptive tensor Gauss-Hermite quadrature, refined until
+    the error, as estimated from two successive levels, is below ``tol`` times the root mean squares of the factors.
     Theory: recursions of PDLT chapters 4, 8, 11 in the derivative (Stein) form; K may be singular.
 
     >>> moments = gaussian_moments("sin", torch.ones(1, 1, dtype=torch.float64))
@@ -59,9 +57,6 @@ def gaussian_moments(
     check_kernel(kernel, slack=max(1e-9, 10 * float(tol)))
     if isinstance(found, Kinked):
         return kinked_moments(found, kernel)
-    closed = found.closed if isinstance(found, Smooth) else None
-    if closed is not None:
-        return {"sin": sine_moments, "erf": erf_moments}[closed](kernel)
     return smooth_moments(found, kernel, tol)
 
 

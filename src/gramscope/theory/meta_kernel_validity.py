@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 
@@ -119,6 +119,5 @@ def _checked(given: object, name: str, axes: int) -> Array:
     found = np.asarray(given, dtype=np.float64)
     if found.ndim != axes or found.size == 0:
         raise InputError(f"{name} must have {axes} axes and at least one entry, got shape {found.shape}.")
-    if not np.isfinite(found).all():
-        raise InputError(f"{name} must be finite, but it has NaN or infinity.")
+    check_finite(found, name, "Check how it was computed.")
     return found

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 
 Array: TypeAlias = NDArray[Any]  # float64 in all we make; a user's kernel may give another dtype
@@ -101,8 +102,7 @@ class DenseMetaKernel(Plain):
         shape = (len(x0), len(x1), len(x2))
         if found.shape != shape:
             raise InputError(f"meta_kernel(x0, x1, x2) must have shape {shape}, got {found.shape}.")
-        if not np.isfinite(found).all():
-            raise InputError("meta_kernel(x0, x1, x2) must be finite, but it has NaN or infinity.")
+        check_finite(found, "meta_kernel(x0, x1, x2)", "Check the function.")
         return found
 
     def _parts(self, x: Examples, others: int) -> Iterator[Examples]:
@@ -157,8 +157,7 @@ def _entries(name: str, given: object, shape: tuple[int, int, int]) -> Array:
     found = np.asarray(given, dtype=np.float64)
     if found.shape != shape:
         raise InputError(f"{name} must have shape {shape}, got {found.shape}.")
-    if not np.isfinite(found).all():
-        raise InputError(f"{name} must be finite, but it has NaN or infinity.")
+    check_finite(found, name, "Check how it was computed.")
     return found
 
 

@@ -14,12 +14,13 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from gramscope.base.checks import check_number, check_symmetric
+from gramscope.base.checks import check_finite, check_number, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import numerical_rank
 
 ALGORITHMS = ("direct", "gradient-descent", "gradient-flow", "minimum-norm", "ridge")
 Array = NDArray[Any]
+REMEDY = "Check x and the functions."
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,20 @@ class QuadraticModel:
     epsilon: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.epsilon, bool | str) or not np.isscalar(self.epsilon) or not np.isfinite(self.epsilon):
-            raise InputError(
-                f"epsilon must be one finite number, the strength of the quadratic term, got {self.epsilon!r}."
-            )
+        check_number(self.epsilon, "epsilon", hint="It is the strength of the quadratic term.")
 
     def phi(self, x: Array) -> Float[np.ndarray, "n f"]:
         phi = np.asarray(self.features(x), dtype=np.float64)
         if phi.ndim != 2 or len(phi) != len(x):
             raise InputError(f"features(x) must have shape ({len(x)}, f), one row for each example, got {phi.shape}.")
-        _check_finite(phi, "features(x)")
+        check_finite(phi, "features(x)", REMEDY)
         return phi
 
     def psi(self, x: Array) -> Float[np.ndarray, "n f f"]:
         psi = np.asarray(self.meta_features(x), dtype=np.float64)
         if psi.ndim != 3 or psi.shape[1] != psi.shape[2] or len(psi) != len(x):
             raise InputError(f"meta_features(x) must have shape ({len(x)}, f, f), got {psi.shape}.")
-        _check_finite(psi, "meta_features(x)")
+        check_finite(psi, "meta_features(x)", REMEDY)
         if psi.size:
             check_symmetric(psi, "meta_features(x)", tol=1e-10, remedy="The model sees no more: pass (ψ + ψᵀ)/2.")
         return psi
@@ -110,7 +108,7 @@ class QuadraticModel:
         x, y = np.asarray(x), np.asarray(y, dtype=np.float64)
         if y.ndim != 2 or len(y) != len(x):
             raise InputError(f"y must have shape ({len(x)}, outputs), got {y.shape}.")
-        _check_finite(y, "y")
+        check_finite(y, "y", REMEDY)
         phi, psi = self.phi(x), self.epsilon * self.psi(x)
         if algorithm == "ridge":
             penalty = check_number(ridge, "ridge", above=0.0, hint="Without one take algorithm='minimum-norm'.")
@@ -132,14 +130,6 @@ class QuadraticModel:
         if (step is not None) != (algorithm == "gradient-descent"):
             raise InputError("step must be given for algorithm='gradient-descent' and only there.")
         return np.stack([solve[algorithm](target) for target in y.T])
-
-
-def _check_finite(values: Array, what: str) -> None:
-    if not np.isfinite(values).all():
-        bad = int((~np.isfinite(values)).sum())
-        raise InputError(
-            f"{what} must be finite, but {bad} of {values.size} numbers are not. Check x and the functions."
-        )
 
 
 def _check_weights(weights: Array, phi: Array, psi: Array) -> None:
@@ -250,11 +240,10 @@ def _checked_step(phi: Array, step: float | None) -> float:
 
 def check_step(step: float | None, largest: float) -> float:
     """The step, if gradient descent on a kernel with that largest eigenvalue converges: ``0 < step < 2/λmax``."""
-    if step is None or isinstance(step, bool) or not np.isfinite(step) or step <= 0:
-        raise InputError(f"step must be a positive number for algorithm='gradient-descent', got {step!r}.")
+    step = check_number(step, "step", above=0.0, hint="algorithm='gradient-descent' needs one.")
     if step * largest >= 2:
         raise InputError(
             f"step must be below 2/λmax = {2 / largest:.6g} for gradient descent to converge, got {step:.6g}. "
             "Lower it, or use algorithm='gradient-flow'."
         )
-    return float(step)
+    return step

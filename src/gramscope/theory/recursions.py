@@ -10,7 +10,7 @@ Tensors carry sample axes only, in the index order of the theory. At layer l, wi
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from torch import Tensor
 
 from gramscope.base.results import Result, TableResult
 from gramscope.theory.families import GaussianMoments
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # One formula serves tensors with floats, and numpy arrays of decimals where doubles do not reach.
 Array: TypeAlias = Any
@@ -79,12 +76,10 @@ class LayerStack(TableResult):
             raise IndexError(f"layer must be 1 ... {len(self)} (or -1 for the output), got {layer!r}.")
         return self.layers[layer - 1 if layer > 0 else layer]
 
-    def to_dataframe(self) -> "DataFrame":
+    def _table(self) -> tuple[list[dict[str, float]], range]:
         """A row a layer: the means of K and Θ over the samples."""
-        from pandas import DataFrame
-
         means = [{name: float(getattr(layer, name).diagonal().mean()) for name in self.plotted} for layer in self]
-        return DataFrame(means, index=range(1, len(self) + 1))
+        return means, range(1, len(self) + 1)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.rng import child_seed, generator
@@ -50,10 +51,7 @@ def ensemble(
         raise InputError("the theory must have at least two layers: a single layer is Gaussian and has no 1/n tensors.")
     if any(rate.skip for rate in theory.rates):
         raise InputError("the theory must be that of a plain network: networks with a skip are not sampled here.")
-    if not isinstance(count, int) or count < 8:
-        raise InputError(
-            f"count must be an integer of at least 8 networks, got {count!r}. 1000 give errors of a few %."
-        )
+    check_count(count, "count", 8)
     ladder = _ladder(width, extrapolate)
     shapes = [_scaled(theory, n) for n in ladder]
     batches = [max(1, _CHUNK_NUMBERS // _numbers(shape, theory.gram.shape[0])) for shape in shapes]
@@ -79,12 +77,9 @@ def ensemble(
 
 def _ladder(width: int | Sequence[int], extrapolate: bool) -> list[int]:
     several = list(width) if isinstance(width, Iterable) and not isinstance(width, str) else [width]
-    for n in several:
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise InputError(f"width must be one or several integers of at least 1, got {width!r}.")
     if not several:
         raise InputError("width must be one or several integers, got an empty sequence.")
-    several = sorted(set(several))
+    several = sorted({check_count(n, "width") for n in several})
     if not extrapolate:
         return several[-1:]
     if len(several) == 1:

@@ -1,4 +1,4 @@
-"""Expectations in closed form for sin and for the error function."""
+"""Expectations in closed form for sin and for the error function: the reference of the quadrature."""
 
 import itertools
 import math
