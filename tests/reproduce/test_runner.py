@@ -118,7 +118,9 @@ published = "not published"
 """)
     found = read_expected(toy)
     cases = [{"size": 1}, {"size": 2, "kind": "b"}, {"size": 3, "kind": "b"}]
-    assert [(one.case, one.name) for one in found[:-1]] == [(case, name) for case in cases for name in ("value", "other")]
+    assert [(one.case, one.name) for one in found[:-1]] == [
+        (case, name) for case in cases for name in ("value", "other")
+    ]
     assert all(one.published == 1.0 and one.control and one.tolerance == 0.06 for one in found[:-1])
     assert (found[0].source, found[0].why) == (written_out[0].source, written_out[0].why)
     assert found[-1].published is None

@@ -16,7 +16,10 @@ HEAD = "| quantity | published | ours ± sd | 95 % interval | seeds | verdict |"
 def overview(folder: Path) -> str:
     """Markdown: how many numbers of each experiment agree, then every published number beside ours."""
     judged = {one: _judged(one) for one in all_experiments(folder)}
-    lines = ["| experiment | what | agree | differ | controls | ours alone | command |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| experiment | what | agree | differ | controls | ours alone | command |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for one, verdicts in judged.items():
         lines.append(f"| {one.name} | {one.title} | {_counts(verdicts)} | `gramscope reproduce {one.name}` |")
     for one, verdicts in judged.items():

@@ -51,7 +51,8 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
     ``z(b) = k_bA v + Π[μ_{a . b} Z_A^{ab}]_b + ½ Π[μ_{. ab} v^a v^b]_b`` with ``v = k̃⁻¹ y``; for direct optimisation
     this is (11.132). It interpolates the training data, as kernel regression does, unless there is a ridge; targets
-    outside the range of a singular kernel cannot be met, which draws a warning. Features that move by more than a quarter of their size draw an :class:`OutsideRegimeWarning`.
+    outside the range of a singular kernel cannot be met, which draws a warning. Features that move by more than a
+    quarter of their size draw an :class:`OutsideRegimeWarning`.
 
     Args:
         kernel: a name of ``sklearn.metrics.pairwise``, a function (X, X2) -> (n, m), "precomputed", or a network at
@@ -281,8 +282,8 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 def _warn_of_missed(share: float) -> None:
     if share > LARGE_MISS:
         warn(
-            f"the training targets must lie in the range of the kernel to be met, but {share:.2g} of their size lies in "
-            "modes where the kernel is zero, and no algorithm moves along them. Look for repeated examples with "
+            f"the training targets must lie in the range of the kernel to be met, but {share:.2g} of their size lies "
+            "in modes where the kernel is zero, and no algorithm moves along them. Look for repeated examples with "
             "different targets, take a kernel of full rank, or algorithm='ridge'."
         )
 
