@@ -36,7 +36,9 @@ def list_experiments(folder: Path | None, quiet: bool) -> JSONObject:
             "name": one.name, "title": one.title, "question": one.question, "needs": one.needs, "missing": missing,
             "result": made,
         })  # fmt: skip
-        needs = one.needs.replace(",", ", ") + (" (not found)" if missing else "")
+        needs = one.needs.replace(",", ", ")
+        if missing:
+            needs += " (not found)" if missing_need(one.quick_needs) else " (not found; not for --quick)"
         table.add_row(one.name, one.title if made else f"{one.title} (no result yet)", needs)
     console = Console(quiet=quiet)
     console.print(table)
