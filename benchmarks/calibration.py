@@ -2,6 +2,7 @@
 
     python benchmarks/calibration.py            168 runs (about ten minutes on one core), table and page
     python benchmarks/calibration.py --quick    one seed to fit, one to try: does everything run?
+    python benchmarks/calibration.py --portrait fitted on the runs of ``gramscope reproduce portrait``, tried on these
 
 An MLP learns the digits of scikit-learn. Its regime is known by construction, not by what it measures:
 
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,6 +45,7 @@ STEPS, LR, PER_CLASS = 400, 0.2, 20
 FIT_SEEDS, HELD_OUT_SEEDS, ELSEWHERE_SEEDS = (0, 1, 2), (3, 4, 5, 6, 7), (8, 9)
 RESULTS = Path(__file__).parent / "results" / "calibration.json"
 PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
+PORTRAIT = Path(__file__).parents[1] / "experiments" / "portrait" / "result.csv"
 BEGIN, END = "<!-- written by benchmarks/calibration.py -->", "<!-- end of what it wrote -->"
 TRUTHS = ("rich", "in between", "lazy", "diverged")
 
@@ -330,6 +333,38 @@ def written(
     PAGE.write_text(f"{before}{BEGIN}\n{page_part(fit, found, elsewhere)}\n{END}{after}", encoding="utf-8")
 
 
+def portrait_rows() -> list[Row]:
+    """The runs of known regime of ``gramscope reproduce portrait``, from its committed table."""
+    table = pd.read_csv(PORTRAIT, keep_default_na=False, na_values=["", "nan"])
+    known = table[table["truth"].isin(TRUTHS)]
+    columns = zip(known["kind"], known["truth"], known["seed"], known["largest_drift"],
+                  1 - known["richness/initial_similarity"], strict=True)  # fmt: skip
+    return [
+        Row("portrait", kind, truth, seed, drift, change if change == change else None, None, None, "")
+        for kind, truth, seed, drift, change in columns
+    ]
+
+
+def other_way_round() -> None:
+    """Thresholds fitted on the portrait's runs, tried on all runs of the calibration."""
+    found = portrait_rows()
+    sound = [row for row in found if row.truth != "diverged"]
+    features = fitted(sound, "feature_change")
+    kernel = fitted([row for row in sound if row.kind != "last layer only"], "kernel_drift")
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    runs = [Row(**row) for part in ("fitted_on", "held_out", "elsewhere") for row in results[part]]
+
+    def said(row: Row) -> str:
+        if row.verdict == "diverged" or row.kernel_drift is None:
+            return row.verdict
+        still = row.feature_change is not None and row.feature_change < features[0]
+        return "lazy" if still else regimes.judged(row.kernel_drift, *kernel)
+
+    same = sum(said(row) == row.verdict for row in runs)
+    print(f"Fitted on {len(found)} runs of the portrait: feature change {features}, kernel drift {kernel}.")
+    print(f"With these the verdict on {same} of {len(runs)} runs of the calibration is the same as the report's.")
+
+
 def check(fit: dict[str, tuple[float, float]]) -> None:
     """The report must use what was fitted."""
     used = {
@@ -346,7 +381,12 @@ def check(fit: dict[str, tuple[float, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed to fit and one to try; nothing is written")
-    quick = parser.parse_args().quick
+    parser.add_argument("--portrait", action="store_true", help="fit on the portrait's runs instead; nothing is run")
+    options = parser.parse_args()
+    if options.portrait:
+        other_way_round()
+        return
+    quick = options.quick
     fit_rows = rows(FIT_SEEDS[:1] if quick else FIT_SEEDS)
     fit = fitted_thresholds(fit_rows)
     print(fit)

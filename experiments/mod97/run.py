@@ -1,9 +1,10 @@
 """Table 3 and figure 12 of arXiv:2410.04264: a transformer of two layers that groks arithmetic modulo 97.
 
 Squared error to one-hot targets, Adam 1e-3 with betas .9 and .98, batches of 512, half of the 9,312 equations (tables 9
-and 10). The table states weight decay 0; the code that it is built on takes 1 (AdamW), so both are tried. What the
-paper calls division is multiplication, a ∘ b without b = 0; both are tried. Its "step 200" is read as epoch 200: table
-10 counts 4,000 epochs, and after 200 gradient steps this network has fitted 1 % of the training pairs.
+and 10). The table states weight decay 0, as does the code that it is built on (github.com/teddykoker/grokking); Power
+et al. (arXiv:2201.02177) take 1 with AdamW, so both are tried. What the paper calls division is multiplication, a ∘ b
+without b = 0; both are tried. Its "step 200" is read as epoch 200: table 10 counts 4,000 epochs, and after 200 gradient
+steps this network has fitted 1 % of the training pairs.
 """
 
 from pathlib import Path

@@ -95,6 +95,7 @@ def test_one_class_is_refused_in_a_batch_and_taken_in_a_stream():
         (lambda: linearity_penalty(torch.randn(4, 2), torch.arange(3)), "one row for each of the 4"),
         (lambda: linearity_penalty(torch.randn(4, 2), torch.tensor([0, 1, -100, 1])), "label -100"),
         (lambda: linearity_penalty(torch.ones(4, 2).long(), torch.arange(4) % 2), "floating tensor"),
+        (lambda: linearity_penalty(torch.full((4, 2), torch.nan), torch.arange(4) % 2), "features must be finite"),
         (lambda: LinearityPenalty(2, 2, momentum=0.0), "momentum must lie"),
         (lambda: LinearityPenalty(2, 2)(torch.randn(4, 3), torch.arange(4) % 2), "2 and 2 columns"),
         (lambda: LinearityPenalty(2, 2).target_linearity(), "seen none"),

@@ -89,6 +89,10 @@ def test_bad_input_of_runs():
             moving_target(network(0), X, LABELS, cross_entropy, **options)
     with pytest.raises(InputError, match="outputs of shape"):
         moving_target(nn.Flatten(0), X, LABELS, mse_loss, lr=0.1, steps=2)
+    with pytest.raises(InputError, match="x and y must have one row"):
+        moving_target(network(0), X, LABELS[:3], cross_entropy, lr=0.1, steps=2)
+    with pytest.raises(InputError, match="the test inputs and their targets"):
+        moving_target(network(0), X, LABELS, cross_entropy, lr=0.1, steps=2, test=(X, LABELS[:3]))
 
 
 @settings(max_examples=20, deadline=None)
@@ -137,6 +141,8 @@ def test_bad_input_of_paths():
         interpolate(torch.zeros(1, 3), torch.ones(1, 3), kind="spherical")
     with pytest.raises(InputError, match="3 steps at least"):
         path_linearity(torch.ones(2, 2, 3))
+    with pytest.raises(InputError, match="paths must be finite, but 1 of 18"):
+        path_linearity(torch.arange(18.0).reshape(2, 3, 3).log())
     with pytest.warns(UndefinedMeasureWarning, match="1 of 2 paths"):
         found = path_linearity(torch.stack([torch.zeros(4, 1), torch.arange(4.0)[:, None]]))
     assert found.isnan().tolist() == [True, False]

@@ -13,6 +13,7 @@ from gramscope.base.errors import InputError
 from gramscope.cli.main import app
 from gramscope.reproduce.expected import Expected, read_expected
 from gramscope.reproduce.experiments import open_experiment
+from gramscope.reproduce.overview import with_verdicts
 from gramscope.reproduce.verdicts import bootstrap_interval, judge
 from gramscope.reproduce.writing import MARKER, hand_written, read_table
 
@@ -98,6 +99,52 @@ def test_all_cases_and_seeds_are_run_once_and_compared(folder):
     assert calls(folder) == 6
 
 
+def test_lists_and_defaults_stand_for_single_values(folder):
+    toy = folder / "experiments" / "toy"
+    written_out = read_expected(toy)
+    (toy / "expected.toml").write_text("""
+[default]
+source = "a paper, table 1"
+why = "the sd of two seeds"
+published = 1.0
+[[value]]
+case = [{size = 1}, {size = [2, 3], kind = "b"}]
+name = ["value", "other"]
+tolerance = 0.06
+control = true
+[[value]]
+name = "lost"
+published = "not published"
+""")
+    found = read_expected(toy)
+    cases = [{"size": 1}, {"size": 2, "kind": "b"}, {"size": 3, "kind": "b"}]
+    assert [(one.case, one.name) for one in found[:-1]] == [
+        (case, name) for case in cases for name in ("value", "other")
+    ]
+    assert all(one.published == 1.0 and one.control and one.tolerance == 0.06 for one in found[:-1])
+    assert (found[0].source, found[0].why) == (written_out[0].source, written_out[0].why)
+    assert found[-1].published is None
+    assert not found[-1].control
+
+
+def test_controls_are_judged_and_not_counted(folder):
+    toy = folder / "experiments" / "toy"
+    text = (toy / "expected.toml").read_text()
+    (toy / "expected.toml").write_text(text.replace('kind = "relative"', 'kind = "relative"\ncontrol = true'))
+    found = call(folder, *out(folder))
+    assert [row["verdict"] for row in found["rows"]] == ["agrees", "control: differs", "not finite"]
+    result = (folder / "out" / "RESULT.md").read_text()
+    assert "Of 1 published numbers 1 agree and 0 differ. 1 controls, not counted. 1 not finite." in result
+    # After a change of expected.toml the verdicts of a result are written anew, and nothing else.
+    (toy / "result.csv").write_bytes((folder / "out" / "result.csv").read_bytes())
+    (toy / "expected.toml").write_text(text)
+    anew = with_verdicts(result, open_experiment(toy))
+    assert anew == result.replace("control: differs", "differs").replace(
+        "Of 1 published numbers 1 agree and 0 differ. 1 controls, not counted.",
+        "Of 2 published numbers 1 agree and 1 differ.",
+    )
+
+
 def test_jobs_in_processes_give_the_same_numbers(folder):
     here = call(folder, *out(folder))
     elsewhere = call(folder, "--out", str(folder / "other"), "--jobs", "2", "--quick")
@@ -178,6 +225,7 @@ def test_unknown_names_and_folders_are_refused(folder, tmp_path):
         ("tolerance = 0.06", "tolerence = 0.06", "tolerence"),
         ("published = 1.0", "published = nan", "published of value 1"),
         ('kind = "relative"', 'kind = "about"', "kind of value 2"),
+        ('kind = "relative"', 'control = "yes"', "control of value 2 .* must be true or false"),
         ('why = "the sd of two seeds"', "", "must have why"),
         ("[[value]]", "[[value", "must be TOML"),
     ],

@@ -366,6 +366,11 @@ def test_bad_ridges():
     twice = np.concatenate([x, x[:1]])
     with pytest.raises(InputError, match=r"ridge must be above 0 for a singular kernel.*rank 4 for 5 rows"):
         NearlyKernelRegressor(algorithm="ridge", ridge=0).fit(twice, np.concatenate([y, y[:1]]))
+    with pytest.warns(UserWarning, match=r"but 0\.\d+ of their size lies in modes where the kernel is zero"):
+        NearlyKernelRegressor().fit(twice, np.concatenate([y, y[:1] + 1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NearlyKernelRegressor().fit(twice, np.concatenate([y, y[:1]]))
     with pytest.raises(InputError, match="ridge must be one finite number at least 0"):
         NearlyKernelRegressor(algorithm="ridge", ridge=-0.1).fit(x, y)
     with pytest.raises(InputError, match="ridge must be given for algorithm='ridge' and only there"):

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count
+from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult, as_column
 from gramscope.base.user_warnings import undefined
@@ -79,6 +79,7 @@ def path_linearity(paths: Tensor) -> Float64[Tensor, " pairs"]:
             f"paths must have shape (pairs, steps, ...) with 3 steps at least (two points are a line), got "
             f"{tuple(paths.shape)}."
         )
+    check_finite(paths.detach(), "paths", "Look at the decoder's outputs along the path.")
     h = paths.detach().double().flatten(2)
     h = h - h.mean(1, keepdim=True)
     t = torch.linspace(-1, 1, h.shape[1], dtype=torch.float64, device=h.device)

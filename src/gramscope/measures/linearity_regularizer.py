@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.activations import Layers, Visit, choose_layers
@@ -221,6 +221,7 @@ def _paired(features: Tensor, targets: Tensor, classes: int | None) -> tuple[Ten
         raise InputError("features must be a floating tensor with examples on its first axis.")
     h = features.flatten(1) if features.dim() > 1 else features[:, None]
     h = h.to(torch.promote_types(h.dtype, torch.float32))
+    check_finite(h.detach(), "features", "Look for overflow (float16) or at the step where training diverged.")
     if not isinstance(targets, Tensor) or len(targets) != len(h) or len(h) == 0:
         got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
         raise InputError(f"targets must have one row for each of the {len(h)} examples, at least one, got {got}.")

@@ -18,6 +18,7 @@ from gramscope.base.agreement import ratio_of_norms
 from gramscope.base.charts import line_chart
 from gramscope.base.checks import check_count, check_lr
 from gramscope.base.errors import InputError
+from gramscope.base.moments import check_paired
 from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
@@ -103,6 +104,9 @@ def moving_target(
         True
     """
     times = _checked(lr, steps, starts)
+    check_paired(x, y, "x", "y")
+    if test is not None:
+        check_paired(*test, "the test inputs", "their targets")
     network = copied(model)
     free = [p for p in network.parameters() if p.requires_grad]
     every = x if test is None else torch.cat([x, test[0]])

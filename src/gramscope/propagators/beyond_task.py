@@ -135,7 +135,8 @@ def _checked(model: nn.Module, x: Tensor, y: Tensor | None, over: Sequence[str])
             f"{over!r}."
         )
     if not isinstance(x, Tensor) or x.dim() < 3:
-        raise InputError("x must be a tensor with axes (trial, time, ...).")
+        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"x must be a tensor with axes (trial, time, ...), got {got}. Of a task, pass task.x.")
     if getattr(model, "batch_first", True) is False:
         raise InputError(
             "the model must take trials first, but it has batch_first=False. Build it with batch_first=True."

@@ -36,7 +36,9 @@ def list_experiments(folder: Path | None, quiet: bool) -> JSONObject:
             "name": one.name, "title": one.title, "question": one.question, "needs": one.needs, "missing": missing,
             "result": made,
         })  # fmt: skip
-        needs = one.needs.replace(",", ", ") + (" (not found)" if missing else "")
+        needs = one.needs.replace(",", ", ")
+        if missing:
+            needs += " (not found)" if missing_need(one.quick_needs) else " (not found; not for --quick)"
         table.add_row(one.name, one.title if made else f"{one.title} (no result yet)", needs)
     console = Console(quiet=quiet)
     console.print(table)
@@ -64,6 +66,10 @@ def reproduce(
                 (experiment.folder / file).write_bytes((folder / file).read_bytes())
     _show(experiment.title, [cells(one) for one in verdicts], console)
     console.print(summary(verdicts), markup=False)
+    if quick:
+        console.print(
+            "This is the quick version, smaller than what was published: it shows that all runs, not who is right."
+        )
     for line in failed:
         console.print(f"failed: {line}", markup=False, soft_wrap=True)
     console.print(f"Result: {folder / RESULT_FILE}, page: {folder / PAGE_FILE}", markup=False, soft_wrap=True)

@@ -1,21 +1,25 @@
-"""All published numbers beside ours, in one text: what ``docs/findings.md`` holds between two marker lines."""
+"""What follows from the committed tables: all numbers in ``docs/findings.md``, and the verdicts of each result."""
 
 from pathlib import Path
 
 from gramscope.reproduce.expected import read_expected
 from gramscope.reproduce.experiments import RESULT_FILE, TABLE_FILE, Experiment, all_experiments
 from gramscope.reproduce.verdicts import AGREES, DIFFERS, Verdict, judge
-from gramscope.reproduce.writing import cells, read_table
+from gramscope.reproduce.writing import cells, markdown_table, read_table, summary
 
 BEGIN = "<!-- Written by tools/findings_table.py from the committed tables. -->"
 END = "<!-- End of the written table. -->"
+AFTER = ("Jobs that failed", "![", "No figure")  # what follows the tolerances in RESULT.md
 HEAD = "| quantity | published | ours ± sd | 95 % interval | seeds | verdict |"
 
 
 def overview(folder: Path) -> str:
     """Markdown: how many numbers of each experiment agree, then every published number beside ours."""
     judged = {one: _judged(one) for one in all_experiments(folder)}
-    lines = ["| experiment | what | agree | differ | ours alone | command |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| experiment | what | agree | differ | controls | ours alone | command |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for one, verdicts in judged.items():
         lines.append(f"| {one.name} | {one.title} | {_counts(verdicts)} | `gramscope reproduce {one.name}` |")
     for one, verdicts in judged.items():
@@ -35,10 +39,11 @@ def _judged(experiment: Experiment) -> list[Verdict] | None:
 
 def _counts(verdicts: list[Verdict] | None) -> str:
     if verdicts is None:
-        return "– | – | no full run yet"
+        return "– | – | – | no full run yet"
     words = [one.verdict for one in verdicts]
+    controls = sum(one.expected.control for one in verdicts)
     unpublished = sum(one.expected.published is None for one in verdicts)
-    return f"{words.count(AGREES)} | {words.count(DIFFERS)} | {unpublished}"
+    return f"{words.count(AGREES)} | {words.count(DIFFERS)} | {controls} | {unpublished}"
 
 
 def _sources(verdicts: list[Verdict]) -> list[str]:
@@ -52,3 +57,12 @@ def with_table(page: str, folder: Path) -> str:
     if not begin or not end:
         raise ValueError(f"the page must hold the lines {BEGIN!r} and {END!r}.")
     return f"{before}{BEGIN}\n\n{overview(folder)}\n\n{END}{after}"
+
+
+def with_verdicts(text: str, experiment: Experiment) -> str:
+    """A committed ``RESULT.md`` with its verdicts anew, after a change of ``expected.toml``; nothing is run."""
+    lines, verdicts = text.splitlines(), _judged(experiment)
+    begin = lines.index(markdown_table([])[0]) - 2  # the summary, an empty line, the head of the table
+    end = next(place for place in range(begin, len(lines)) if lines[place].startswith(AFTER))
+    made = [summary(verdicts or []), "", *markdown_table(verdicts or []), ""]
+    return "\n".join([*lines[:begin], *made, *lines[end:]]) + "\n"

@@ -12,6 +12,7 @@ from gramscope.reproduce.expected import Expected
 
 RESAMPLES = 10_000
 AGREES, DIFFERS, NEW, NOT_RUN, NOT_FINITE = "agrees", "differs", "new", "not run", "not finite"
+CONTROL = "control: "  # before the word of a number that is not counted
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def _word(value: Expected, mean: float) -> str:
         return NOT_FINITE
     if value.published is None:
         return NEW
-    return AGREES if value.allows(mean) else DIFFERS
+    return (CONTROL if value.control else "") + (AGREES if value.allows(mean) else DIFFERS)
 
 
 def selected(table: pd.DataFrame, value: Expected) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ import pandas as pd
 from gramscope.base.json_values import JSONObject
 from gramscope.reproduce.expected import UNPUBLISHED, read_expected
 from gramscope.reproduce.experiments import FIGURE_FILE, FINDINGS, PAGE_FILE, RESULT_FILE, TABLE_FILE, Experiment
-from gramscope.reproduce.verdicts import AGREES, DIFFERS, Verdict, judge
+from gramscope.reproduce.verdicts import AGREES, CONTROL, DIFFERS, Verdict, judge
 from gramscope.store.files import write_file
 
 MARKER = "<!-- Below this line the text is written by hand; the command keeps it. -->"
@@ -130,11 +130,12 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     words = [one.verdict for one in verdicts]
     if not words:
         return "Nothing to compare with."
-    published = sum(one.expected.published is not None for one in verdicts)
+    published = sum(one.expected.published is not None and not one.expected.control for one in verdicts)
     told = f"Of {published} published numbers {words.count(AGREES)} agree and {words.count(DIFFERS)} differ."
     if not published:
         told = "The source gives no number to compare with."
-    others = {word: words.count(word) for word in dict.fromkeys(words) if word not in (AGREES, DIFFERS)}
+    kinds = [word if not word.startswith(CONTROL) else "controls, not counted" for word in words]
+    others = {word: kinds.count(word) for word in dict.fromkeys(kinds) if word not in (AGREES, DIFFERS)}
     return told + "".join(f" {count} {word}." for word, count in others.items())
 
 

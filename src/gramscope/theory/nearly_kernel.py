@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 LARGE_MOVEMENT = 0.25  # calibrated on trained networks by benchmarks/nearly_kernel_regime.py
+LARGE_MISS = 1e-3  # of the size of the targets
 
 Parameter: TypeAlias = Any  # by scikit-learn's rule anything may be stored; fit says what is wrong with it
 
@@ -49,8 +50,9 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     """Regression by a kernel and a meta kernel: the trained quadratic model to first order in ε.
 
     ``z(b) = k_bA v + Π[μ_{a . b} Z_A^{ab}]_b + ½ Π[μ_{. ab} v^a v^b]_b`` with ``v = k̃⁻¹ y``; for direct optimisation
-    this is (11.132). It interpolates the training data, as kernel regression does, unless there is a ridge. Features
-    that move by more than a quarter of their size draw an :class:`OutsideRegimeWarning`.
+    this is (11.132). It interpolates the training data, as kernel regression does, unless there is a ridge; targets
+    outside the range of a singular kernel cannot be met, which draws a warning. Features that move by more than a
+    quarter of their size draw an :class:`OutsideRegimeWarning`.
 
     Args:
         kernel: a name of ``sklearn.metrics.pairwise``, a function (X, X2) -> (n, m), "precomputed", or a network at
@@ -109,6 +111,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         # A network's outputs share one kernel over (example, output); those of a plain kernel are separate problems.
         rows = (targets - start).reshape(-1, 1) if self._of_network else targets - start
         self._spectrum = Spectrum(self._source.kernel(X, X), check_ridge(self.ridge, self.algorithm))
+        _warn_of_missed(self._spectrum.missed(rows))
         self.dual_coef_ = self._spectrum.solve(rows)
         self._pairs = [algorithm_matrices(self._spectrum, row, self.algorithm, self.step) for row in rows.T]
         self._targets = rows
@@ -274,6 +277,15 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 "trained and effective kernels between examples need a kernel given as a function, not 'precomputed'."
             )
         return self._examples(X), self._train if X2 is None else self._examples(X2)
+
+
+def _warn_of_missed(share: float) -> None:
+    if share > LARGE_MISS:
+        warn(
+            f"the training targets must lie in the range of the kernel to be met, but {share:.2g} of their size lies "
+            "in modes where the kernel is zero, and no algorithm moves along them. Look for repeated examples with "
+            "different targets, take a kernel of full rank, or algorithm='ridge'."
+        )
 
 
 def _warn_of_movement(movement: float) -> None:

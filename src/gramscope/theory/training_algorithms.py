@@ -53,6 +53,11 @@ class Spectrum:
         components = self.vectors.T @ y
         return self.vectors @ (components.T / self.values).T
 
+    def missed(self, y: Float[np.ndarray, "N k"]) -> float:
+        """The share of y, by size, that lies in null modes of k̃; 0 with a ridge."""
+        size = float(np.linalg.norm(y))
+        return float(np.linalg.norm(y - self.vectors @ (self.vectors.T @ y))) / size if size else 0.0
+
     def after_steps(self, y: Float[np.ndarray, " N"], step: float, steps: int) -> Float[np.ndarray, " N"]:
         """``k̃⁻¹ (1 - (1 - η k̃)ᵗ) y``: what t steps of gradient descent have summed up of the residuals, times η."""
         eta, count = check_step(step, self.largest), check_count(steps, "steps", least=0)
