@@ -385,7 +385,7 @@ def test_one_value_just_short_of_it_does_not_undo_a_fall(tmp_path):
 def test_a_fine_series_needs_no_second_step(tmp_path):
     losses = np.exp(-np.arange(100) / 10)
     text = said(view(tmp_path, loss=losses))
-    assert "were done by step 240." in text
+    assert "was done by step 240." in text
 
 
 def test_advice_goes_with_what_was_found(tmp_path):
