@@ -281,7 +281,7 @@ def test_layers_that_join_the_training_are_no_movement_of_the_kernel(tmp_path):
 def test_a_drift_that_begins_again_is_not_judged(tmp_path):
     run = view(tmp_path, kernel_of_drift=[0.0, 0.8, 1.5, 0.0, 0.1, 0.2])
     assert regime(run) == "too short"
-    assert "measured anew from step 30" in said(run)
+    assert "measured again from step 30" in said(run)
 
 
 def test_a_diverged_run_is_not_ranked(tmp_path):
