@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def _version(show: bool | None) -> None:
