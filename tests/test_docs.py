@@ -89,6 +89,19 @@ def test_links_lead_to_files(page):
     assert [t for t in targets if t and t not in written and not (page.parent / t).exists()] == []
 
 
+def anchors(path: Path) -> set[str]:
+    """What a link may name after ``#``: the headings of a page, as GitHub and the site write them."""
+    titles = re.findall(r"^#{1,4} (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*MARKDOWN, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_links_lead_to_headings(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text)
+    assert [f"{to}#{name}" for to, name in links if name not in anchors(page.parent / to if to else page)] == []
+
+
 def test_every_page_is_in_the_tree():
     listed: set[str] = set()
     for path in PAGES:
