@@ -53,6 +53,14 @@ def test_sentences_are_counted_without_code_and_tables():
     assert reading_test.sentences(text) == ["One two code.", "Three.", "- item one"]
 
 
+def test_words_are_plain():
+    """Words that readers of the reports and pages stumbled over."""
+    quaint = re.compile(r"\b(fore(told|saw|seen?)|dear|by heart|born with|mended|riddle|company of)\b", re.I)
+    files = [*MARKDOWN, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.j2"), *NOTEBOOKS]
+    found = [f"{path.name}: {m[0]}" for path in files for m in quaint.finditer(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120
 
@@ -61,7 +69,8 @@ def test_the_readme_is_short():
 
 
 def test_nothing_refers_to_private_notes():
-    private = re.compile(r"\btheory [1-9]\b|\b(ENGINE|WORDS|STYLE|USERS)\.md|\bshared/(theory|seeds|design)", re.I)
+    notes = r"\btheory [1-9]\b|\b(issue|stop) \d+\b|\b(ENGINE|WORDS|STYLE|USERS)\.md|\bshared/(theory|seeds|design)"
+    private = re.compile(notes, re.I)
     files = [*MARKDOWN, *(ROOT / "src").rglob("*.py"), *DOCS.rglob("*.py")]
     found = [f"{path.name}: {m[0]}" for path in files for m in private.finditer(path.read_text(encoding="utf-8"))]
     assert found == []
