@@ -61,8 +61,8 @@ def cases(which: str) -> list[Case]:
                 broken = changed(BASES[part][network], changes)
                 found.append(Case(part, sabotage.kind, network, seed, False, broken))
                 if part != "holdout" and seed < seeds[0] + REMEDY_SEEDS:
-                    mended = changed(broken, sabotage.remedy)
-                    found.append(Case(part, sabotage.kind, network, seed, True, mended))
+                    repaired = changed(broken, sabotage.remedy)
+                    found.append(Case(part, sabotage.kind, network, seed, True, repaired))
         more = seeds if which == "quick" else range(seeds[0], seeds[0] + HEALTHY_SEEDS)
         for network, seed in itertools.product(NETWORKS, more):
             setups = healthy_setups(network, BASES[part][network])

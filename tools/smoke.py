@@ -18,7 +18,7 @@ def commands(folder: Path) -> None:
     torch.save(gs.tasks.mlp((30, 60, 20)).state_dict(), folder / "m.pt")
     (folder / "c.toml").write_text("[train]\nsteps = 4\n[watch]\nevery = 2\nprobe = 2\n[model]\nwidth = 8\ndepth = 2\n")
     run = folder / "run"
-    helped = ("demo", "run", "sweep", "kernel", "report", "serve", "analyze", "verify", "reproduce")
+    helped = ("demo", "run", "sweep", "kernel", "report", "diagnose", "serve", "analyze", "verify", "reproduce")
     for arguments in (
         ["--help"],
         *([name, "--help"] for name in helped),

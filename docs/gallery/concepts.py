@@ -55,9 +55,11 @@ def draw(out: Path, name: str, title: str, ylabel: str, lines: Iterable[tuple[st
     figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
     for (label, series), colour in zip(lines, COLOURS, strict=False):
         known = series.dropna()
+        known = known[known > 0] if logy else known  # drift is 0 at the start
         axes.plot(known.index + 1, known.to_numpy(), color=colour, label=label, marker=".", markersize=3)
     for label, value in level.items():
-        axes.axhline(value, color="#555555", ls=":", lw=1, label=label)
+        axes.axhline(value, color="#555555", ls=":", lw=1)
+        axes.text(1, value, label, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8)
     axes.set(xscale="log", xlabel="step + 1", ylabel=ylabel, title=title, yscale="log" if logy else "linear", **options)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(out / f"concept-{name}.svg", metadata={"Date": None})
@@ -80,7 +82,7 @@ def main(out: Path) -> None:
          by_layer(sound, "share"), ylim=(0, 1))  # fmt: skip
     draw(out, "kernel-drift", "same network, same data, two output scales", "kernel drift",
          [("scale 0.3: feature learning", rich["kernel/drift"]), ("scale 30: lazy", lazy["kernel/drift"])],
-         logy=True, level={"above: rich (calibrated)": 2.6, "below: lazy (calibrated)": 0.33})  # fmt: skip
+         logy=True, level={"rich above 2.6": 2.6, "lazy below 0.33": 0.33})  # fmt: skip
     draw(out, "kernel-alignment", "cosine of the kernel with the targets", "kernel alignment",
          [("feature learning", rich["kernel/alignment"]), ("lazy", lazy["kernel/alignment"])], ylim=(0, 1))  # fmt: skip
     draw(out, "step-error", "error of the first-order prediction of a step", "error / true change",
@@ -93,7 +95,7 @@ def main(out: Path) -> None:
          [("learning rate 0.1", sound["dead_units/2"]), ("learning rate 4", broken["dead_units/2"])],
          ylim=(0, 1.02))  # fmt: skip
     draw(out, "noise-scale", "gradient noise scale while the loss falls", "examples",
-         [("learning rate 0.1", sound["noise_scale"])], logy=True, level={"the batch, 64": 64})  # fmt: skip
+         [("learning rate 0.1", sound["noise_scale"])], logy=True, level={"batch of 64": 64})  # fmt: skip
     draw(out, "sharpness", "greatest eigenvalue of the Hessian, full-batch gradient descent", "sharpness",
          [("learning rate 0.5", whole["sharpness"])], level={"2 / learning rate": 4.0}, ylim=(0, None))  # fmt: skip
     draw(out, "feature-rank", "effective rank of each layer's outputs", "directions",

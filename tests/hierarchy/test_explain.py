@@ -306,7 +306,7 @@ HIDDEN = {"stop_gradient_in_one_path", "embedding_max_norm", "group_norm_without
 
 @pytest.mark.parametrize("name", [name for i, name in enumerate(CASES) if i % 4 == 0 and name not in HIDDEN])
 def test_the_zoo(name):
-    """Every kind of network: a small step is foretold, and influences sum to the loss change."""
+    """Every kind of network: a small step is predicted, and influences sum to the loss change."""
     model, x, _ = CASES[name].build()
     step = gs.explain_step(
         model, x, None, lr=1e-5, loss=lambda f, y: 0.5 * f.square().sum(), outputs=CASES[name].outputs

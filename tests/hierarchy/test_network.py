@@ -196,12 +196,12 @@ def test_it_foretells_the_conjugates_of_a_piecewise_linear_network():
     x, e = torch.randn(3, 1, 4, 4).double(), torch.randn(3, 2).double()
     before = NetworkPullback(net, x, "stem")
     (net(x) * e).sum().backward()
-    foretold = -before.apply(before.value.reshape(3, 1, -1) * e[:, :, None])
+    predicted = -before.apply(before.value.reshape(3, 1, -1) * e[:, :, None])
     errors = []
     for lr in (1e-4, 5e-5, 2.5e-5):
         moved = Piecewise().double()
         moved.load_state_dict({name: p.data - lr * p.grad for name, p in net.named_parameters()})
-        errors.append(float((NetworkPullback(moved, x, "stem").conjugates - before.conjugates - lr * foretold).norm()))
+        errors.append(float((NetworkPullback(moved, x, "stem").conjugates - before.conjugates - lr * predicted).norm()))
     assert errors[0] < 1e-5
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.05)

@@ -88,10 +88,10 @@ class ByPlace(nn.Module):
         return self.net(x) * torch.arange(1, 1 + len(x))[:, None]
 
 
-def test_outputs_that_change_with_the_company_are_found_out():
+def test_outputs_that_depend_on_the_batch_are_found_out():
     x = torch.randn(6, 4)
     with pytest.raises(InputError) as refused:
         gs.ntk(ByPlace(), x, memory=6 * 6 * 9 * 4)  # the kernel alone
     smallest = int(re.search(r"at least ([\d,]+) bytes", str(refused.value))[1].replace(",", ""))
-    with pytest.raises(CoupledExamplesError, match="change with the company"):
+    with pytest.raises(CoupledExamplesError, match="depend on the other examples in the batch"):
         gs.ntk(ByPlace(), x, memory=smallest)

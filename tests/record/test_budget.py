@@ -86,24 +86,24 @@ def test_two_runs_are_measured_at_the_same_steps(clock, register):
 
 
 def test_all_measures_are_of_the_same_steps_where_time_allows(clock, register):
-    cheap, dear = register("cheap", 1e-3), register("dear", 0.01, guess=0.01)
-    scope = watch(["cheap", "dear"])
+    cheap, expensive = register("cheap", 1e-3), register("expensive", 0.01, guess=0.01)
+    scope = watch(["cheap", "expensive"])
     train(scope, clock, 800)
-    assert cheap == dear == LOG
+    assert cheap == expensive == LOG
     assert all(not record["skipped"] for record in scope.records)
 
 
 def test_an_expensive_measure_is_taken_beside_the_others_or_not_at_all(clock, register):
-    cheap, dear = register("cheap", 1e-3), register("dear", 1.0, guess=1.0)
-    scope = watch(["cheap", "dear"], every=20)
+    cheap, expensive = register("cheap", 1e-3), register("expensive", 1.0, guess=1.0)
+    scope = watch(["cheap", "expensive"], every=20)
     train(scope, clock, 4000, 0.1)
     assert cheap == list(range(0, 4001, 20))
     # The first is charged to all; the others have their part of the time that is left.
-    assert len(dear) == pytest.approx(1 + (1 - CHEAP_PART) * (MARGIN * SHARE * 400 - 1.0), abs=1)
-    assert set(dear) <= set(cheap)
+    assert len(expensive) == pytest.approx(1 + (1 - CHEAP_PART) * (MARGIN * SHARE * 400 - 1.0), abs=1)
+    assert set(expensive) <= set(cheap)
     skipping = [record for record in scope.records if record["skipped"]]
-    assert len(skipping) == len(cheap) - len(dear)
-    assert all(record["skipped"] == ["dear"] and record["scalars"]["skipped"] == 1.0 for record in skipping)
+    assert len(skipping) == len(cheap) - len(expensive)
+    assert all(record["skipped"] == ["expensive"] and record["scalars"]["skipped"] == 1.0 for record in skipping)
 
 
 def test_a_long_run_keeps_its_share_with_everything_counted(clock, register):
@@ -140,11 +140,11 @@ def test_measures_that_do_not_fit_leave_their_time_to_the_others(clock, register
 def test_both_ends_of_a_series_are_measured(clock, register):
     """Also of a measure that turned out to be expensive; one that says so beforehand must wait for its time."""
     register("cheap", 1e-3)
-    dear, guessed = register("dear", 2.0), register("guessed", 2.0, guess=2.0)
-    with watch(["cheap", "dear", "guessed"], every=10) as scope:
+    expensive, guessed = register("expensive", 2.0), register("guessed", 2.0, guess=2.0)
+    with watch(["cheap", "expensive", "guessed"], every=10) as scope:
         train(scope, clock, 205)
-    assert dear[0] == 0
-    assert dear[-1] == 205
+    assert expensive[0] == 0
+    assert expensive[-1] == 205
     assert guessed == []
 
 
@@ -166,10 +166,12 @@ def test_weights_are_copied_only_before_a_step_that_will_be_measured(clock, regi
 
 
 def test_a_measure_that_turns_out_expensive_does_not_hold_up_the_others(clock, register):
-    cheap, dear = register("cheap", 1e-3), register("dear", 0.4)
-    train(watch(["cheap", "dear"], every=10), clock, 1000)
+    cheap, expensive = register("cheap", 1e-3), register("expensive", 0.4)
+    train(watch(["cheap", "expensive"], every=10), clock, 1000)
     assert cheap == list(range(0, 1001, 10))
-    assert dear == [0, 10, 90, 810], "one with warm-up, one that tells what it costs, then one in nine times the steps"
+    assert expensive == [0, 10, 90, 810], (
+        "one with warm-up, one that tells what it costs, then one in nine times the steps"
+    )
 
 
 def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):
@@ -188,28 +190,30 @@ def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):
 def test_a_cold_start_of_an_expensive_measure_does_not_hide_its_cost(clock, register):
     """Its own estimate says what it will cost when it is warm."""
     register("plain", 1e-3)
-    dear = register("dear", 0.02, cold=3.0, guess=0.025)
-    train(watch(["plain", "dear"]), clock, 800)
-    assert dear == LOG
+    expensive = register("expensive", 0.02, cold=3.0, guess=0.025)
+    train(watch(["plain", "expensive"]), clock, 800)
+    assert expensive == LOG
 
 
 def test_a_disturbed_start_of_an_expensive_measure_is_forgotten(clock, register):
     """Its first warm time tells too much, its own estimate does not."""
     register("plain", 1e-3)
     times = iter([3.0, 0.1] + [0.002] * 100)
-    dear = []
+    expensive = []
 
     def take(measurement):
         clock.now += next(times)
-        dear.append(measurement.step)
-        return MeasuredValues({"dear/value": 1.0})
+        expensive.append(measurement.step)
+        return MeasuredValues({"expensive/value": 1.0})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(
-            WATCHED_MEASURES, "dear", WatchedMeasure("dear", take, False, "", True, lambda subject, one: 0.025)
+            WATCHED_MEASURES,
+            "expensive",
+            WatchedMeasure("expensive", take, False, "", True, lambda subject, one: 0.025),
         )
-        train(watch(["plain", "dear"]), clock, 40)
-    assert dear == LOG[:15]
+        train(watch(["plain", "expensive"]), clock, 40)
+    assert expensive == LOG[:15]
 
 
 def test_one_disturbed_measurement_is_forgotten(clock, register):
@@ -223,16 +227,16 @@ def test_one_disturbed_measurement_is_forgotten(clock, register):
 
 
 def test_only_expensive_measures_are_measured_all_the_same(clock, register):
-    dear = register("dear", 2.0, guess=2.0)
-    with watch(["dear"]) as scope:
+    expensive = register("expensive", 2.0, guess=2.0)
+    with watch(["expensive"]) as scope:
         train(scope, clock, 40)
-    assert len(dear) >= 12
+    assert len(expensive) >= 12
 
 
 def test_without_a_limit_all_is_measured_at_every_due_step(clock, register):
-    cheap, dear = register("cheap", 1.0), register("dear", 50.0, guess=50.0)
-    train(watch(["cheap", "dear"], every=2, overhead=None), clock, 40)
-    assert cheap == dear == list(range(0, 41, 2))
+    cheap, expensive = register("cheap", 1.0), register("expensive", 50.0, guess=50.0)
+    train(watch(["cheap", "expensive"], every=2, overhead=None), clock, 40)
+    assert cheap == expensive == list(range(0, 41, 2))
 
 
 def test_what_is_logged_is_kept_when_nothing_can_be_measured(tmp_path, clock, register):
@@ -289,14 +293,16 @@ def test_the_share_is_a_fraction(wrong):
 
 def test_one_line_at_the_end(clock, register, capsys):
     register("cheap", 0.01)
-    register("dear", 20.0, guess=20.0)
-    with watch(["cheap", "dear"], every=1) as scope:
+    register("expensive", 20.0, guess=20.0)
+    with watch(["cheap", "expensive"], every=1) as scope:
         train(scope, clock, 600, 1e-3)
         assert capsys.readouterr().err == ""
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.strip() == closing_line(scope.records, scope.chosen_measures, scope.budget, scope._left_out)
-    assert f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times, dear 0)" in said
+    assert (
+        f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times, expensive 0)" in said
+    )
     assert f"{scope._left_out} due steps were left out to keep overhead=0.05. This is more than" in said
     assert scope._left_out == 601 - len(scope.records) > 400
     scope.close()

@@ -64,7 +64,7 @@ def test_numbers_are_those_of_the_library(tmp_path):
 
 
 def test_predictions_of_the_other_theories_by_name():
-    """The dNTK and the state operator are dear, so that they are read only where they are asked for."""
+    """The dNTK and the state operator are expensive, so that they are measured only where they are asked for."""
     model = network()
     assert not {"dntk", "states"} & set(gs.watch(model, (X[:6], Y[:6])).chosen_measures)
     scope = gs.watch(model, (X[:6], Y[:6]), measures=["dntk", "states"], lr=0.01, on_error="raise", overhead=None)

@@ -251,7 +251,7 @@ def test_a_reading_makes_no_matrix_of_inputs_by_inputs(model, x):
 @pytest.mark.parametrize("measure", ["step", "dntk", "states"])
 @pytest.mark.parametrize("cause", ["fitted", "below precision"])
 def test_the_error_of_a_step_that_changes_nothing_is_undefined(measure, cause):
-    """Of no change there is no fraction: neither 0, as if theory had foretold the step, nor infinity."""
+    """Of no change there is no fraction: neither 0, as if theory had predicted the step, nor infinity."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(6, 5)
     y = model(x).detach() if cause == "fitted" else torch.randn(6, 2)

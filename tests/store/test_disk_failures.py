@@ -1,4 +1,4 @@
-"""A disk that is full or read-only: one clear error, a readable run, and appends that work once it is mended."""
+"""A disk that is full or read-only: one clear error, a readable run, and appends that work once it works again."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def committed_files(path: Path) -> list[str]:
 
 
 class Bench:
-    """A whole life of a run on a failing disk: each failure is checked, mended, and tried again."""
+    """A whole life of a run on a failing disk: each failure is checked, repaired, and tried again."""
 
     def __init__(self, path: Path, disk: FailingDisk) -> None:
         self.path, self.disk = path, disk
@@ -36,7 +36,7 @@ class Bench:
         self.failures: list[GramscopeError] = []
 
     def insist(self, action: Callable[[], RunWriter | object]) -> object:
-        """``action``, and once more after the disk is mended where it failed."""
+        """``action``, and once more after the disk is repaired where it failed."""
         try:
             return action()
         except GramscopeError as error:
@@ -100,7 +100,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["nothing taken", "half taken"])
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "until mended"])
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "until repaired"])
 def test_full_disk_at_every_call(tmp_path: Path, lasting: bool, short: bool) -> None:
     healthy = FailingDisk(10**9)
     Bench(tmp_path / "healthy", healthy).live()
@@ -120,7 +120,7 @@ def test_full_disk_at_every_call(tmp_path: Path, lasting: bool, short: bool) -> 
     assert raised == (7 if short and not lasting else len(places))
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "until mended"])
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "until repaired"])
 def test_a_failed_commit_leaves_no_arrays(tmp_path: Path, lasting: bool) -> None:
     """Training goes on: the step that failed is not tried again, so nothing would write over its arrays."""
     healthy = FailingDisk(10**9)

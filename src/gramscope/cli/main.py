@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def _version(show: bool | None) -> None:
@@ -288,7 +288,7 @@ def serve(
             server.wait()
 
 
-@app.command(short_help="A published table or figure, computed anew.")
+@app.command(short_help="A published table or figure, computed again.")
 def reproduce(
     name: Annotated[str, typer.Argument(help='An experiment, or "list" for all of them.')],
     quick: Annotated[bool, typer.Option("--quick", help="A small version, in a minute or two, without data.")] = False,
@@ -311,7 +311,7 @@ def reproduce(
 ) -> None:
     """Example:  gramscope reproduce list;  gramscope reproduce decay --quick
 
-    A published table or figure, computed anew: published, ours with its interval, and whether they agree.
+    A published table or figure, computed again: published, ours with its interval, and whether they agree.
 
     Jobs that are done are not done again. Exit code 1 if a job failed; a number that differs is a result.
     """

@@ -71,7 +71,7 @@ def _check_opened(out: Path) -> None:
 
 @contextmanager
 def _briefly() -> Iterator[None]:
-    """The watcher's warnings, each kind as one line: once a run diverges, every measure fails at every record."""
+    """Shows each kind of the watcher's warnings once, as one line: a run that diverges would give hundreds."""
     seen: set[str] = set()
     more = 0
     with warnings.catch_warnings():

@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Sequence[Finding], TableResult):
-    """The findings of one run, the likeliest cause first; ``not_judged``: kinds that it does not allow, and why.
+    """The findings of one run, the likeliest cause first; ``not_judged``: kinds that could not be judged, and why.
 
     ``[0]`` is always there: where no rule finds anything, it says so.
     """

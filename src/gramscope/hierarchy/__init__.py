@@ -1,4 +1,4 @@
-"""The hierarchy of layerwise Gram metrics (arXiv:2606.09744): fields, pullback operators, explained steps."""
+"""The hierarchy of layerwise Gram metrics (Nordio 2026, arXiv:2606.09744): fields, pullbacks, explained steps."""
 
 from typing import TYPE_CHECKING
 

@@ -292,12 +292,12 @@ class KernelReLURegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if (targets.shape[1], self.n_hidden) != self.readout_.shape:
             raise InputError(
                 f"n_hidden and the outputs of y must stay {self.readout_.shape[::-1]} between calls, got "
-                f"{(self.n_hidden, targets.shape[1])}. Call fit to start anew."
+                f"{(self.n_hidden, targets.shape[1])}. Call fit to start again."
             )
         if self._precomputed and not np.array_equal(X, self.X_fit_):
             raise InputError(
                 'with kernel="precomputed" partial_fit continues on the Gram matrix of the first call, but X is not '
-                "it. Call fit to start anew, or give the kernel as a callable to take in new examples."
+                "it. Call fit to start again, or give the kernel as a callable to take in new examples."
             )
 
     def _rate(self, gram: ndarray, readout: ndarray) -> float:

@@ -154,7 +154,7 @@ class _Job:
         return self.kernels
 
     def separate(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
-        """The same from two forward passes: for inputs of other shapes, and outputs that depend on the company."""
+        """The same from two forward passes: for inputs of other shapes, and outputs that depend on their batch."""
         for mine in self.plan.rows:
             with self.open(slice_examples(x, self.plan.n, slice(*mine.examples))) as network:
                 left = network.snapshot(network.cotangents(some=_slice(mine.outputs)))

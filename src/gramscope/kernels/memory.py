@@ -48,7 +48,7 @@ class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
     ``outputs`` is -1 until it is known. ``passes`` outputs of a trace are taken in one backward pass; ``large`` work on
-    a GPU takes them one by one; ``company`` is the number of examples for which a forward pass fits.
+    a GPU takes them one by one; ``company``: the examples for which a forward pass fits.
     """
 
     n: int
@@ -199,9 +199,9 @@ def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, range
         if not same_outputs(apart[start:stop], of(start, stop)):
             raise CoupledExamplesError(
                 f"the memory allows {ranges[0][1]} of {n} examples at a time, which must give the same outputs as in "
-                "one batch, but the outputs change with the company. Is the model in training mode (dropout, batch "
-                "norm), or does an input that all examples share have as many rows as there are examples? Call "
-                "model.eval(), give shared inputs in outputs=lambda model, x: ..., or give more memory."
+                "one batch, but the outputs depend on the other examples in the batch. Is the model in training mode "
+                "(dropout, batch norm), or does an input that all examples share have as many rows as there are "
+                "examples? Call model.eval(), give shared inputs in outputs=lambda model, x: ..., or give more memory."
             )
 
 

@@ -32,7 +32,7 @@ def one_sided_trace(
 
     Half the work of Hutchinson on ``J Jᵀ`` for the same samples, and it needs one mode of differentiation. Both are
     unbiased; the variance is ``2 Σ_{i≠j} (J Jᵀ)_ij²`` for random signs on the reverse side, that of ``Jᵀ J`` on the
-    forward side. arXiv:2511.10796.
+    forward side. Hazelden 2025 (arXiv:2511.10796).
 
     >>> from gramscope.linalg import Dense
     >>> J = Dense(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))

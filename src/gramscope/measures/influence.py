@@ -76,7 +76,8 @@ def tracin(
 
     Args:
         model: the network; it is left as it was.
-        x, y: training examples; x_test, y_test: test examples.
+        x, y: training examples.
+        x_test, y_test: test examples.
         checkpoints: state dicts of the run; None takes the model as it is, as the only one.
         lr: learning rate between checkpoints, one number or one for each.
         loss: a name ("mse", "half_squared", "cross_entropy") or a function (outputs, y) -> number; it is called with

@@ -41,8 +41,8 @@ def watch(
                 optimizer.step()
                 scope.step(loss=loss)
 
-    or, for a loop that cannot be edited, ``scope = gs.watch(...).attach(optimizer)``. Training is bitwise the same
-    with and without: parameters, optimiser state, random streams, buffers, flags and ``.grad``.
+    or, for a loop that cannot be edited, ``scope = gs.watch(...).attach(optimizer)``. Training is bit-for-bit the
+    same with and without: parameters, optimiser state, random streams, buffers, flags and ``.grad``.
 
     Args:
         model: any module; compiled and data-parallel wrappers are opened.

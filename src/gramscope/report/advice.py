@@ -27,27 +27,27 @@ class Sentence:
 TOPICS = {
     "lazy": Topic(
         "Lazy",
-        "The network keeps the features of its start and fits its outputs on them, as a kernel machine would.",
-        "For more feature learning: a larger learning rate, a smaller output scale (or a smaller start of the last "
-        "layer), µP in place of the standard parametrisation, or longer training.",
+        "The network keeps its initial features and fits its outputs on them, as a kernel machine would.",
+        "For more feature learning: a larger learning rate, a smaller output scale (or smaller initial weights in "
+        "the last layer), µP in place of the standard parametrisation, or longer training.",
         "docs/is-it-lazy.md",
     ),
     "rich": Topic(
         "Rich",
-        "The task has changed the features, so the kernel at the start does not describe the trained network.",
+        "The task has changed the features, so the initial kernel does not describe the trained network.",
         "Nothing needs to be done. For a lazier run: a larger output scale or a smaller learning rate.",
         "docs/is-it-lazy.md",
     ),
     "in between": Topic(
         "Between lazy and rich",
-        "The features moved, but the kernel of the start still resembles that of the end.",
+        "The features changed, but the final kernel still resembles the initial one.",
         "A larger learning rate or a smaller output scale makes the run richer, the opposite lazier.",
         "docs/is-it-lazy.md",
     ),
     "overfitting": Topic(
         "Overfitting",
-        "The network goes on to fit its training examples after it has stopped to improve on others.",
-        "Stop at the step that is named, or add data, augmentation or weight decay; or take a smaller network.",
+        "The network still fits its training examples better, but no longer improves on others.",
+        "Stop at the step named here, or add data, augmentation or weight decay; or use a smaller network.",
         "docs/report.md",
     ),
     "grokking": Topic(
@@ -58,16 +58,16 @@ TOPICS = {
     ),
     "first order": Topic(
         "First-order theory",
-        "The tangent kernel predicts a step up to curvature and units that switch; a large error means that steps are "
-        "large for this theory.",
-        "For quantitative work with the kernel take a smaller learning rate; for training it is no fault.",
+        "First-order theory leaves out curvature and units that switch on or off. A large error means that the steps "
+        "are large for this theory.",
+        "To work with the kernel quantitatively, lower the learning rate. For training, a large error does no harm.",
         "docs/step-error.md",
     ),
     "target linearity": Topic(
         "Target linearity",
-        "How much of the targets a linear map gives from the inputs of a layer. It is worth something only above its "
-        "null, which random targets reach.",
-        "If a layer is near its null, take a larger probe before you read it.",
+        "The R² of a linear map from the inputs of a layer to the targets. Compare it with its null, the value for "
+        "random targets.",
+        "If a layer is near its null, take a larger probe first.",
         "docs/target-linearity.md",
     ),
 }

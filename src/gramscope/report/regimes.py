@@ -75,7 +75,7 @@ def undone(view: RunView) -> str | None:
     if switch is not None:
         return f"{switch}, so the kernel's drift compares different parameters"
     again = begun_again(drift) if drift is not None else None
-    return None if again is None else f"the kernel's drift was measured anew from step {again:,}, as after a restart"
+    return None if again is None else f"the kernel's drift was measured again from step {again:,}, as after a restart"
 
 
 def regime(view: RunView) -> str:

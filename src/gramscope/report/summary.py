@@ -189,15 +189,13 @@ def _moments(view: RunView) -> list[Sentence]:
     drift = kernel_drift(view)
     if drift is not None and regime(view) != "lazy" and tells_change(view, drift):
         half, most = _reached(drift, 0.5), _reached(drift, 0.9)
-        begin = "Nine tenths of the kernel's movement were"
+        begin = "90 % of the kernel's change was done"
         if half < most:
-            begin = f"Half of the kernel's movement was done by step {half:,.0f}, nine tenths were"
-        said.append(f"{begin} done by step {most:,.0f}{_resolution(drift)}.")
+            begin = f"Half of the kernel's change was done by step {half:,.0f}, 90 %"
+        said.append(f"{begin} by step {most:,.0f}{_resolution(drift)}.")
     loss = _first_of(view, LOSSES)
     if loss is not None and tells_change(view, loss) and loss.last < loss.first:
-        said.append(
-            f"Nine tenths of the fall of the loss were done by step {_reached(loss, 0.9):,.0f}{_resolution(loss)}."
-        )
+        said.append(f"90 % of the loss decrease was done by step {_reached(loss, 0.9):,.0f}{_resolution(loss)}.")
     changes = _changes_of_lead(view)
     if changes:
         said.append(

@@ -1,4 +1,4 @@
-"""``gramscope reproduce``: published tables and figures, computed anew by one command each."""
+"""``gramscope reproduce``: published tables and figures, computed again by one command each."""
 
 from gramscope.reproduce.correlations import RankCorrelation, rank_correlation
 

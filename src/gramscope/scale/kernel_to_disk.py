@@ -60,14 +60,16 @@ def ntk(
 
     Args:
         model: any module.
-        x, x2: examples of the rows and of the columns (the same if x2 is None); a tensor, a tuple or a dict.
+        x: examples of the rows; a tensor, a tuple or a dict.
+        x2: examples of the columns; None takes those of the rows.
         reduce: "none" gives (n, C, m, C); "trace" sums over equal outputs and gives (n, m).
         by_site: a dict parameter name -> kernel of that parameter alone; they sum to the total.
         outputs: columns of the flattened output, or a function of (model, x) that returns (n, ...).
-        memory: bytes to stay within, as a number or a size such as "2GB"; half of what is free if None. Results do not
-            depend on it but for rounding. Coupled examples (``coupled="exact"``) are taken together whatever it says.
-        precision, frozen, coupled: see ``gramscope.capture``. "split" takes float32 products of gradients on the fp16
-            tensor cores of a GPU, each number as two halves, at about float32's accuracy.
+        memory: bytes to stay within, as a number or a size such as "2GB"; half of what is free if None. It changes
+            results by rounding only. Coupled examples (``coupled="exact"``) are taken together whatever it says.
+        precision: as for ``gramscope.capture``, or "split": float32 products of gradients on the fp16 tensor cores of
+            a GPU, each number as two halves, at about float32's accuracy.
+        frozen, coupled: as for ``gramscope.capture``.
         out: a folder to write the kernel to, tile by tile, as a zarr group. The same call in any number of processes
             (torchrun, Slurm, several jobs) shares the work; after a kill it goes on where it was. The examples may lie
             on the CPU while the model is on a GPU. Returns when all tiles are there.

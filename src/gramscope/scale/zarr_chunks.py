@@ -71,7 +71,7 @@ def read_chunk(folder: Path, plan: TilePlan, tile: Tile, digest: str | None = No
     if len(data) != plan.tile_bytes or (digest is not None and sha256(data.data) != digest):
         raise StoreError(
             f"the tile {path} must have the {plan.tile_bytes:,} bytes and the checksum that were recorded, but it has "
-            "other ones: the file is damaged. Run the same gs.ntk(..., out=...) again, which computes it anew."
+            "other ones: the file is damaged. Run the same gs.ntk(..., out=...) again, which recomputes it."
         )
     return data.view(_dtype(plan)).reshape(plan.chunks)[plan.valid(tile)]
 

@@ -28,7 +28,7 @@ def p_value(
     """The probability that a true power law would be fitted as badly as this spectrum, or worse.
 
     Each replicate draws n values: with probability ``n_tail/n`` from the fitted law, ``x = xmin (1−u)^{−1/(α−1)}``,
-    else one of the eigenvalues below xmin; it is fitted anew, xmin included, and ``p = (1 + #{D* ≥ D}) / (1 +
+    else one of the eigenvalues below xmin; it is fitted again, xmin included, and ``p = (1 + #{D* ≥ D}) / (1 +
     replicates)``. Below 0.1 the power law is ruled out. Clauset, Shalizi & Newman, SIAM Rev. 51 (2009), section 4.1.
 
     The draws are independent, eigenvalues repel each other and lie more evenly: D of a spectrum is smaller than

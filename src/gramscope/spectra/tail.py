@@ -18,7 +18,7 @@ from gramscope.spectra.tails import Convention, Tails
 
 @dataclass(frozen=True, repr=False)
 class TailFit(Result):
-    """A power law ``p(λ) ∝ λ^{-α}`` for ``λ ≥ xmin``, and how well it sits.
+    """A power law ``p(λ) ∝ λ^{-α}`` for ``λ ≥ xmin``, and how well it fits.
 
     ``D`` is the Kolmogorov distance, ``n_tail`` the number of eigenvalues it rests on, ``sigma`` the standard error
     of α were they independent, ``n`` the number of eigenvalues above the cut. Where there is nothing to fit all

@@ -73,7 +73,7 @@ def _check_no_parent(path: Path) -> None:
 
 
 class Run:
-    """What a run directory holds, as the newest attempt tells it; made by :func:`open_run`.
+    """The content of a run directory, of its newest attempt; made by :func:`open_run`.
 
     Only lines that end in a newline and agree with their checksum count: a torn tail is not there yet. ``records`` are
     all commit records in the order of the file, ``damaged`` (and ``damaged_logged``) the numbers, from 1, of lines that
