@@ -501,8 +501,8 @@ def test_an_operation_without_a_second_derivative_is_named(model, name):
 def test_disagreeing_second_derivatives_are_refused(monkeypatch):
     """Backward and forward mode are each other's witness: a wrong formula in one of them does not pass."""
     model, x = ZOO["mlp"]
-    right = graph.twice_forward
-    monkeypatch.setattr(graph, "twice_forward", lambda *args: 1.01 * right(*args))
+    right = graph.by_forward_mode
+    monkeypatch.setattr(graph, "by_forward_mode", lambda *args: 1.01 * right(*args))
     for function in (dntk_velocity, output_curvature, dntk_velocity_operator):
         with pytest.raises(UnsupportedError, match="same by backward and by forward mode"):
             function(model, x, lambda f: f.square().sum())

@@ -17,7 +17,7 @@ from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap_with_input
 from gramscope.capture.side_effects import eager_execution, in_modes, untouched
-from gramscope.capture.torch_calls import Args, Kwargs
+from gramscope.ops.torch_calls import Args, Kwargs
 
 At = Literal["output", "input"]
 Mode = Literal["eval", "train", "as_is"]

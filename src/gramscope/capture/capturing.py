@@ -37,9 +37,9 @@ from gramscope.capture.network import (
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
 from gramscope.capture.sites import OuterSite, Site, Snapshot
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.capture.working_set import WorkingSet, gradient_bytes
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction
 
 # Examples that tell where the sites are, and the bytes that this must spare each node of the graph to save time.
 FEW, SPARED = 3, 2**17

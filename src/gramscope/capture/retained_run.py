@@ -17,9 +17,8 @@ from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision
-from gramscope.capture.side_effects import writes
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.weight_uses import WeightUses, settle
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
 
 R = TypeVar("R")
 INPUT = "input"  # the name of layer 0, the model's input

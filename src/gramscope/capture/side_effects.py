@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import streams_put_back
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
 
 _ONE_AT_A_TIME = threading.RLock()
 # These write running statistics without counting it as a change.
@@ -71,18 +71,6 @@ class CopyOnWrite(TorchFunctionMode):
                     place.copy_(value)
                 if _memory(tensor) != _memory(place):
                     tensor.data = place
-
-
-@cache
-def writes(func: TorchFunction) -> bool:
-    """An operation that overwrites its first argument, by its name."""
-    name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        in_place
-        or name == "__setitem__"
-        or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
-    )
 
 
 def _in_training(name: str, args: Args, kwargs: Kwargs) -> bool:

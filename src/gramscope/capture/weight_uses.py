@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.capture.side_effects import writes
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
-from gramscope.capture.unrolled import UNROLLED, initial_place
+from gramscope.ops.recurrent import UNROLLED, initial_place
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
 # Python functions of these modules check for modes before their body; see `_with_open_body`.

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from gramscope.kernels.kernel_velocity import dntk_velocity_operator as dntk_velocity_operator
     from gramscope.kernels.kernel_velocity import output_curvature as output_curvature
     from gramscope.kernels.learning_rates import layer_rates as layer_rates
+    from gramscope.kernels.linearized_model import JacobianOperator as JacobianOperator
     from gramscope.kernels.linearized_model import LinearizedModel as LinearizedModel
     from gramscope.kernels.linearized_model import linearize as linearize
-    from gramscope.kernels.ntk_products import JacobianOperator as JacobianOperator
     from gramscope.kernels.ntk_products import NTKOperator as NTKOperator
     from gramscope.kernels.ntk_products import ntk_operator as ntk_operator
     from gramscope.kernels.projected import ProjectedTrace as ProjectedTrace

@@ -7,7 +7,7 @@ Comparing with the same step on the old sides separates the two exactly.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -23,13 +23,9 @@ from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, second_derivative
+from gramscope.kernels.graph import Graph, derivative
 from gramscope.kernels.kernel_velocity import Residual, read_step
-from gramscope.kernels.kinks import Sides
-from gramscope.kernels.twice_differentiable import TwiceDifferentiable
-
-if TYPE_CHECKING:
-    pass
+from gramscope.kernels.kinks import Sides, TwiceDifferentiable
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,7 +219,7 @@ def ntk_step(
     tangent = graph.tangent(direction)
     velocity = dense_velocity(graph, tangent, rates, memory)
     linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
-    curvature = 0.5 * second_derivative(graph, direction, tangent=tangent)
+    curvature = 0.5 * derivative(tangent, direction)
     real = watched.with_settings(kink="autograd", bandwidth=None)
     before = dense_kernel(Graph(real), rates, memory)
     after = real.at(-lr * direction)
@@ -282,10 +278,9 @@ def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -
             at.call(parameters)
         return tuple(watched.heights)
 
-    tangents = tuple(part[0] for part in at.function.split(direction[:, None]))
     try:
         with at.context():
-            both: Any = torch.func.jvp(heights, at.point, tangents)
+            both: Any = torch.func.jvp(heights, at.point, at.split(direction))
     except (RuntimeError, NotImplementedError, UnsupportedError):
         return None
     return [z - lr * slope > 0 for z, slope in zip(*both, strict=True)]

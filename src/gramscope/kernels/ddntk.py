@@ -8,29 +8,18 @@ Contracted with vectors over the outputs they are derivatives along ``u = λ J�
 ``(D_u J) λ (D_w J)ᵀ`` for the second. Neither a third derivative (U P³) nor a Hessian (U P²) is formed.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_finite
-from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import (
-    DIFFERENCE,
-    DIFFERENCE_LIMIT,
-    INFINITE,
-    LIMITS,
-    Graph,
-    Tangent,
-    residual_of,
-    weighted,
-)
+from gramscope.kernels.graph import Graph, Tangent, derivative, residual_of, weighted
 from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.linalg import LinearOperator
 
@@ -113,7 +102,7 @@ class DDNTK:
     def first(self, a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "n C"]:
         """``Σ_{jkl} ddI_{i j k l} a_j b_k c_l``: a third derivative of the outputs along three directions."""
         u, v, w = (self._direction(vector, name) for vector, name in ((a, "a"), (b, "b"), (c, "c")))
-        return third_derivative(self.expansion, self.graph, u, v, w, self.check)
+        return derivative(self.graph.tangent(u).tangent(v), w, self.check)
 
     @outside_inference_mode
     def second(self, a: Tensor, b: Tensor) -> HessianProduct:
@@ -130,7 +119,7 @@ class DDNTK:
         directions = self.graph.directions(self.rates)
         if self.check:
             total = directions.sum(dim=1)
-            third_derivative(self.expansion, self.graph, total, total, total, True)
+            derivative(self.graph.tangent(total).tangent(total), total)
         unit = torch.eye(size, dtype=self.expansion.dtype, device=self.expansion.device)
         first = unit.new_zeros((size,) * 4)
         turned = unit.new_zeros(size, self.expansion.cols.size, size)  # [k, μ, i] = (∂²f_i u_k)_μ
@@ -205,8 +194,8 @@ def output_third_order(
         >>> output_third_order(Cube(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (1 - 3η)³ ends in -27η³
         -27.0
     """
-    watched, graph, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    return third_derivative(watched, graph, direction, direction, direction, check) / -6
+    _, graph, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    return derivative(graph.tangent(direction).tangent(direction), direction, check) / -6
 
 
 @outside_inference_mode
@@ -235,80 +224,8 @@ def ntk_acceleration(
         >>> ntk_acceleration(model, torch.ones(2, 1), torch.ones(2, 1)).dense().abs().max().item()
         0.0
     """
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    _, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    operator = NTKAccelerationOperator(graph, direction, rates)
     if check:
-        third_derivative(watched, graph, direction, direction, direction, True)
-    return NTKAccelerationOperator(graph, direction, rates)
-
-
-def third_derivative(
-    expansion: Expansion,
-    graph: Graph,
-    u: Float[Tensor, " p"],
-    v: Float[Tensor, " p"],
-    w: Float[Tensor, " p"],
-    check: bool = True,
-) -> Float[Tensor, "n C"]:
-    """``∂³f(θ + r u + s v + t w)/∂r∂s∂t`` by forward mode applied three times, with backward mode as its witness.
-
-    Torch's formulas for higher derivatives are not all right, and they do not err alike in both modes. Where forward
-    mode cannot run, the answer is that of backward mode and differences of second derivatives are the witness.
-    """
-    answer = _thrice_forward(expansion, (u, v, w))
-    if answer is not None and not check:
-        return answer
-    by_graph = graph.tangent(u).tangent(v).jvp(w[:, None]).reshape(expansion.rows.shape)
-    if not check:
-        return by_graph
-    size = float(graph.f.detach().abs().max())
-    if answer is None:
-        _check_agreement(by_graph, _by_difference(expansion, u, v, w), DIFFERENCE_LIMIT[expansion.dtype], size)
-        return by_graph
-    _check_agreement(by_graph, answer, LIMITS.get(expansion.dtype, 1e-3), size)
-    return answer
-
-
-def _thrice_forward(expansion: Expansion, directions: tuple[Tensor, Tensor, Tensor]) -> Float[Tensor, "n C"] | None:
-    parts = [tuple(part[0] for part in expansion.function.split(one[:, None])) for one in directions]
-
-    def outputs(*parameters: Tensor) -> Tensor:
-        return expansion.run(parameters)
-
-    def along(function: Callable[..., Tensor], tangents: tuple[Tensor, ...]) -> Callable[..., Tensor]:
-        return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
-
-    function: Callable[..., Tensor] = outputs
-    for tangents in parts:
-        function = along(function, tangents)
-    try:
-        with expansion.context():
-            found = function(*expansion.point).detach().to(expansion.dtype)
-    except (RuntimeError, NotImplementedError, UnsupportedError):
-        return None
-    check_finite(found, "third derivatives of the outputs", INFINITE)
-    return found
-
-
-def _by_difference(expansion: Expansion, u: Tensor, v: Tensor, w: Tensor) -> Float[Tensor, "n C"]:
-    """The change of the second derivative along u and v over a short step along w, for its length."""
-    length = float(w.norm())
-    if length == 0:
-        return torch.zeros(expansion.rows.shape, dtype=expansion.dtype, device=expansion.device)
-    size = float(torch.cat([p.reshape(-1).to(w) for p in expansion.point]).norm()) or 1.0
-    short = DIFFERENCE[expansion.dtype] * size / length
-    ahead, behind = (
-        Graph(expansion.at(sign * short * w, keep_sides=True)).tangent(u).jvp(v[:, None]) for sign in (1, -1)
-    )
-    return ((ahead - behind) / (2 * short)).reshape(expansion.rows.shape)
-
-
-def _check_agreement(answer: Tensor, witness: Tensor, limit: float, outputs: float) -> None:
-    size = float(answer.abs().max() + witness.abs().max())
-    error = float((answer - witness).abs().max())
-    # Where third derivatives cancel to nothing, what is left is rounding of the outputs.
-    if not error <= max(limit * size, 1e5 * torch.finfo(answer.dtype).eps * outputs):
-        raise UnsupportedError(
-            "third derivatives must be the same by backward and by forward mode, but they differ by "
-            f"{error / size:.1e} of their size: an operation of the model has a wrong higher derivative in torch. "
-            "Write it in simpler operations; a matrix solve and fused operations are candidates."
-        )
+        derivative(operator.twice, direction)
+    return operator

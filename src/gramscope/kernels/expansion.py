@@ -19,8 +19,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
-from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
-from gramscope.kernels.twice_differentiable import TwiceDifferentiable
+from gramscope.kernels.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
 
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
@@ -149,13 +148,17 @@ class Expansion:
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
         other = object.__new__(Expansion)
         other.__dict__.update(self.__dict__)
-        moved = zip(self.parameters.items(), self.function.split(vector[:, None]), strict=True)
-        other.parameters = {name: p + part[0] for (name, p), part in moved}
+        moved = zip(self.parameters.items(), self.split(vector), strict=True)
+        other.parameters = {name: p + part for (name, p), part in moved}
         other.sides_at = self.point if keep_sides else None
         with other.context():
             other.f = other.run(other.point).detach()
         check_finite(other.f, "the output after the step", "The step is too large for this network: lower lr.")
         return other
+
+    def split(self, vector: Float[Tensor, " p"]) -> Parameters:
+        """A vector over all parameters as one tensor for each."""
+        return tuple(part[0] for part in self.function.split(vector[:, None]))
 
     def fresh_leaves(self) -> Parameters:
         return tuple(p.detach().requires_grad_() for p in self.point)

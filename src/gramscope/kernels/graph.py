@@ -4,7 +4,7 @@ Along a direction v the Hessian of every output becomes one matrix ``J̇ = D_v J
 A :class:`Tangent` holds the graph of ``J v``; products with J̇ and J̇ᵀ are traversals of it. No Hessian is formed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -19,11 +19,13 @@ from gramscope.kernels.expansion import Expansion
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
-LIMITS = {torch.float64: 1e-5, torch.float32: 1e-3}
+Limits = Mapping[torch.dtype, float]
+LIMITS: Limits = {torch.float64: 1e-5, torch.float32: 1e-3}
 # A step of this size, relative to the parameters, balances rounding against curvature in a central difference; how far
 # the difference may be off then.
 DIFFERENCE = {torch.float64: 1e-5, torch.float32: 5e-3}
-DIFFERENCE_LIMIT = {torch.float64: 1e-4, torch.float32: 5e-2}
+DIFFERENCE_LIMIT: Limits = {torch.float64: 1e-4, torch.float32: 5e-2}
+ORDERS = {2: "second", 3: "third"}
 INFINITE = (
     "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
     "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
@@ -33,6 +35,8 @@ INFINITE = (
 
 class Graph:
     """Products with J and Jᵀ, each a traversal of one graph: ``Jᵀc`` is kept as a linear function of c."""
+
+    path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
 
     def __init__(self, expansion: Expansion) -> None:
         self.expansion = expansion
@@ -73,10 +77,10 @@ class Tangent(Graph):
     def __init__(self, graph: Graph, direction: Float[Tensor, " p"]) -> None:
         self.expansion = expansion = graph.expansion
         self.leaves, self.f = graph.leaves, graph.f.detach()
+        self.path = (*graph.path, direction)
         self.g: Tensor
         with expansion.context(forward=False):
-            tangents = [part[0] for part in expansion.function.split(direction[:, None])]
-            (self.g,) = expansion.function.at(self.leaves, lambda: graph.linear_map.along(tangents))
+            (self.g,) = expansion.function.at(self.leaves, lambda: graph.linear_map.along(expansion.split(direction)))
         self.linear_map: LinearMap = LinearMap([self.g], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
@@ -102,83 +106,91 @@ def checked_tangent(graph: Graph, direction: Float[Tensor, " p"], check: bool = 
     """The tangent along a direction; with ``check`` its second derivative along the same direction has a witness."""
     tangent = graph.tangent(direction)
     if check:
-        second_derivative(graph, direction, tangent=tangent)
+        derivative(tangent, direction)
     return tangent
 
 
-def second_derivative(
-    graph: Graph, direction: Float[Tensor, " p"], check: bool = True, tangent: Tangent | None = None
-) -> Float[Tensor, "n C"]:
-    """``d²f(θ + s·direction)/ds²`` by forward mode applied twice, with backward mode as its witness.
+def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = True) -> Float[Tensor, "n C"]:
+    """The derivative of the outputs along the direction of a tangent (both, of a tangent's tangent) and one more.
 
-    Torch's formulas for higher derivatives are not all right (see ``written_out``), and they do not err alike in both
-    modes. Where they disagree there is no telling which is right, so the answer is refused. Custom functions that have
-    no forward derivative go through the graph, with a difference of gradients as the witness.
+    By forward mode applied two or three times, with backward mode as its witness: torch's formulas for higher
+    derivatives are not all right (see ``gramscope.ops.operations``), and they do not err alike in both modes. Where
+    they disagree there is no telling which is right, so the answer is refused. Custom functions that have no forward
+    derivative go through the graph, with a difference of lower derivatives as the witness.
     """
-    expansion = graph.expansion
-    answer = twice_forward(expansion, direction)
+    expansion, directions = tangent.expansion, (*tangent.path, direction)
+    name = ORDERS[len(directions)]
+    answer = by_forward_mode(expansion, directions)
     if answer is not None:
-        check_finite(answer, "second derivatives of the outputs", INFINITE)
-        if check:
-            _check_agreement(answer, tangent or graph.tangent(direction), direction)
+        check_finite(answer, f"{name} derivatives of the outputs", INFINITE)
+        if check and not _agrees(answer, tangent.vjp(_weights(answer))[:, 0] * direction, LIMITS, tangent):
+            raise UnsupportedError(
+                f"{name} derivatives must be the same by backward and by forward mode, but they differ: an operation "
+                "of the model has a wrong higher derivative in torch. Write it in simpler operations; a matrix solve "
+                "and fused operations are candidates."
+            )
         return answer
-    answer = (tangent or graph.tangent(direction)).jvp(direction[:, None]).reshape(expansion.rows.shape)
-    if check:
-        _check_by_difference(answer, expansion, direction)
+    answer = tangent.jvp(direction[:, None]).reshape(expansion.rows.shape)
+    if check and not _agrees(answer, _difference(expansion, directions, _weights(answer)), DIFFERENCE_LIMIT, tangent):
+        raise UnsupportedError(
+            f"every operation of the model must have a {name} derivative, but that of a custom autograd.Function is "
+            "not the derivative of its first. Write its backward pass in differentiable operations of its saved inputs "
+            "and outputs; what else it saves counts as constant."
+        )
     return answer
 
 
-def twice_forward(expansion: Expansion, direction: Float[Tensor, " p"]) -> Float[Tensor, "n C"] | None:
-    tangents = tuple(part[0] for part in expansion.function.split(direction[:, None]))
+def by_forward_mode(expansion: Expansion, directions: Sequence[Tensor]) -> Float[Tensor, "n C"] | None:
+    """The derivative of the outputs along all directions; None where forward mode cannot run."""
 
-    def slope(*parameters: Tensor) -> Tensor:
-        return torch.func.jvp(lambda *p: expansion.run(p), parameters, tangents)[1]
+    def along(function: Callable[..., Tensor], tangents: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+        return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
 
+    function: Callable[..., Tensor] = lambda *parameters: expansion.run(parameters)  # noqa: E731
+    for direction in directions:
+        function = along(function, expansion.split(direction))
     try:
         with expansion.context():
-            return torch.func.jvp(slope, expansion.point, tangents)[1].to(expansion.dtype)
+            return function(*expansion.point).detach().to(expansion.dtype)
     except (RuntimeError, NotImplementedError, UnsupportedError):
         return None
 
 
-def _check_agreement(answer: Tensor, tangent: Tangent, direction: Float[Tensor, " p"]) -> None:
-    """Raise unless ``w·(J̇ v)`` by forward mode and ``(J̇ᵀ w)·v`` by backward mode are the same to rounding."""
-    w = torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)
-    terms = tangent.vjp(w[:, None])[:, 0] * direction
-    error = abs(float(terms.sum() - (w * answer.reshape(-1)).sum()))
-    size = float(terms.abs().sum() + (w * answer.reshape(-1)).abs().sum())
-    # Where second derivatives cancel, what is left is rounding of numbers of these sizes.
+def _weights(answer: Float[Tensor, "n C"]) -> Float[Tensor, "rows 1"]:
+    """A vector over the outputs in which none cancels another."""
+    return torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)[:, None]
+
+
+def _agrees(answer: Float[Tensor, "n C"], terms: Float[Tensor, " p"], limits: Limits, tangent: Tangent) -> bool:
+    """Is the weighted sum of the answer that of the ``terms``, to the limit of its dtype?"""
+    own = _weights(answer)[:, 0] * answer.reshape(-1)
+    error, size = abs(float(terms.sum() - own.sum())), float(terms.abs().sum() + own.abs().sum())
+    # Where derivatives cancel, what is left is rounding of numbers of these sizes.
     f, slope = float(tangent.f.abs().max()), float(tangent.g.detach().abs().max())
     rounding = torch.finfo(answer.dtype).eps * (f + slope + (slope**2 / f if f else 0.0)) * answer.numel()
-    limit = LIMITS.get(answer.dtype, 1e-3)
-    if not error <= max(limit * size, 1e3 * rounding):
-        raise UnsupportedError(
-            "second derivatives must be the same by backward and by forward mode, but they differ by "
-            f"{error / size:.1e} of their size: an operation of the model has a wrong higher derivative in torch. "
-            "Write it in simpler operations; a matrix solve and fused operations are candidates."
-        )
+    return error <= max(limits.get(answer.dtype, 1e-3) * size, 1e3 * rounding)
 
 
-def _check_by_difference(answer: Float[Tensor, "n C"], expansion: Expansion, direction: Float[Tensor, " p"]) -> None:
-    """Raise unless ``w·(J̇ v)`` is the change of ``(Jᵀ w)·v`` along a short step: gradients need one derivative only.
+def _difference(
+    expansion: Expansion, directions: Sequence[Tensor], weights: Float[Tensor, "rows 1"]
+) -> Float[Tensor, " p"]:
+    """Terms of the change of the lower derivative over a short step along the last direction, for its length.
 
     A custom function may save numbers that depend on its inputs as if they were constants: its first derivative is
     right, its second one is not.
     """
-    if not bool(direction.any()):
-        return
-    w = torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)[:, None]
-    size = float(torch.cat([p.reshape(-1).to(direction) for p in expansion.point]).norm()) or 1.0
-    short = DIFFERENCE[expansion.dtype] * size / float(direction.norm()) * direction
-    ahead, behind = (Graph(expansion.at(step, keep_sides=True)).vjp(w)[:, 0] for step in (short, -short))
-    terms = (ahead - behind) * direction / (2 * float(short.norm() / direction.norm()))
-    error = abs(float(terms.sum() - (w[:, 0] * answer.reshape(-1)).sum()))
-    if error > DIFFERENCE_LIMIT[expansion.dtype] * float(terms.abs().sum()):
-        raise UnsupportedError(
-            "every operation of the model must have a second derivative, but that of a custom autograd.Function is not "
-            "the derivative of its first. Write its backward pass in differentiable operations of its saved inputs and "
-            "outputs; what else it saves counts as constant."
-        )
+    *firsts, before, last = directions
+    if not bool(last.any()):
+        return torch.zeros_like(last)
+    size = float(torch.cat([p.reshape(-1).to(last) for p in expansion.point]).norm()) or 1.0
+    short = DIFFERENCE[expansion.dtype] * size / float(last.norm())
+    sides = []
+    for step in (short * last, -short * last):
+        graph = Graph(expansion.at(step, keep_sides=True))
+        for direction in firsts:
+            graph = graph.tangent(direction)
+        sides.append(graph.vjp(weights)[:, 0])
+    return (sides[0] - sides[1]) * before / (2 * short)
 
 
 def step_direction(

@@ -19,7 +19,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, checked_tangent, second_derivative, step_direction, weighted
+from gramscope.kernels.graph import Graph, Tangent, checked_tangent, derivative, step_direction, weighted
 from gramscope.linalg import LinearOperator
 
 Residual = Tensor | Callable[[Tensor], Tensor]
@@ -147,7 +147,7 @@ def output_curvature(
         36.0
     """
     _, graph, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    return 0.5 * second_derivative(graph, direction, check)
+    return 0.5 * derivative(graph.tangent(direction), direction, check)
 
 
 @outside_inference_mode
@@ -185,7 +185,7 @@ def dntk(
     sizes = [g.expansion.rows.size for g in (graph, graph1, graph2)]
     _check_dense(sizes, at, memory)
     first, second = graph1.directions(rates), graph2.directions(rates) if graph2 is not graph1 else None
-    second_derivative(graph, first.sum(dim=1), check)
+    checked_tangent(graph, first.sum(dim=1), check)
     result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
     with progress("dNTK, direction", sizes[1]) as advance:
         for j in range(sizes[1]):

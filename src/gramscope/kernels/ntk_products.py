@@ -6,28 +6,8 @@ from torch import Tensor, nn
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.expansion import Rates, flat_metric
-from gramscope.kernels.linearization import Linearization
+from gramscope.kernels.linearized_model import JacobianOperator
 from gramscope.linalg import LinearOperator
-
-
-class JacobianOperator(LinearOperator):
-    """``J = ∂f/∂θ``, from parameters to (example, output).
-
-    >>> import torch, gramscope as gs
-    >>> J = gs.ntk_operator(torch.nn.Linear(3, 2), torch.randn(5, 3)).jacobian
-    >>> J.shape, (J.T @ torch.ones(10)).shape
-    ((10, 8), torch.Size([8]))
-    """
-
-    def __init__(self, linearization: Linearization) -> None:
-        self.linearization = linearization
-        super().__init__(linearization.rows, linearization.cols, dtype=linearization.dtype, device=linearization.device)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return self.linearization.jvp(x)
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self.linearization.vjp(x)
 
 
 class NTKOperator(LinearOperator):
@@ -46,7 +26,7 @@ class NTKOperator(LinearOperator):
     @property
     def slow(self) -> str:
         """Why products with J take one backward pass for each output; empty where they do not."""
-        return self.jacobian.linearization.slow or self.jacobian2.linearization.slow
+        return self.jacobian.slow or self.jacobian2.slow
 
     def _weighted(self, v: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         return v if self.metric is None else self.metric[:, None] * v
@@ -79,12 +59,7 @@ def ntk_operator(
         >>> (K @ torch.ones(6)).tolist()
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
-    left = JacobianOperator(Linearization(model, x, outputs, frozen, precision))
-    right = left if x2 is None else JacobianOperator(Linearization(model, x2, outputs, frozen, precision))
-    return NTKOperator(left, right, _flat_metric(left.linearization, metric))
-
-
-def _flat_metric(linearization: Linearization, metric: Rates) -> Float[Tensor, " p"] | None:
-    if metric is None:
-        return None
-    return flat_metric(metric, linearization.parameters).to(dtype=linearization.dtype, device=linearization.device)
+    left = JacobianOperator(model, x, outputs, frozen, precision)
+    right = left if x2 is None else JacobianOperator(model, x2, outputs, frozen, precision)
+    diagonal = None if metric is None else flat_metric(metric, left.parameters).to(dtype=left.dtype, device=left.device)
+    return NTKOperator(left, right, diagonal)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramscope.capture.torch_calls import TorchFunction
+from gramscope.ops.torch_calls import TorchFunction
 
 State = tuple[Tensor, ...]  # (h,) or (h, c)
 
