@@ -1,7 +1,7 @@
 """``capture``: one forward pass, backward passes that stop at the weights, every weight site."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -189,7 +189,7 @@ def opened(
         hooks = _HooksNoted()
         with written, watch or nullcontext(), hooks:
             f = evaluate(model, x, n, outputs)
-        _check_outputs(f, parameters)
+        check_outputs(f, parameters)
 
         def run(x: ModelInput) -> Tensor:
             streams.rewind()
@@ -309,11 +309,17 @@ def _unequal_lengths(x: ModelInput) -> str:
     return f" The tensors of x have unequal lengths {lengths} on axis 0, where the examples should be."
 
 
-def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
+def check_outputs_finite(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Raise where outputs are not finite, and say whether parameters are."""
     if not bool(torch.isfinite(f).all()):
         for name, parameter in parameters.items():
             check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
         check_finite(f, "the model's output", "Its parameters are finite: look for NaN in x, or for overflow.")
+
+
+def check_outputs(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Raise where outputs are not finite, or cannot be differentiated by the parameters."""
+    check_outputs_finite(f, parameters)
     if not f.requires_grad:
         raise InputError(
             "the model's output must depend on a measured parameter, but it carries no gradient. Is its forward pass "

@@ -6,6 +6,8 @@ of n units about n·n^(-1/2), each with a share 1/n of the kernel, so O(n^(-1/2)
 Comparing with the same step on the old sides separates the two exactly.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -125,21 +127,18 @@ class NTKStep(Result):
     @property
     def outputs_error(self) -> tuple[float, float]:
         """Relative error of the outputs' change to first and to second order."""
-        measured = self.outputs_measured
-        return (
-            ratio_of_norms(measured - self.outputs_linear, measured),
-            ratio_of_norms(measured - self.outputs_quadratic, measured),
+        first, second = (
+            ratio_of_norms(self.outputs_measured - predicted, self.outputs_measured)
+            for predicted in (self.outputs_linear, self.outputs_quadratic)
         )
+        return first, second
 
     def __str__(self) -> str:
         first, second = self.outputs_error
-        return "\n".join(
-            (
-                f"kernel moved by {self.relative_change:.3g} of its norm; the dNTK misses {self.error:.3g} of that, "
-                f"with crossings {self.error_with_crossings:.3g}",
-                f"outputs: first order misses {first:.3g}, second order {second:.3g}",
-                str(self.crossings),
-            )
+        return (
+            f"kernel moved by {self.relative_change:.3g} of its norm; the dNTK misses {self.error:.3g} of that, with "
+            f"crossings {self.error_with_crossings:.3g}\n"
+            f"outputs: first order misses {first:.3g}, second order {second:.3g}\n{self.crossings}"
         )
 
     def plot(self, *, axes: Axes | None = None) -> Figure:
@@ -214,22 +213,20 @@ def ntk_step(
         (True, 0)
     """
     check_lr(lr)
-    options = ExpansionSettings.of(reading)
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
+    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
     tangent = graph.tangent(direction)
     velocity = dense_velocity(graph, tangent, rates, memory)
     linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
     curvature = 0.5 * derivative(tangent, direction)
     real = watched.with_settings(kink="autograd", bandwidth=None)
-    before = dense_kernel(Graph(real), rates, memory)
+    here = Graph(real)
+    before = dense_kernel(here, rates, memory)
     after = real.at(-lr * direction)
     kernel_after = dense_kernel(Graph(after), rates, memory)
     crossings = _crossings(real, after, direction, lr)
+    crossing = torch.zeros_like(kernel_after)
     if crossings.crossed:
-        kept = dense_kernel(Graph(real.at(-lr * direction, keep_sides=True)), rates, memory)
-        crossing = kernel_after - kept
-    else:
-        crossing = torch.zeros_like(kernel_after)
+        crossing = kernel_after - dense_kernel(Graph(real.at(-lr * direction, keep_sides=True)), rates, memory)
     shape = (*watched.rows.shape, *watched.rows.shape)
     return NTKStep(
         lr=lr,
@@ -239,14 +236,9 @@ def ntk_step(
         crossing=crossing.reshape(shape),
         outputs_linear=linear,
         outputs_quadratic=linear + lr**2 * curvature,
-        outputs_measured=(after.f - _plain_outputs(real)).to(watched.dtype),
+        outputs_measured=(after.f - here.f.detach()).to(watched.dtype),
         crossings=crossings,
     )
-
-
-def _plain_outputs(expansion: Expansion) -> Float[Tensor, "n C"]:
-    with expansion.context():
-        return expansion.run(expansion.point).detach()
 
 
 def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p"], lr: float) -> KinkCrossings:
@@ -256,18 +248,23 @@ def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p
             "the network must run the same operations before and after the step, but its control flow depends on its "
             "parameters. Crossings cannot be counted."
         )
-    predicted = _predicted_sides(before, direction, lr)
-    sites = []
-    for index, (a, b) in enumerate(zip(old.sides, new.sides, strict=True)):
-        changed = a.place != b.place
-        binary = a.place.dtype == torch.bool
-        up = int((changed & b.place).sum()) if binary else 0
-        down = int((changed & a.place).sum()) if binary else 0
-        expected = None
-        if binary and predicted is not None:
-            expected = int((predicted[index] != a.place).sum())
-        sites.append(SiteCrossings(a.name, a.place.numel(), int(changed.sum()), up, down, expected))
-    return KinkCrossings(_numbered(sites), tuple(dict.fromkeys(old.nonsmooth_ops)))
+    predicted: Sequence[Tensor | None] = _predicted_sides(before, direction, lr) or [None] * len(old.sides)
+    names, sites = Counter(side.name for side in old.sides), []
+    uses: Counter[str] = Counter()
+    for a, b, estimated in zip(old.sides, new.sides, predicted, strict=True):
+        uses[a.name] += 1
+        changed, binary = a.place != b.place, a.place.dtype == torch.bool
+        sites.append(
+            SiteCrossings(
+                name=a.name if names[a.name] == 1 else f"{a.name} {uses[a.name]}",
+                kinks=a.place.numel(),
+                crossed=int(changed.sum()),
+                up=int((changed & b.place).sum()) if binary else 0,
+                down=int((changed & a.place).sum()) if binary else 0,
+                expected=int((estimated != a.place).sum()) if binary and estimated is not None else None,
+            )
+        )
+    return KinkCrossings(tuple(sites), tuple(dict.fromkeys(old.nonsmooth_ops)))
 
 
 def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[Tensor] | None:
@@ -284,15 +281,3 @@ def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -
     except (RuntimeError, NotImplementedError, UnsupportedError):
         return None
     return [z - lr * slope > 0 for z, slope in zip(*both, strict=True)]
-
-
-def _numbered(sites: list[SiteCrossings]) -> tuple[SiteCrossings, ...]:
-    """Operations of one kind told apart by their order."""
-    totals = [site.name for site in sites]
-    seen: dict[str, int] = {}
-    numbered = []
-    for site in sites:
-        seen[site.name] = seen.get(site.name, 0) + 1
-        name = site.name if totals.count(site.name) == 1 else f"{site.name} {seen[site.name]}"
-        numbered.append(SiteCrossings(name, site.kinks, site.crossed, site.up, site.down, site.expected))
-    return tuple(numbered)

@@ -19,9 +19,8 @@ from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, derivative, residual_of, weighted
+from gramscope.kernels.graph import Graph, JacobianProducts, Tangent, derivative, residual_of, weighted
 from gramscope.kernels.kernel_velocity import Residual, read_step
-from gramscope.linalg import LinearOperator
 
 
 class DenseDDNTK(NamedTuple):
@@ -31,38 +30,20 @@ class DenseDDNTK(NamedTuple):
     second: Float[Tensor, "u u u u"]
 
 
-class HessianProduct(LinearOperator):
+class HessianProduct(JacobianProducts):
     """``Σ_{kl} ddII_{i j k l} a_k b_l = (D_u J) λ (D_w J)ᵀ`` with ``u = λ Jᵀ a``, ``w = λ Jᵀ b``, as products."""
 
     def __init__(self, left: Tangent, right: Tangent, rates: Float[Tensor, " p"] | None) -> None:
-        self.left, self.right, self.rates = left, right, rates
-        at = left.expansion
-        super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=left is right)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return self.left.jvp(weighted(self.right.vjp(x), self.rates))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self.right.jvp(weighted(self.left.vjp(x), self.rates))
+        super().__init__([(1, left, right)], rates, symmetric=left is right)
 
 
-class NTKAccelerationOperator(LinearOperator):
+class NTKAccelerationOperator(JacobianProducts):
     """``d²K/dη² = J̈ λ Jᵀ + 2 J̇ λ J̇ᵀ + J λ J̈ᵀ`` at η = 0, dots being derivatives along the step, as products."""
 
     def __init__(self, graph: Graph, direction: Float[Tensor, " p"], rates: Float[Tensor, " p"] | None) -> None:
-        self.graph, self.rates = graph, rates
-        self.once = graph.tangent(direction)
-        self.twice = self.once.tangent(direction)
-        at = graph.expansion
-        super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=True)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        outer = self.twice.jvp(weighted(self.graph.vjp(x), self.rates))
-        inner = self.once.jvp(weighted(self.once.vjp(x), self.rates))
-        return outer + 2 * inner + self.graph.jvp(weighted(self.twice.vjp(x), self.rates))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
+        once = graph.tangent(direction)
+        self.twice = once.tangent(direction)
+        super().__init__([(1, self.twice, graph), (2, once, once), (1, graph, self.twice)], rates)
 
 
 class DDNTK:

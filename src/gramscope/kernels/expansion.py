@@ -1,5 +1,6 @@
 """A network as a function of its parameters, ready to be differentiated twice and left untouched."""
 
+import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
+from gramscope.capture.capturing import check_outputs_finite
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
@@ -109,9 +111,7 @@ class Expansion:
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
         with self.context():
             self.f: Tensor = self.run(self.point).detach()
-        for name, parameter in self.parameters.items():
-            check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
-        check_finite(self.f, "the model's output", "Its parameters are finite: look for NaN in x, or for overflow.")
+        check_outputs_finite(self.f, self.parameters)
         self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         self.dtype = torch.promote_types(self.f.dtype, torch.float32)
@@ -146,8 +146,7 @@ class Expansion:
 
     def at(self, vector: Float[Tensor, " p"], keep_sides: bool = False) -> "Expansion":
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
-        other = object.__new__(Expansion)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         moved = zip(self.parameters.items(), self.split(vector), strict=True)
         other.parameters = {name: p + part for (name, p), part in moved}
         other.sides_at = self.point if keep_sides else None
@@ -183,8 +182,7 @@ class Expansion:
         return watched
 
     def with_settings(self, **changes: Unpack[ExpansionOptions]) -> "Expansion":
-        other = object.__new__(Expansion)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other.reading = replace(self.reading, **changes)
         return other
 
@@ -208,6 +206,8 @@ def naming_operations() -> Iterator[None]:
 
 
 def _culprit(message: str) -> str | None:
+    if "once_differentiable" in message:
+        return "an autograd.Function marked @once_differentiable"
     patterns = (
         r"derivative for '?(?:aten::)?([\w:.]+)'? is not implemented",
         r"forward AD with (\w+) that does not support",
@@ -215,13 +215,7 @@ def _culprit(message: str) -> str | None:
         r"function (\w+Backward\w*) returned",
         r"(\w*[Bb]ackward\w*) is not differentiable",
     )
-    for pattern in patterns:
-        found = re.search(pattern, message)
-        if found:
-            return found.group(1)
-    if "once_differentiable" in message:
-        return "an autograd.Function marked @once_differentiable"
-    return None
+    return next((found[1] for pattern in patterns if (found := re.search(pattern, message))), None)
 
 
 def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
@@ -238,17 +232,17 @@ def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, T
     if callable(metric):
         with streams_put_back():
             metric = {name: metric(name, p) for name, p in parameters.items()}
-    if isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
+    elif isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
         metric = dict.fromkeys(parameters, float(metric))
-    if isinstance(metric, Tensor):
-        size = sum(p.numel() for p in parameters.values())
-        if metric.shape != (size,):
+    elif isinstance(metric, Tensor):
+        sizes = [p.numel() for p in parameters.values()]
+        if metric.shape != (sum(sizes),):
             raise InputError(
-                f"metric must have one entry for each of the {size} parameters, got shape {tuple(metric.shape)}. Pass "
-                "a dict by parameter name for numbers per layer."
+                f"metric must have one entry for each of the {sum(sizes)} parameters, got shape "
+                f"{tuple(metric.shape)}. Pass a dict by parameter name for numbers per layer."
             )
-        parts = metric.split([p.numel() for p in parameters.values()])
-        metric = {name: part.view(p.shape) for (name, p), part in zip(parameters.items(), parts, strict=True)}
+        parts = zip(parameters.items(), metric.split(sizes), strict=True)
+        metric = {name: part.view(p.shape) for (name, p), part in parts}
     if not isinstance(metric, Mapping):
         raise InputError(
             "metric must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "

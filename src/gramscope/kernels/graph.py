@@ -12,10 +12,11 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.capture.backward_graph import check_differentiable
+from gramscope.capture.capturing import check_outputs
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import loss_gradient
 from gramscope.kernels.expansion import Expansion
+from gramscope.linalg import LinearOperator
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
@@ -43,12 +44,7 @@ class Graph:
         self.leaves = expansion.fresh_leaves()
         with expansion.context():
             self.f: Tensor = expansion.run(self.leaves)
-            check_differentiable(self.f)
-            if not self.f.requires_grad:
-                raise InputError(
-                    "the model's output must depend on a measured parameter, but it carries no gradient. Is its "
-                    "forward pass under torch.no_grad() or detached, or do its parameters not enter?"
-                )
+            check_outputs(self.f, expansion.parameters)
         self.linear_map = LinearMap([self.f], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
@@ -100,6 +96,23 @@ def _finite(found: Tensor) -> Tensor:
 def weighted(vectors: Float[Tensor, "p k"], rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p k"]:
     """``λ v`` for each column v."""
     return vectors if rates is None else rates[:, None] * vectors
+
+
+class JacobianProducts(LinearOperator):
+    """``Σ c A λ Bᵀ`` over ``terms`` (c, A, B), A and B the Jacobian or derivatives of it: no rows, no matrix."""
+
+    def __init__(
+        self, terms: Sequence[tuple[float, Graph, Graph]], rates: Float[Tensor, " p"] | None, symmetric: bool = True
+    ) -> None:
+        self.terms, self.rates = terms, rates
+        at = terms[0][1].expansion
+        super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=symmetric)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        return torch.stack([c * a.jvp(weighted(b.vjp(x), self.rates)) for c, a, b in self.terms]).sum(0)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return torch.stack([c * b.jvp(weighted(a.vjp(x), self.rates)) for c, a, b in self.terms]).sum(0)
 
 
 def checked_tangent(graph: Graph, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:

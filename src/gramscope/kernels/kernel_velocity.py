@@ -19,26 +19,16 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, checked_tangent, derivative, step_direction, weighted
-from gramscope.linalg import LinearOperator
+from gramscope.kernels.graph import Graph, JacobianProducts, Tangent, checked_tangent, derivative, step_direction
 
 Residual = Tensor | Callable[[Tensor], Tensor]
 
 
-class NTKVelocityOperator(LinearOperator):
+class NTKVelocityOperator(JacobianProducts):
     """``dK/dη = -(J̇ λ Jᵀ + J λ J̇ᵀ)`` at η = 0 as products: no rows, no matrix."""
 
     def __init__(self, graph: Graph, tangent: Tangent, rates: Float[Tensor, " p"] | None) -> None:
-        self.graph, self.tangent, self.rates = graph, tangent, rates
-        expansion = graph.expansion
-        super().__init__(expansion.rows, expansion.rows, dtype=expansion.dtype, device=expansion.device, symmetric=True)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        moved = self.tangent.jvp(weighted(self.graph.vjp(x), self.rates))
-        return -(moved + self.graph.jvp(weighted(self.tangent.vjp(x), self.rates)))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
+        super().__init__([(-1, tangent, graph), (-1, graph, tangent)], rates)
 
 
 @outside_inference_mode

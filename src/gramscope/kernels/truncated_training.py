@@ -7,6 +7,7 @@ formed, so this is the form for networks whose ddNTKs do not fit into memory.
 """
 
 from dataclasses import dataclass
+from math import factorial
 from typing import Unpack
 
 import torch
@@ -18,9 +19,8 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
 from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, weighted
+from gramscope.kernels.graph import Graph, weighted
 
-FACTORIALS = (1, 1, 2, 6)
 RUNAWAY = 1e4  # times the first residual
 
 
@@ -49,23 +49,17 @@ class TaylorPolynomial:
     def __init__(self, graph: Graph, order: int) -> None:
         self.graph, self.order = graph, order
 
-    def _maps(self, t: Float[Tensor, " p"]) -> list[Graph | Tangent]:
-        maps: list[Graph | Tangent] = [self.graph]
+    def at(self, t: Float[Tensor, " p"]) -> tuple[Float[Tensor, "n C"], list[Graph]]:
+        """The outputs at ``θ₀ + t``, and the maps J, D_t J, D_t D_t J that their gradient needs."""
+        maps = [self.graph]
         while len(maps) < self.order:
             maps.append(maps[-1].tangent(t))
-        return maps
-
-    def at(self, t: Float[Tensor, " p"]) -> tuple[Float[Tensor, "n C"], list[Graph | Tangent]]:
-        """The outputs at ``θ₀ + t``, and the maps J, D_t J, D_t D_t J that their gradient needs."""
-        maps = self._maps(t)
         f = self.graph.expansion.f.to(t)
-        terms = [maps[k].jvp(t[:, None]).reshape(f.shape) / FACTORIALS[k + 1] for k in range(self.order)]
-        return f + sum(terms), maps
+        return f + sum(one.jvp(t[:, None]).reshape(f.shape) / factorial(k) for k, one in enumerate(maps, 1)), maps
 
-    def pullback(self, maps: list[Graph | Tangent], residual: Float[Tensor, "n C"]) -> Float[Tensor, " p"]:
+    def pullback(self, maps: list[Graph], residual: Float[Tensor, "n C"]) -> Float[Tensor, " p"]:
         """``(∂z/∂t)ᵀ ε = (J + J̇ + ½ J̈)ᵀ ε``."""
-        column = residual.reshape(-1, 1)
-        found = [maps[k].vjp(column)[:, 0] / FACTORIALS[k] for k in range(self.order)]
+        found = [one.vjp(residual.reshape(-1, 1))[:, 0] / factorial(k) for k, one in enumerate(maps)]
         return torch.stack(found).sum(dim=0)
 
 
