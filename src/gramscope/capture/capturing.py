@@ -309,17 +309,12 @@ def _unequal_lengths(x: ModelInput) -> str:
     return f" The tensors of x have unequal lengths {lengths} on axis 0, where the examples should be."
 
 
-def check_outputs_finite(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
-    """Raise where outputs are not finite, and say whether parameters are."""
+def check_outputs(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Raise where outputs are not finite, or cannot be differentiated by the parameters."""
     if not bool(torch.isfinite(f).all()):
         for name, parameter in parameters.items():
             check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
         check_finite(f, "the model's output", "Its parameters are finite: look for NaN in x, or for overflow.")
-
-
-def check_outputs(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
-    """Raise where outputs are not finite, or cannot be differentiated by the parameters."""
-    check_outputs_finite(f, parameters)
     if not f.requires_grad:
         raise InputError(
             "the model's output must depend on a measured parameter, but it carries no gradient. Is its forward pass "

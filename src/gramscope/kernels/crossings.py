@@ -24,8 +24,8 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, derivative
+from gramscope.kernels.derivatives import derivative
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, outside_inference_mode
 from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.kernels.kinks import Sides, TwiceDifferentiable
 
@@ -178,7 +178,7 @@ def kink_crossings(
           relu: 1 of 1 (up 0, down 1, 1 predicted)
     """
     check_lr(lr)
-    watched, _, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    watched, direction = read_step(model, x, residual, probe, metric, reading)
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
 
@@ -213,20 +213,18 @@ def ntk_step(
         (True, 0)
     """
     check_lr(lr)
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    tangent = graph.tangent(direction)
-    velocity = dense_velocity(graph, tangent, rates, memory)
-    linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
+    watched, direction = read_step(model, x, residual, probe, metric, reading)
+    tangent = watched.tangent(direction)
+    velocity = dense_velocity(tangent, memory)
+    linear = -lr * watched.jvp(direction[:, None]).reshape(watched.rows.shape)
     curvature = 0.5 * derivative(tangent, direction)
-    real = watched.with_settings(kink="autograd", bandwidth=None)
-    here = Graph(real)
-    before = dense_kernel(here, rates, memory)
+    real = watched.with_kinks()
     after = real.at(-lr * direction)
-    kernel_after = dense_kernel(Graph(after), rates, memory)
+    before, kernel_after = dense_kernel(real, memory), dense_kernel(after, memory)
     crossings = _crossings(real, after, direction, lr)
     crossing = torch.zeros_like(kernel_after)
     if crossings.crossed:
-        crossing = kernel_after - dense_kernel(Graph(real.at(-lr * direction, keep_sides=True)), rates, memory)
+        crossing = kernel_after - dense_kernel(real.at(-lr * direction, keep_sides=True), memory)
     shape = (*watched.rows.shape, *watched.rows.shape)
     return NTKStep(
         lr=lr,
@@ -236,7 +234,7 @@ def ntk_step(
         crossing=crossing.reshape(shape),
         outputs_linear=linear,
         outputs_quadratic=linear + lr**2 * curvature,
-        outputs_measured=(after.f - here.f.detach()).to(watched.dtype),
+        outputs_measured=(after.f - real.f).detach().to(watched.dtype),
         crossings=crossings,
     )
 

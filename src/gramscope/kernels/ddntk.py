@@ -18,8 +18,8 @@ from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, JacobianProducts, Tangent, derivative, residual_of, weighted
+from gramscope.kernels.derivatives import JacobianProducts, derivative, residual_of
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent, outside_inference_mode
 from gramscope.kernels.kernel_velocity import Residual, read_step
 
 
@@ -33,17 +33,17 @@ class DenseDDNTK(NamedTuple):
 class HessianProduct(JacobianProducts):
     """``Σ_{kl} ddII_{i j k l} a_k b_l = (D_u J) λ (D_w J)ᵀ`` with ``u = λ Jᵀ a``, ``w = λ Jᵀ b``, as products."""
 
-    def __init__(self, left: Tangent, right: Tangent, rates: Float[Tensor, " p"] | None) -> None:
-        super().__init__([(1, left, right)], rates, symmetric=left is right)
+    def __init__(self, left: Tangent, right: Tangent) -> None:
+        super().__init__([(1.0, left, right)], symmetric=left is right)
 
 
 class NTKAccelerationOperator(JacobianProducts):
     """``d²K/dη² = J̈ λ Jᵀ + 2 J̇ λ J̇ᵀ + J λ J̈ᵀ`` at η = 0, dots being derivatives along the step, as products."""
 
-    def __init__(self, graph: Graph, direction: Float[Tensor, " p"], rates: Float[Tensor, " p"] | None) -> None:
-        once = graph.tangent(direction)
+    def __init__(self, at: Expansion, direction: Float[Tensor, " p"]) -> None:
+        once = at.tangent(direction)
         self.twice = once.tangent(direction)
-        super().__init__([(1, self.twice, graph), (2, once, once), (1, graph, self.twice)], rates)
+        super().__init__([(1.0, self.twice, at), (2.0, once, once), (1.0, at, self.twice)])
 
 
 class DDNTK:
@@ -75,43 +75,41 @@ class DDNTK:
         check: bool = True,
         **reading: Unpack[ExpansionOptions],
     ) -> None:
-        self.expansion = Expansion(model, x, ExpansionSettings.of(reading))
-        self.rates = self.expansion.flat_rates(metric)
-        self.graph, self.check = Graph(self.expansion), check
+        self.expansion, self.check = Expansion(model, x, metric, **reading), check
 
     @outside_inference_mode
     def first(self, a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "n C"]:
         """``Σ_{jkl} ddI_{i j k l} a_j b_k c_l``: a third derivative of the outputs along three directions."""
         u, v, w = (self._direction(vector, name) for vector, name in ((a, "a"), (b, "b"), (c, "c")))
-        return derivative(self.graph.tangent(u).tangent(v), w, self.check)
+        return derivative(self.expansion.tangent(u).tangent(v), w, self.check)
 
     @outside_inference_mode
     def second(self, a: Tensor, b: Tensor) -> HessianProduct:
         """``Σ_{kl} ddII_{i j k l} a_k b_l``, a matrix over pairs of outputs, as an operator; ``.dense()`` forms it."""
-        left = self.graph.tangent(self._direction(a, "a"))
-        right = left if b is a else self.graph.tangent(self._direction(b, "b"))
-        return HessianProduct(left, right, self.rates)
+        left = self.expansion.tangent(self._direction(a, "a"))
+        right = left if b is a else self.expansion.tangent(self._direction(b, "b"))
+        return HessianProduct(left, right)
 
     @outside_inference_mode
     def dense(self, memory: Memory = None) -> DenseDDNTK:
         """All U⁴ entries of both; U²/2 graphs of second derivatives are built, so for a few dozen outputs."""
         size = self.expansion.rows.size
         self._check_dense(size, memory)
-        directions = self.graph.directions(self.rates)
+        directions = self.expansion.directions()
         if self.check:
             total = directions.sum(dim=1)
-            derivative(self.graph.tangent(total).tangent(total), total)
+            derivative(self.expansion.tangent(total).tangent(total), total)
         unit = torch.eye(size, dtype=self.expansion.dtype, device=self.expansion.device)
         first = unit.new_zeros((size,) * 4)
         turned = unit.new_zeros(size, self.expansion.cols.size, size)  # [k, μ, i] = (∂²f_i u_k)_μ
         with progress("ddNTK, direction", size) as advance:
             for j in range(size):
-                tangent = self.graph.tangent(directions[:, j])
+                tangent = self.expansion.tangent(directions[:, j])
                 turned[j] = tangent.vjp(unit)
                 for k in range(j, size):
                     _fill(first, j, k, tangent.tangent(directions[:, k]).jvp(directions[:, k:]))
                 advance()
-        rates = unit.new_ones(turned.shape[1]) if self.rates is None else self.rates
+        rates = unit.new_ones(turned.shape[1]) if self.expansion.rates is None else self.expansion.rates
         return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, rates, turned))
 
     def _direction(self, vector: Tensor, name: str) -> Float[Tensor, " p"]:
@@ -123,7 +121,7 @@ class DDNTK:
                 f"got {got}. It is a vector over (example, output), as a residual is."
             )
         column = residual_of(self.expansion, vector.reshape(rows.shape)).reshape(-1, 1)
-        return weighted(self.graph.vjp(column), self.rates)[:, 0]
+        return self.expansion.weighted(self.expansion.vjp(column))[:, 0]
 
     def _check_dense(self, size: int, memory: Memory) -> None:
         budget = memory_budget(memory, self.expansion.device)
@@ -175,8 +173,8 @@ def output_third_order(
         >>> output_third_order(Cube(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (1 - 3η)³ ends in -27η³
         -27.0
     """
-    _, graph, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    return derivative(graph.tangent(direction).tangent(direction), direction, check) / -6
+    at, direction = read_step(model, x, residual, probe, metric, reading)
+    return derivative(at.tangent(direction).tangent(direction), direction, check) / -6
 
 
 @outside_inference_mode
@@ -205,8 +203,8 @@ def ntk_acceleration(
         >>> ntk_acceleration(model, torch.ones(2, 1), torch.ones(2, 1)).dense().abs().max().item()
         0.0
     """
-    _, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    operator = NTKAccelerationOperator(graph, direction, rates)
+    at, direction = read_step(model, x, residual, probe, metric, reading)
+    operator = NTKAccelerationOperator(at, direction)
     if check:
         derivative(operator.twice, direction)
     return operator

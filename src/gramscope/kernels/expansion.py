@@ -1,10 +1,9 @@
-"""A network as a function of its parameters, ready to be differentiated twice and left untouched."""
+"""A network as a function of its parameters: products with its Jacobian, and with derivatives of that."""
 
-import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
@@ -18,7 +17,8 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
-from gramscope.capture.capturing import check_outputs_finite
+from gramscope.capture.capturing import check_outputs
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
 from gramscope.kernels.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
@@ -29,6 +29,11 @@ Rates = Metric | None
 Parameters = tuple[Tensor, ...]
 
 
+INFINITE = (
+    "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
+    "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
+    "more."
+)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -101,21 +106,35 @@ class ExpansionSettings:
 
 
 class Expansion:
-    """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it."""
+    """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it.
 
-    def __init__(self, model: nn.Module, x: ModelInput, reading: ExpansionSettings) -> None:
+    ``f`` holds the graph of the outputs. Products with J and Jᵀ are traversals of graphs that are built once: ``Jᵀc``
+    is kept as a linear function of c. ``metric`` is the learning-rate tensor λ; see :func:`flat_metric`.
+    """
+
+    path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
+
+    def __init__(
+        self, model: nn.Module, x: ModelInput, metric: Rates = None, **reading: Unpack[ExpansionOptions]
+    ) -> None:
         load_forward_mode()
-        self.function = ModelFunction(model, x, reading.outputs, reading.frozen, reading.precision)
+        self.reading = ExpansionSettings.of(reading)
+        self.function = ModelFunction(model, x, self.reading.outputs, self.reading.frozen, self.reading.precision)
         self.examples, self.parameters = self.function.examples, self.function.parameters
-        self.reading = reading
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
-        with self.context():
-            self.f: Tensor = self.run(self.point).detach()
-        check_outputs_finite(self.f, self.parameters)
+        self._open()
+        check_outputs(self.f, self.parameters)
         self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         self.dtype = torch.promote_types(self.f.dtype, torch.float32)
         self.device = self.f.device
+        self.rates = None if metric is None else self._rates(metric)
+
+    def _open(self) -> None:
+        self.leaves = self.fresh_leaves()
+        with self.context():
+            self.f: Tensor = self.run(self.leaves)
+        self.linear_map = LinearMap([self.f], self.leaves)
 
     @property
     def point(self) -> Parameters:
@@ -123,15 +142,14 @@ class Expansion:
 
     def run(self, parameters: Parameters) -> Tensor:
         """The outputs (n, C) at other parameters, everything else as it was."""
+        reading: AbstractContextManager[object] = nullcontext()
         if self.reading.bandwidth is not None:
-            with TwiceDifferentiable(), Smoothed(self.reading.bandwidth):
-                return self.call(parameters)
-        if self.sides_at is None:
-            with TwiceDifferentiable():
-                return self.call(parameters)
-        with TwiceDifferentiable(), Sides() as watched:
-            self.call(self.sides_at)
-        with TwiceDifferentiable(), FixedSides(watched.sides):
+            reading = Smoothed(self.reading.bandwidth)
+        elif self.sides_at is not None:
+            with TwiceDifferentiable(), Sides() as watched:
+                self.call(self.sides_at)
+            reading = FixedSides(watched.sides)
+        with TwiceDifferentiable(), reading:
             return self.call(parameters)
 
     def call(self, parameters: Parameters) -> Tensor:
@@ -144,15 +162,47 @@ class Expansion:
         with self.function.context(forward), naming_operations():
             yield
 
+    # Products --------------------------------------------------------------------------------------
+
+    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+        """``Jᵀ w`` for each column w."""
+        with self.context(forward=False):
+            return self.function.vjp(self.linear_map, vectors)
+
+    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+        """``J v`` for each column v."""
+        with self.context(forward=False):
+            return self.function.jvp(self.linear_map, vectors)
+
+    def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        """``λ v`` for each column v."""
+        return vectors if self.rates is None else self.rates[:, None] * vectors
+
+    def directions(self) -> Float[Tensor, "p u"]:
+        """``λ Jᵀ``: the step that each output alone would make."""
+        return self.weighted(self.vjp(torch.eye(self.rows.size, dtype=self.dtype, device=self.device)))
+
+    def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
+        return Tangent(self, direction)
+
+    # The same network elsewhere ---------------------------------------------------------------------
+
     def at(self, vector: Float[Tensor, " p"], keep_sides: bool = False) -> "Expansion":
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
-        other = copy.copy(self)
         moved = zip(self.parameters.items(), self.split(vector), strict=True)
-        other.parameters = {name: p + part for (name, p), part in moved}
-        other.sides_at = self.point if keep_sides else None
-        with other.context():
-            other.f = other.run(other.point).detach()
+        there = {name: p + part for (name, p), part in moved}
+        other = self._with(parameters=there, sides_at=self.point if keep_sides else None)
         check_finite(other.f, "the output after the step", "The step is too large for this network: lower lr.")
+        return other
+
+    def with_kinks(self) -> "Expansion":
+        """The same network with its kinks as they are."""
+        return self._with(reading=replace(self.reading, kink="autograd", bandwidth=None))
+
+    def _with(self, **changes: object) -> "Expansion":
+        other = object.__new__(Expansion)
+        vars(other).update({**vars(self), "path": (), **changes})
+        other._open()
         return other
 
     def split(self, vector: Float[Tensor, " p"]) -> Parameters:
@@ -162,18 +212,6 @@ class Expansion:
     def fresh_leaves(self) -> Parameters:
         return tuple(p.detach().requires_grad_() for p in self.point)
 
-    def flat_rates(self, rates: Rates) -> Float[Tensor, " p"] | None:
-        """The diagonal metric λ as one vector, from a number, numbers by name (others zero), a function or a tensor."""
-        if rates is None:
-            return None
-        flat = flat_metric(rates, self.parameters)
-        if bool((flat < 0).any()):
-            raise InputError(
-                f"metric must not be negative, but its least entry is {float(flat.min()):.3g}: a learning rate below "
-                "zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
-            )
-        return flat.to(dtype=self.dtype, device=self.device)
-
     def sides(self) -> Sides:
         """The side of every kink here."""
         with self.context(), TwiceDifferentiable(), Sides() as watched:
@@ -181,10 +219,43 @@ class Expansion:
         watched.heights.clear()
         return watched
 
-    def with_settings(self, **changes: Unpack[ExpansionOptions]) -> "Expansion":
-        other = copy.copy(self)
-        other.reading = replace(self.reading, **changes)
-        return other
+    def _rates(self, metric: Metric) -> Float[Tensor, " p"]:
+        flat = flat_metric(metric, self.parameters)
+        if bool((flat < 0).any()):
+            raise InputError(
+                f"metric must not be negative, but its least entry is {float(flat.min()):.3g}: a learning rate below "
+                "zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
+            )
+        return flat.to(dtype=self.dtype, device=self.device)
+
+
+class Tangent(Expansion):
+    """``J̇ = D_v J`` for one direction v, in the place of J, and ``g = J v`` itself, whose graph it is.
+
+    Along a direction the Hessian of every output becomes one matrix J̇ (U, P), the Jacobian of ``θ ↦ J v``: no Hessian
+    is formed. The tangent of a tangent is ``D_u D_v J``: third derivatives of the outputs.
+    """
+
+    def __init__(self, of: Expansion, direction: Float[Tensor, " p"]) -> None:
+        vars(self).update(vars(of))
+        self.path = (*of.path, direction)
+        self.g: Tensor
+        with self.context(forward=False):
+            (self.g,) = self.function.at(self.leaves, lambda: of.linear_map.along(self.split(direction)))
+        self.linear_map = LinearMap([self.g], self.leaves)
+
+    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+        """``J̇ᵀ w`` for each column w."""
+        return _finite(super().vjp(vectors))
+
+    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+        """``J̇ a``, the mixed second derivative along v and a, for each column a."""
+        return _finite(super().jvp(vectors))
+
+
+def _finite(found: Tensor) -> Tensor:
+    check_finite(found, "second derivatives of the outputs", INFINITE)
+    return found
 
 
 @contextmanager

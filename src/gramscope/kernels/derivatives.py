@@ -1,8 +1,4 @@
-"""Products with the Jacobian and with its derivative along a direction, as traversals of graphs that are built once.
-
-Along a direction v the Hessian of every output becomes one matrix ``J̇ = D_v J`` (U, P), the Jacobian of ``θ ↦ J v``.
-A :class:`Tangent` holds the graph of ``J v``; products with J̇ and J̇ᵀ are traversals of it. No Hessian is formed.
-"""
+"""Higher derivatives of a network's outputs along directions, each with a witness; the direction of a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,10 +8,8 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.capture.capturing import check_outputs
-from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import loss_gradient
-from gramscope.kernels.expansion import Expansion
+from gramscope.kernels.expansion import INFINITE, Expansion, Tangent
 from gramscope.linalg import LinearOperator
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
@@ -27,97 +21,25 @@ LIMITS: Limits = {torch.float64: 1e-5, torch.float32: 1e-3}
 DIFFERENCE = {torch.float64: 1e-5, torch.float32: 5e-3}
 DIFFERENCE_LIMIT: Limits = {torch.float64: 1e-4, torch.float32: 5e-2}
 ORDERS = {2: "second", 3: "third"}
-INFINITE = (
-    "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
-    "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
-    "more."
-)
-
-
-class Graph:
-    """Products with J and Jᵀ, each a traversal of one graph: ``Jᵀc`` is kept as a linear function of c."""
-
-    path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
-
-    def __init__(self, expansion: Expansion) -> None:
-        self.expansion = expansion
-        self.leaves = expansion.fresh_leaves()
-        with expansion.context():
-            self.f: Tensor = expansion.run(self.leaves)
-            check_outputs(self.f, expansion.parameters)
-        self.linear_map = LinearMap([self.f], self.leaves)
-
-    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-        with self.expansion.context(forward=False):
-            return self.expansion.function.vjp(self.linear_map, vectors)
-
-    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        with self.expansion.context(forward=False):
-            return self.expansion.function.jvp(self.linear_map, vectors)
-
-    def directions(self, rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p u"]:
-        """``λ Jᵀ``: the step that each output alone would make."""
-        unit = torch.eye(self.expansion.rows.size, dtype=self.expansion.dtype, device=self.expansion.device)
-        return weighted(self.vjp(unit), rates)
-
-    def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
-        return Tangent(self, direction)
-
-
-class Tangent(Graph):
-    """``J̇ = D_v J`` for one direction v: products with it and its transpose, and ``g = J v`` itself.
-
-    The tangent of a tangent is ``D_u D_v J``: third derivatives of the outputs.
-    """
-
-    def __init__(self, graph: Graph, direction: Float[Tensor, " p"]) -> None:
-        self.expansion = expansion = graph.expansion
-        self.leaves, self.f = graph.leaves, graph.f.detach()
-        self.path = (*graph.path, direction)
-        self.g: Tensor
-        with expansion.context(forward=False):
-            (self.g,) = expansion.function.at(self.leaves, lambda: graph.linear_map.along(expansion.split(direction)))
-        self.linear_map: LinearMap = LinearMap([self.g], self.leaves)
-
-    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-        """``J̇ᵀ w`` for each column w."""
-        return _finite(super().vjp(vectors))
-
-    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        """``J̇ a``, the mixed second derivative along v and a, for each column a."""
-        return _finite(super().jvp(vectors))
-
-
-def _finite(found: Tensor) -> Tensor:
-    check_finite(found, "second derivatives of the outputs", INFINITE)
-    return found
-
-
-def weighted(vectors: Float[Tensor, "p k"], rates: Float[Tensor, " p"] | None) -> Float[Tensor, "p k"]:
-    """``λ v`` for each column v."""
-    return vectors if rates is None else rates[:, None] * vectors
 
 
 class JacobianProducts(LinearOperator):
     """``Σ c A λ Bᵀ`` over ``terms`` (c, A, B), A and B the Jacobian or derivatives of it: no rows, no matrix."""
 
-    def __init__(
-        self, terms: Sequence[tuple[float, Graph, Graph]], rates: Float[Tensor, " p"] | None, symmetric: bool = True
-    ) -> None:
-        self.terms, self.rates = terms, rates
-        at = terms[0][1].expansion
+    def __init__(self, terms: Sequence[tuple[float, Expansion, Expansion]], symmetric: bool = True) -> None:
+        self.terms, at = terms, terms[0][1]
         super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=symmetric)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return torch.stack([c * a.jvp(weighted(b.vjp(x), self.rates)) for c, a, b in self.terms]).sum(0)
+        return torch.stack([c * a.jvp(b.weighted(b.vjp(x))) for c, a, b in self.terms]).sum(0)
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return torch.stack([c * b.jvp(weighted(a.vjp(x), self.rates)) for c, a, b in self.terms]).sum(0)
+        return torch.stack([c * b.jvp(a.weighted(a.vjp(x))) for c, a, b in self.terms]).sum(0)
 
 
-def checked_tangent(graph: Graph, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:
+def checked_tangent(at: Expansion, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:
     """The tangent along a direction; with ``check`` its second derivative along the same direction has a witness."""
-    tangent = graph.tangent(direction)
+    tangent = at.tangent(direction)
     if check:
         derivative(tangent, direction)
     return tangent
@@ -131,9 +53,9 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
     they disagree there is no telling which is right, so the answer is refused. Custom functions that have no forward
     derivative go through the graph, with a difference of lower derivatives as the witness.
     """
-    expansion, directions = tangent.expansion, (*tangent.path, direction)
+    directions = (*tangent.path, direction)
     name = ORDERS[len(directions)]
-    answer = by_forward_mode(expansion, directions)
+    answer = by_forward_mode(tangent, directions)
     if answer is not None:
         check_finite(answer, f"{name} derivatives of the outputs", INFINITE)
         if check and not _agrees(answer, tangent.vjp(_weights(answer))[:, 0] * direction, LIMITS, tangent):
@@ -143,8 +65,8 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
                 "and fused operations are candidates."
             )
         return answer
-    answer = tangent.jvp(direction[:, None]).reshape(expansion.rows.shape)
-    if check and not _agrees(answer, _difference(expansion, directions, _weights(answer)), DIFFERENCE_LIMIT, tangent):
+    answer = tangent.jvp(direction[:, None]).reshape(tangent.rows.shape)
+    if check and not _agrees(answer, _difference(tangent, directions, _weights(answer)), DIFFERENCE_LIMIT, tangent):
         raise UnsupportedError(
             f"every operation of the model must have a {name} derivative, but that of a custom autograd.Function is "
             "not the derivative of its first. Write its backward pass in differentiable operations of its saved inputs "
@@ -179,7 +101,7 @@ def _agrees(answer: Float[Tensor, "n C"], terms: Float[Tensor, " p"], limits: Li
     own = _weights(answer)[:, 0] * answer.reshape(-1)
     error, size = abs(float(terms.sum() - own.sum())), float(terms.abs().sum() + own.abs().sum())
     # Where derivatives cancel, what is left is rounding of numbers of these sizes.
-    f, slope = float(tangent.f.abs().max()), float(tangent.g.detach().abs().max())
+    f, slope = float(tangent.f.detach().abs().max()), float(tangent.g.detach().abs().max())
     rounding = torch.finfo(answer.dtype).eps * (f + slope + (slope**2 / f if f else 0.0)) * answer.numel()
     return error <= max(limits.get(answer.dtype, 1e-3) * size, 1e3 * rounding)
 
@@ -199,25 +121,21 @@ def _difference(
     short = DIFFERENCE[expansion.dtype] * size / float(last.norm())
     sides = []
     for step in (short * last, -short * last):
-        graph = Graph(expansion.at(step, keep_sides=True))
+        there = expansion.at(step, keep_sides=True)
         for direction in firsts:
-            graph = graph.tangent(direction)
-        sides.append(graph.vjp(weights)[:, 0])
+            there = there.tangent(direction)
+        sides.append(there.vjp(weights)[:, 0])
     return (sides[0] - sides[1]) * before / (2 * short)
 
 
-def step_direction(
-    graph: Graph, residual: Tensor | Callable[[Tensor], Tensor], rates: Float[Tensor, " p"] | None
-) -> Float[Tensor, " p"]:
+def step_direction(at: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, " p"]:
     """``v = λ Jᵀ ε``: a step of size η moves θ to ``θ - η v``."""
-    epsilon = residual_of(graph.expansion, residual)
-    gradient = graph.vjp(epsilon.reshape(-1, 1))[:, 0]
-    return gradient if rates is None else rates * gradient
+    return at.weighted(at.vjp(residual_of(at, residual).reshape(-1, 1)))[:, 0]
 
 
 def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, "n C"]:
     """``ε = ∂loss/∂f`` (n, C), from the tensor itself or from a loss of the outputs."""
-    f = expansion.f
+    f = expansion.f.detach()
     if isinstance(residual, Tensor):
         if residual.shape != f.shape and not (residual.shape == f.shape[:1] and f.shape[1] == 1):
             raise InputError(
