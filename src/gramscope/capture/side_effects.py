@@ -5,6 +5,7 @@ may be large, are copied when an operation is about to write into them: weights 
 forward pass.
 """
 
+import operator
 import sys
 import threading
 import warnings
@@ -126,10 +127,8 @@ def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
 
 def _refill(collection: Collection, kept: Collection) -> None:
     """The same entries again, by identity; a collection that kept them is not written to."""
-    entries = [list(c.items()) if isinstance(c, dict) else [(entry,) for entry in c] for c in (collection, kept)]
-    if len(collection) == len(kept) and all(
-        a is b for one, other in zip(*entries, strict=True) for a, b in zip(one, other, strict=True)
-    ):
+    now, before = ((*c, *c.values()) if isinstance(c, dict) else tuple(c) for c in (collection, kept))
+    if len(now) == len(before) and all(map(operator.is_, now, before)):
         return
     collection.clear()
     if isinstance(collection, list | deque):

@@ -42,8 +42,8 @@ from gramscope.hierarchy.optimizer_step import (
     to_float64,
 )
 from gramscope.kernels.gradients import gradient_gram
+from gramscope.kernels.jacobian import linearize
 from gramscope.kernels.kinks import FixedSides, Sides
-from gramscope.kernels.linearized_model import linearize
 
 TF32_ROUNDING = 2.0**-10
 _NOT_BY_EXAMPLE = "Shares by example were not asked for (by_example=False)."
