@@ -77,14 +77,14 @@ def activations(
         raise InputError(f'mode must be "eval", "train" or "as_is", got {mode!r}.')
     model, x = unwrap_with_input(model, x)
     chosen = choose_layers(model, layers)
-    watched = _Watched(chosen, count_examples(x), at, reader)
+    watched = _WatchedCalls(chosen, count_examples(x), at, reader)
     try:
         watched.run(model, prepare_input(x), mode, gradients=False)
     except RuntimeError as error:
         # Models that differentiate inside their forward pass (energies and forces) need a graph.
         if "does not require grad" not in str(error):
             raise
-        watched = _Watched(chosen, count_examples(x), at, reader)
+        watched = _WatchedCalls(chosen, count_examples(x), at, reader)
         watched.run(model, prepare_input(x), mode, gradients=True)
     if missing == "raise":
         watched.require_runs([layers] if isinstance(layers, str) else layers)
@@ -128,7 +128,7 @@ def _matches(pattern: str, named: dict[str, nn.Module]) -> list[tuple[str, int |
     return [(name, None) for name in found]
 
 
-class _Watched:
+class _WatchedCalls:
     """The calls of chosen modules in one forward pass, and what they were given or gave."""
 
     def __init__(self, chosen: Chosen, n: int, at: At | Mapping[str, At], reader: Reader | None) -> None:

@@ -15,8 +15,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.ops.recurrent import UNROLLED, initial_place
 from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
+from gramscope.ops.unrolled import UNROLLED, initial_place
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
 # Python functions of these modules check for modes before their body; see `_with_open_body`.

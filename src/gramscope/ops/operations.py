@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramscope.base.errors import UnsupportedError
-from gramscope.ops.recurrent import UNROLLED
 from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, spellings
+from gramscope.ops.unrolled import UNROLLED
 
 Bound = Tensor | int | float  # of a clamp
 Axis = int | Sequence[int]

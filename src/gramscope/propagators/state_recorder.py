@@ -11,8 +11,8 @@ from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.backward_graph import leaves_below
 from gramscope.capture.weight_uses import WeightUses, settle
-from gramscope.ops.recurrent import CELLS, RECURRENT, Arguments
 from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
+from gramscope.ops.unrolled import CELLS, RECURRENT, Arguments
 from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
 from gramscope.propagators.scan import SCANS, DiagonalScan
 from gramscope.propagators.stack import Stack, run_stack
