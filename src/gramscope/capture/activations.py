@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import exact_arithmetic, users_autocast
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.nested import ModelInput, tensors_in
-from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap_with_input
+from gramscope.base.nested import ModelInput
+from gramscope.capture.network import PREFIXES, call, count_examples, main_tensor, prepare_input, unwrap_with_input
 from gramscope.capture.side_effects import eager_execution, in_modes, untouched
 
 At = Literal["output", "input"]
@@ -170,7 +170,15 @@ class _WatchedCalls:
             if None not in numbers and self.calls[name] not in numbers:
                 return
             visit = Visit(name, module, self.calls[name], self.n)
-            tensor = _first_floating(values[-1] if side == "output" else values, visit, side).detach()
+            value = values[-1] if side == "output" else values
+            tensor = main_tensor(value)
+            if tensor is None:
+                raise InputError(
+                    f"the {side} of layer {name!r} must hold a floating tensor, got {type(value).__name__}. Leave this "
+                    "layer out, or choose the other side with at='input' or at='output'."
+                )
+            check_plain(tensor, f"the {side} of layer {name!r}")
+            tensor = tensor.detach()
             kept = tensor if self.reader is None else self.reader(tensor, visit)
             # A view of what the network goes on working with would change under in-place operations.
             shares = kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
@@ -214,23 +222,6 @@ def _release_tables(model: nn.Module) -> None:
         if getattr(module, "max_norm", None) is not None:
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad_(False)
-
-
-def _first_floating(value: object, visit: Visit, at: At) -> Tensor:
-    """The tensor itself; the logits of an output object; else its first floating tensor that is not a single number."""
-    plain = isinstance(value, Tensor | Mapping | tuple | list)
-    fields = value if plain or not hasattr(value, "__dict__") else vars(value)
-    if isinstance(fields, Mapping) and isinstance(fields.get("logits"), Tensor):
-        fields = fields["logits"]
-    floating = [tensor for tensor in tensors_in(fields) if tensor.is_floating_point() or tensor.is_complex()]
-    floating.sort(key=lambda tensor: tensor.dim() == 0)  # a loss comes first in the outputs of Hugging Face
-    if floating:
-        check_plain(floating[0], f"the {at} of layer {visit.name!r}")
-        return floating[0]
-    raise InputError(
-        f"the {at} of layer {visit.name!r} must hold a floating tensor, got {type(value).__name__}. Leave this layer "
-        "out, or choose the other side with at='input' or at='output'."
-    )
 
 
 def _plain(name: str) -> str:

@@ -25,7 +25,7 @@ from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.derivatives import derivative
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, outside_inference_mode
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates
 from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.kernels.kinks import Sides, TwiceDifferentiable
 
@@ -146,7 +146,7 @@ class NTKStep(Result):
         return agreement_chart(self.predicted, self.measured, f"Change of the kernel, lr {self.lr:g}", axes=axes)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def kink_crossings(
     model: nn.Module,
     x: ModelInput,
@@ -182,7 +182,7 @@ def kink_crossings(
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def ntk_step(
     model: nn.Module,
     x: ModelInput,

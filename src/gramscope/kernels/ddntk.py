@@ -19,7 +19,7 @@ from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.derivatives import JacobianProducts, derivative, residual_of
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent, outside_inference_mode
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent
 from gramscope.kernels.kernel_velocity import Residual, read_step
 
 
@@ -65,7 +65,7 @@ class DDNTK:
         True
     """
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -77,20 +77,20 @@ class DDNTK:
     ) -> None:
         self.expansion, self.check = Expansion(model, x, metric, **reading), check
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def first(self, a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "n C"]:
         """``Σ_{jkl} ddI_{i j k l} a_j b_k c_l``: a third derivative of the outputs along three directions."""
         u, v, w = (self._direction(vector, name) for vector, name in ((a, "a"), (b, "b"), (c, "c")))
         return derivative(self.expansion.tangent(u).tangent(v), w, self.check)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def second(self, a: Tensor, b: Tensor) -> HessianProduct:
         """``Σ_{kl} ddII_{i j k l} a_k b_l``, a matrix over pairs of outputs, as an operator; ``.dense()`` forms it."""
         left = self.expansion.tangent(self._direction(a, "a"))
         right = left if b is a else self.expansion.tangent(self._direction(b, "b"))
         return HessianProduct(left, right)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def dense(self, memory: Memory = None) -> DenseDDNTK:
         """All U⁴ entries of both; U²/2 graphs of second derivatives are built, so for a few dozen outputs."""
         size = self.expansion.rows.size
@@ -143,7 +143,7 @@ def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, 
             first[:, a, b, c] = value
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def output_third_order(
     model: nn.Module,
     x: ModelInput,
@@ -177,7 +177,7 @@ def output_third_order(
     return derivative(at.tangent(direction).tangent(direction), direction, check) / -6
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def ntk_acceleration(
     model: nn.Module,
     x: ModelInput,

@@ -4,9 +4,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from functools import cache, wraps
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
+from functools import cache
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -27,26 +26,11 @@ Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
 Rates = Metric | None
 Parameters = tuple[Tensor, ...]
-
-
 INFINITE = (
     "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
     "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
     "more."
 )
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
-    """Tensors made under inference mode cannot enter a graph, so nothing here is made under it."""
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(False):
-            return function(*args, **kwargs)
-
-    return run
 
 
 @cache
@@ -72,37 +56,24 @@ class ExpansionOptions(TypedDict, total=False):
     bandwidth: float | None
 
 
-@dataclass(frozen=True)
-class ExpansionSettings:
-    """How a network is read: which outputs, which parameters, in what precision, and what σ'' of a kink means."""
-
-    outputs: Outputs = None
-    frozen: bool = False
-    precision: Precision = None
-    kink: Kink = "autograd"
-    bandwidth: float | None = None
-
-    @classmethod
-    def of(cls, options: ExpansionOptions) -> "ExpansionSettings":
-        """A reading from keyword arguments of the caller, whose own name for them the user knows."""
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise UnsupportedError(f"there is no option {unknown[0]!r}; a network is read by {', '.join(known)}.")
-        return cls(**options)
-
-    def __post_init__(self) -> None:
-        if self.kink not in ("autograd", "distributional"):
-            raise InputError(f'kink must be "autograd" or "distributional", got {self.kink!r}.')
-        check_precision(self.precision)
-        if (self.kink == "distributional") != (self.bandwidth is not None):
-            raise InputError(
-                "bandwidth must be given with kink='distributional' and only there, got "
-                f"kink={self.kink!r}, bandwidth={self.bandwidth!r}. It is the width over which a kink is smoothed; "
-                "take about the change of a preactivation in one step."
-            )
-        if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
-            raise InputError(f"bandwidth must be a positive number, got {self.bandwidth!r}.")
+def check_reading(reading: ExpansionOptions) -> None:
+    """Raise where options are unknown, or cannot be meant together."""
+    known = ExpansionOptions.__annotations__
+    unknown = [name for name in reading if name not in known]
+    if unknown:
+        raise UnsupportedError(f"there is no option {unknown[0]!r}; a network is read by {', '.join(known)}.")
+    check_precision(reading.get("precision"))
+    kink, bandwidth = reading.get("kink", "autograd"), reading.get("bandwidth")
+    if kink not in ("autograd", "distributional"):
+        raise InputError(f'kink must be "autograd" or "distributional", got {kink!r}.')
+    if (kink == "distributional") != (bandwidth is not None):
+        raise InputError(
+            "bandwidth must be given with kink='distributional' and only there, got "
+            f"kink={kink!r}, bandwidth={bandwidth!r}. It is the width over which a kink is smoothed; take about the "
+            "change of a preactivation in one step."
+        )
+    if bandwidth is not None and not 0 < bandwidth < float("inf"):
+        raise InputError(f"bandwidth must be a positive number, got {bandwidth!r}.")
 
 
 class Expansion:
@@ -118,8 +89,11 @@ class Expansion:
         self, model: nn.Module, x: ModelInput, metric: Rates = None, **reading: Unpack[ExpansionOptions]
     ) -> None:
         load_forward_mode()
-        self.reading = ExpansionSettings.of(reading)
-        self.function = ModelFunction(model, x, self.reading.outputs, self.reading.frozen, self.reading.precision)
+        check_reading(reading)
+        self.function = ModelFunction(
+            model, x, reading.get("outputs"), reading.get("frozen", False), reading.get("precision")
+        )
+        self.bandwidth = reading.get("bandwidth")  # over which kinks are smoothed, if they are
         self.examples, self.parameters = self.function.examples, self.function.parameters
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
         self._open()
@@ -143,8 +117,8 @@ class Expansion:
     def run(self, parameters: Parameters) -> Tensor:
         """The outputs (n, C) at other parameters, everything else as it was."""
         reading: AbstractContextManager[object] = nullcontext()
-        if self.reading.bandwidth is not None:
-            reading = Smoothed(self.reading.bandwidth)
+        if self.bandwidth is not None:
+            reading = Smoothed(self.bandwidth)
         elif self.sides_at is not None:
             with TwiceDifferentiable(), Sides() as watched:
                 self.call(self.sides_at)
@@ -197,7 +171,7 @@ class Expansion:
 
     def with_kinks(self) -> "Expansion":
         """The same network with its kinks as they are."""
-        return self._with(reading=replace(self.reading, kink="autograd", bandwidth=None))
+        return self._with(bandwidth=None)
 
     def _with(self, **changes: object) -> "Expansion":
         other = object.__new__(Expansion)

@@ -19,7 +19,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.derivatives import JacobianProducts, checked_tangent, derivative, step_direction
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent, outside_inference_mode
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent
 
 Residual = Tensor | Callable[[Tensor], Tensor]
 
@@ -31,7 +31,7 @@ class NTKVelocityOperator(JacobianProducts):
         super().__init__([(-1.0, tangent, at), (-1.0, at, tangent)])
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def dntk_velocity(
     model: nn.Module,
     x: ModelInput,
@@ -75,7 +75,7 @@ def dntk_velocity(
     return velocity.reshape(*at.rows.shape, *at.rows.shape)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def dntk_velocity_operator(
     model: nn.Module,
     x: ModelInput,
@@ -106,7 +106,7 @@ def dntk_velocity_operator(
     return NTKVelocityOperator(at, checked_tangent(at, direction, check))
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def output_curvature(
     model: nn.Module,
     x: ModelInput,
@@ -140,7 +140,7 @@ def output_curvature(
     return 0.5 * derivative(at.tangent(direction), direction, check)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def dntk(
     model: nn.Module,
     x: ModelInput,

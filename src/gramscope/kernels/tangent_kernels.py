@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, check_reading
 from gramscope.kernels.kernel_velocity import dntk
 
 # Singular values of a contraction below this share of the largest are rounding of a matrix of lower rank.
@@ -42,14 +42,14 @@ class TangentKernels:
     def __init__(self, model: nn.Module, *, metric: Rates = None, **reading: Unpack[ExpansionOptions]) -> None:
         self.model, self.metric = model, metric
         self.reading: ExpansionOptions = {"precision": "float64", **reading}
-        ExpansionSettings.of(self.reading)
+        check_reading(self.reading)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def initial(self, x: ModelInput) -> Float[np.ndarray, "n C"]:
         """The outputs of the network as it stands, z(θ₀)."""
         return _array(self._at(x).f)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def __call__(self, x: ModelInput, x2: ModelInput = None) -> Float[np.ndarray, "u v"]:
         """``k̂ = J(x) λ J(x2)ᵀ``."""
         left = self._at(x)
@@ -57,7 +57,7 @@ class TangentKernels:
         kernel = left.jvp(right.directions())
         return _array((kernel + kernel.T) / 2 if right is left else kernel)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def meta(self, x0: ModelInput, x1: ModelInput, x2: ModelInput) -> Float[np.ndarray, "u v w"]:
         """``μ̂(x0, x1, x2)`` with all its entries; for small problems."""
         whole = dntk(
@@ -66,7 +66,7 @@ class TangentKernels:
         n0, c, n1, _, n2, _ = whole.shape
         return _array(whole.reshape(n0 * c, n1 * c, n2 * c))
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def curvature(self, x: ModelInput, train: ModelInput, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(x; a, b) Z^{ab}``: second derivatives along the eigenvectors of the symmetric part of Z."""
         at, fitted = self._at(x), self._at(train)
@@ -79,7 +79,7 @@ class TangentKernels:
                 total += value * _array(at.tangent(along).jvp(along[:, None])[:, 0])
         return total
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def transport(self, x: ModelInput, train: ModelInput, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(a; x, b) Z^{ab}``: one vector over the parameters, then J(x)."""
         at, fitted = self._at(x), self._at(train)
@@ -92,7 +92,7 @@ class TangentKernels:
                 moved = moved + value * fitted.tangent(along).vjp(_column(a, fitted))[:, 0]
         return _array(at.jvp(fitted.weighted(moved[:, None]))[:, 0])
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def applied(
         self, x: ModelInput, x2: ModelInput, train: ModelInput, vector: Float[np.ndarray, " v"]
     ) -> Float[np.ndarray, "u w"]:
@@ -102,7 +102,7 @@ class TangentKernels:
         along = _direction(fitted, vector)
         return _array(at.tangent(along).jvp(other.directions()))
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def feature_movement(self, train: ModelInput, vector: Float[np.ndarray, " v"]) -> float:
         """``√(tr J̇ λ J̇ᵀ / tr J λ Jᵀ)``, J̇ the change of the features J on ``train`` along ``λ Jᵀ v``, at first order.
 

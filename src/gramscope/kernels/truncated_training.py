@@ -18,7 +18,7 @@ from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, outside_inference_mode
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates
 
 RUNAWAY = 1e4  # times the first residual
 
@@ -62,7 +62,7 @@ class TaylorPolynomial:
         return torch.stack(found).sum(dim=0)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def train_truncated(
     model: nn.Module,
     x: ModelInput,
