@@ -13,8 +13,8 @@ from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels.crossings import kink_crossings, ntk_step
 from gramscope.kernels.expansion import Expansion
 from gramscope.kernels.kernel_velocity import dntk_velocity
-from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
 from gramscope.kernels.learning_rates import layer_rates
+from gramscope.ops.kinks import FixedSides, Sides, Smoothed
 from references.fingerprint import assert_same_fingerprint, fingerprint
 
 

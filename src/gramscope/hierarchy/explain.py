@@ -43,7 +43,7 @@ from gramscope.hierarchy.optimizer_step import (
 )
 from gramscope.kernels.gradients import gradient_gram
 from gramscope.kernels.jacobian import linearize
-from gramscope.kernels.kinks import FixedSides, Sides
+from gramscope.ops.kinks import FixedSides, Sides
 
 TF32_ROUNDING = 2.0**-10
 _NOT_BY_EXAMPLE = "Shares by example were not asked for (by_example=False)."

@@ -27,7 +27,7 @@ from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.derivatives import derivative
 from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates
 from gramscope.kernels.kernel_velocity import Residual, read_step
-from gramscope.kernels.kinks import Sides, TwiceDifferentiable
+from gramscope.ops.kinks import Sides, TwiceDifferentiable
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,7 @@ from gramscope.capture.capturing import check_outputs
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
-from gramscope.kernels.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
+from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
 
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float

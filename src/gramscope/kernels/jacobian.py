@@ -18,8 +18,8 @@ from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.expansion import Rates, flat_metric, load_forward_mode
-from gramscope.kernels.kinks import TwiceDifferentiable
 from gramscope.linalg import LinearOperator
+from gramscope.ops.kinks import TwiceDifferentiable
 
 
 class JacobianOperator(LinearOperator):
