@@ -171,7 +171,7 @@ class Expansion:
 
     def with_kinks(self) -> "Expansion":
         """The same network with its kinks as they are."""
-        return self._with(bandwidth=None)
+        return self if self.bandwidth is None else self._with(bandwidth=None)
 
     def _with(self, **changes: object) -> "Expansion":
         other = object.__new__(Expansion)
