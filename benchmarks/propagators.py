@@ -16,7 +16,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from gramscope.kernels.twice_differentiable import TwiceDifferentiable
+from gramscope.ops.kinks import TwiceDifferentiable
 from gramscope.linalg import eigenvalues_top, hutchpp, one_sided_trace
 from gramscope.propagators import GlobalNTK
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from gramscope.diagnose.run_diagnosis import diagnose as diagnose
     from gramscope.hierarchy.explain import explain_step as explain_step
     from gramscope.kernels.between_snapshots import snapshot_kernel as snapshot_kernel
+    from gramscope.kernels.jacobian import linearize as linearize
+    from gramscope.kernels.jacobian import ntk_operator as ntk_operator
     from gramscope.kernels.kernel_matrix import Kernel as Kernel
     from gramscope.kernels.kernel_matrix import kernel as kernel
-    from gramscope.kernels.linearized_model import linearize as linearize
-    from gramscope.kernels.ntk_products import ntk_operator as ntk_operator
     from gramscope.linalg import LinearOperator as LinearOperator
     from gramscope.measures import Measure as Measure
     from gramscope.record.adapters import to_mlflow as to_mlflow

@@ -21,9 +21,8 @@ from gramscope.kernels import (
     output_third_order,
     train_truncated,
 )
-from gramscope.kernels.ddntk import third_derivative
-from gramscope.kernels.expansion import Expansion, ExpansionSettings
-from gramscope.kernels.graph import Graph, step_direction
+from gramscope.kernels.derivatives import derivative, step_direction
+from gramscope.kernels.expansion import Expansion
 from gramscope.theory import CubicKernels
 from references.ddntk import ddntks_by_definition
 
@@ -284,18 +283,17 @@ def test_third_derivatives_over_the_zoo(name):
     if case.needs:
         pytest.importorskip(case.needs)
     model, x, _ = case.build()
-    at = Expansion(model, x, ExpansionSettings(outputs=case.outputs))
-    graph = Graph(at)
+    at = Expansion(model, x, outputs=case.outputs)
     residual = 0.1 * torch.cos(torch.arange(at.rows.size, dtype=torch.float64)).reshape(at.rows.shape)
-    direction = step_direction(graph, residual, None)
+    direction = step_direction(at, residual)
     if name in REFUSED:
         with pytest.raises(UnsupportedError, match="derivative"):
-            third_derivative(at, graph, direction, direction, direction)
+            derivative(at.tangent(direction).tangent(direction), direction)
         return
-    found = third_derivative(at, graph, direction, direction, direction).flatten()
+    found = derivative(at.tangent(direction).tangent(direction), direction).flatten()
     h = 1e-4 / max(1.0, float(direction.norm()))
     ahead, behind = (
-        Graph(at.at(sign * h * direction, keep_sides=True)).tangent(direction).jvp(direction[:, None])[:, 0]
+        at.at(sign * h * direction, keep_sides=True).tangent(direction).jvp(direction[:, None])[:, 0]
         for sign in (1, -1)
     )
     want = (ahead - behind) / (2 * h)

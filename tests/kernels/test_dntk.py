@@ -18,10 +18,10 @@ from cases import CASES
 from conformance import assert_operator_conforms
 from fresh import run_after_torch
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.kernels import graph
+from gramscope.kernels import derivatives
 from gramscope.kernels.crossings import ntk_step
 from gramscope.kernels.dense import dense_kernel
-from gramscope.kernels.expansion import Expansion, ExpansionSettings
+from gramscope.kernels.expansion import Expansion
 from gramscope.kernels.kernel_velocity import dntk, dntk_velocity, dntk_velocity_operator, output_curvature
 from gramscope.kernels.learning_rates import layer_rates
 from gramscope.kernels.tangent_kernels import TangentKernels
@@ -187,15 +187,15 @@ def test_unusual_networks_on_fixed_sides_by_differences(name):
     """Networks of the zoo whose second derivatives torch does not have, or that take derivatives themselves."""
     case = CASES[name]
     model, x, _ = case.build()
-    at = Expansion(model, x, ExpansionSettings(outputs=case.outputs))
+    at = Expansion(model, x, outputs=case.outputs)
     residual = 0.1 * torch.cos(torch.arange(at.rows.size, dtype=torch.float64)).reshape(at.rows.shape)
     before = state(model, x)
     got = dntk_velocity(model, x, residual, outputs=case.outputs).reshape(at.rows.size, -1)
     operator = dntk_velocity_operator(model, x, residual, outputs=case.outputs)
     assert_same_fingerprint(before, state(model, x))
-    direction = graph.step_direction(graph.Graph(at), residual, None)
+    direction = derivatives.step_direction(at, residual)
     h = 1e-4 / max(1.0, float(direction.norm()))
-    kernels = [dense_kernel(graph.Graph(at.at(-s * h * direction, keep_sides=True)), None, None) for s in (1, -1)]
+    kernels = [dense_kernel(at.at(-s * h * direction, keep_sides=True), None) for s in (1, -1)]
     want = (kernels[0] - kernels[1]) / (2 * h)
     assert (got - want).norm() <= 1e-5 * max(got.norm(), 1e-3 * kernels[0].norm())
     torch.testing.assert_close(operator.dense(), got, rtol=1e-9, atol=1e-9)
@@ -301,15 +301,15 @@ def test_rates_in_every_form():
 def test_dense_kernels_are_those_of_products(name, metric):
     """Of examples by themselves and of coupled ones, with a rate for each parameter and for each entry."""
     model, x = ZOO[name]
-    at = graph.Graph(Expansion(model, x, ExpansionSettings()))
     rates = {
         "none": None,
-        "numbers": at.expansion.flat_rates({n: 0.5 + i for i, (n, _) in enumerate(model.named_parameters())}),
-        "tensors": at.expansion.flat_rates(lambda n, p: p.detach().abs()),
+        "numbers": {n: 0.5 + i for i, (n, _) in enumerate(model.named_parameters())},
+        "tensors": lambda n, p: p.detach().abs(),
     }[metric]
-    jacobian = at.vjp(torch.eye(at.expansion.rows.size, dtype=torch.float64)).T
-    want = (jacobian if rates is None else jacobian * rates) @ jacobian.T
-    assert relative(dense_kernel(at, rates, None), want) < EXACT
+    at = Expansion(model, x, rates)
+    jacobian = at.vjp(torch.eye(at.rows.size, dtype=torch.float64)).T
+    want = at.weighted(jacobian.T).T @ jacobian.T
+    assert relative(dense_kernel(at, None), want) < EXACT
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch norm in training"])
@@ -501,8 +501,8 @@ def test_an_operation_without_a_second_derivative_is_named(model, name):
 def test_disagreeing_second_derivatives_are_refused(monkeypatch):
     """Backward and forward mode are each other's witness: a wrong formula in one of them does not pass."""
     model, x = ZOO["mlp"]
-    right = graph.twice_forward
-    monkeypatch.setattr(graph, "twice_forward", lambda *args: 1.01 * right(*args))
+    right = derivatives.by_forward_mode
+    monkeypatch.setattr(derivatives, "by_forward_mode", lambda *args: 1.01 * right(*args))
     for function in (dntk_velocity, output_curvature, dntk_velocity_operator):
         with pytest.raises(UnsupportedError, match="same by backward and by forward mode"):
             function(model, x, lambda f: f.square().sum())

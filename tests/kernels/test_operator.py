@@ -14,7 +14,6 @@ from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError
 from gramscope.kernels import JacobianOperator
 from gramscope.kernels.expansion import flat_metric
-from gramscope.kernels.linearization import Linearization
 from references.jacobian import reference_ntk
 from zoo import once
 
@@ -98,25 +97,16 @@ def test_forward_mode_gives_the_same_products(name):
     """The way that GPUs take through convolutions, also after the model went on training."""
     model, x = NETWORKS[name]
     model, x = model.double(), x.double()
-    linearization = Linearization(model, x)
-    vectors = torch.randn(linearization.cols.size, 3, dtype=torch.float64)
-    want = linearization.jvp(vectors)
-    linearization._forward_mode = True
+    jacobian = JacobianOperator(model, x)
+    vectors = torch.randn(jacobian.cols.size, 3, dtype=torch.float64)
+    want = jacobian.matmat(vectors)
+    jacobian._forward_mode = True
     model.train()
-    got = linearization.jvp(vectors)
-    assert linearization._forward_mode
+    got = jacobian.matmat(vectors)
+    assert jacobian._forward_mode
     assert model.training
     model.eval()
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-
-
-def test_a_vector_by_parameter_name():
-    model, x = NETWORKS["mlp"]
-    linearization = Linearization(model.double(), x.double())
-    vector = torch.arange(float(linearization.cols.size), dtype=torch.float64)
-    parts = linearization.split(vector)
-    assert torch.equal(linearization.flat(parts), vector)
-    assert JacobianOperator(linearization).cols.names == ("parameter",)
 
 
 def test_a_wrong_metric_is_refused():
@@ -179,13 +169,13 @@ def test_every_product_belongs_to_one_draw_of_the_masks(way, dropout):
     x = torch.randn(4, 3, dtype=torch.float64)
     state = torch.get_rng_state()
     operator = gs.ntk_operator(model, x)
-    linearization = operator.jacobian.linearization
-    linearization._forward_mode = way == "forward mode"
+    jacobian = operator.jacobian
+    jacobian._forward_mode = way == "forward mode"
     torch.rand(3)
     random.random()
     before = torch.get_rng_state()
     dense = operator.dense()
-    assert linearization._written_out == (way == "written out")
+    assert jacobian._written_out == (way == "written out")
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(dense, dense.T, rtol=1e-12, atol=1e-12)
     if isinstance(dropout, PythonDropout):  # the checks of types that the tests run with draw from this stream too

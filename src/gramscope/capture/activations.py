@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from gramscope.base.arithmetic import exact_arithmetic, users_autocast
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.base.nested import ModelInput, tensors_in
-from gramscope.capture.network import PREFIXES, call, count_examples, prepare_input, unwrap_with_input
+from gramscope.base.nested import ModelInput
+from gramscope.capture.network import PREFIXES, call, count_examples, main_tensor, prepare_input, unwrap_with_input
 from gramscope.capture.side_effects import eager_execution, in_modes, untouched
-from gramscope.capture.torch_calls import Args, Kwargs
 
 At = Literal["output", "input"]
 Mode = Literal["eval", "train", "as_is"]
 Layers = str | Sequence[str]
+Chosen = dict[str, tuple[nn.Module, int | None]]  # by name; the number of the call alone that is asked for, if any
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,27 @@ def activations(
         >>> {name: tuple(value.shape) for name, value in found.items()}
         {'0': (5, 4), '2': (5, 2)}
     """
-    _check_options(at, mode)
+    if any(side not in ("output", "input") for side in ([at] if isinstance(at, str) else at.values())):
+        raise InputError(f'at must be "output" or "input" (or a dict of them by layer name), got {at!r}.')
+    if mode not in ("eval", "train", "as_is"):
+        raise InputError(f'mode must be "eval", "train" or "as_is", got {mode!r}.')
     model, x = unwrap_with_input(model, x)
     chosen = choose_layers(model, layers)
-    n = count_examples(x)
+    watched = _WatchedCalls(chosen, count_examples(x), at, reader)
     try:
-        visits, calls = _run(model, prepare_input(x), n, chosen, at, mode, reader, gradients=False)
+        watched.run(model, prepare_input(x), mode, gradients=False)
     except RuntimeError as error:
         # Models that differentiate inside their forward pass (energies and forces) need a graph.
         if "does not require grad" not in str(error):
             raise
-        visits, calls = _run(model, prepare_input(x), n, chosen, at, mode, reader, gradients=True)
+        watched = _WatchedCalls(chosen, count_examples(x), at, reader)
+        watched.run(model, prepare_input(x), mode, gradients=True)
     if missing == "raise":
-        _require_runs([layers] if isinstance(layers, str) else layers, calls, chosen)
-    return _named(visits, calls, chosen)
+        watched.require_runs([layers] if isinstance(layers, str) else layers)
+    return watched.by_name()
 
 
-def choose_layers(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module, int | None]]:
+def choose_layers(model: nn.Module, layers: Layers) -> Chosen:
     """Modules by name for names and globs; ``name@k`` asks for the k-th call alone. Raises where nothing matches."""
     named = {_plain(name): module for name, module in model.named_modules(remove_duplicate=False)}
     asked = [layers] if isinstance(layers, str) else list(layers)
@@ -95,7 +99,7 @@ def choose_layers(model: nn.Module, layers: Layers) -> dict[str, tuple[nn.Module
         raise InputError(f"layers must be a name, a glob or a list of them, got {layers!r}.")
     patterns = [pattern for pattern in asked if not pattern.startswith("!")]
     unwanted = {name for pattern in asked if pattern.startswith("!") for name, _ in _matches(pattern[1:], named)}
-    chosen: dict[str, tuple[nn.Module, int | None]] = {}
+    chosen: Chosen = {}
     for pattern in patterns:
         for name, visit in _matches(pattern, named):
             if name not in unwanted:
@@ -124,67 +128,89 @@ def _matches(pattern: str, named: dict[str, nn.Module]) -> list[tuple[str, int |
     return [(name, None) for name in found]
 
 
-def _run(
-    model: nn.Module,
-    x: ModelInput,
-    n: int,
-    chosen: dict[str, tuple[nn.Module, int | None]],
-    at: At | Mapping[str, At],
-    mode: Mode,
-    reader: Reader | None,
-    *,
-    gradients: bool,
-) -> tuple[list[tuple[Visit, Tensor]], dict[str, int]]:
-    """One hooked forward pass; hooks and flags are gone after it, whatever happens."""
-    names = {id(module): name.rpartition("@")[0] if visit else name for name, (module, visit) in chosen.items()}
-    wanted: dict[int, set[int | None]] = {}
-    for module, visit_number in chosen.values():
-        wanted.setdefault(id(module), set()).add(visit_number)
-    visits: list[tuple[Visit, Tensor]] = []
-    calls = dict.fromkeys(names, 0)
+class _WatchedCalls:
+    """The calls of chosen modules in one forward pass, and what they were given or gave."""
 
-    def watch(module: nn.Module, side: At, value: object) -> None:
-        calls[id(module)] += 1
-        numbers = wanted[id(module)]
-        if None not in numbers and calls[id(module)] not in numbers:
-            return
-        visit = Visit(names[id(module)], module, calls[id(module)], n)
-        tensor = _first_floating(value, visit, side).detach()
-        kept = tensor if reader is None else reader(tensor, visit)
-        # A view of what the network goes on working with would change under in-place operations.
-        shares = kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        visits.append((visit, kept.clone() if shares else kept))
+    def __init__(self, chosen: Chosen, n: int, at: At | Mapping[str, At], reader: Reader | None) -> None:
+        self.chosen, self.n, self.at, self.reader = chosen, n, at, reader
+        self.visits: list[tuple[Visit, Tensor]] = []
+        self.names = {module: _without_number(name, number) for name, (module, number) in chosen.items()}
+        self.calls = dict.fromkeys(self.names.values(), 0)
 
-    def before(module: nn.Module, args: Args, kwargs: Kwargs) -> None:
-        watch(module, "input", (args, kwargs))
+    def run(self, model: nn.Module, x: ModelInput, mode: Mode, *, gradients: bool) -> None:
+        """One hooked forward pass; hooks and flags are gone after it, whatever happens."""
+        with ExitStack() as stack:
+            if mode != "as_is":
+                stack.enter_context(in_modes([(module, mode == "train") for module in model.modules()]))
+            stack.enter_context(untouched(model))
+            _release_tables(model)
+            stack.enter_context(exact_arithmetic())
+            stack.enter_context(eager_execution())
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            for module, name in self.names.items():
+                if isinstance(module, torch.jit.ScriptModule):
+                    raise UnsupportedError(
+                        f"layer {name!r} must be a Python module for its activations to be read, but it is compiled by "
+                        "TorchScript. Measure the model before scripting or tracing it."
+                    )
+                side = self.at if isinstance(self.at, str) else self.at.get(name, "output")
+                hook = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
+                stack.callback(hook(self._hook(side), with_kwargs=True).remove)
+            with users_autocast():
+                call(model, x)
 
-    def after(module: nn.Module, args: Args, kwargs: Kwargs, output: object) -> None:
-        watch(module, "output", output)
+    def _hook(self, side: At) -> Callable[..., None]:
+        """Called with (module, arguments, keyword arguments), and with the output where there is one."""
 
-    with ExitStack() as stack:
-        # Buffers are put back while the flags still say how they were changed: mode outside, untouched inside.
-        if mode != "as_is":
-            stack.enter_context(in_modes([(module, mode == "train") for module in model.modules()]))
-        stack.enter_context(untouched(model))
-        _release_tables(model)
-        stack.enter_context(exact_arithmetic())
-        stack.enter_context(eager_execution())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(gradients))
-        for module in dict.fromkeys(module for module, _ in chosen.values()):
-            if isinstance(module, torch.jit.ScriptModule):
-                raise UnsupportedError(
-                    f"layer {names[id(module)]!r} must be a Python module for its activations to be read, but it is "
-                    "compiled by TorchScript. Measure the model before scripting or tracing it."
+        def hook(module: nn.Module, *values: object) -> None:
+            name = self.names[module]
+            self.calls[name] += 1
+            numbers = {number for other, number in self.chosen.values() if other is module}
+            if None not in numbers and self.calls[name] not in numbers:
+                return
+            visit = Visit(name, module, self.calls[name], self.n)
+            value = values[-1] if side == "output" else values
+            tensor = main_tensor(value)
+            if tensor is None:
+                raise InputError(
+                    f"the {side} of layer {name!r} must hold a floating tensor, got {type(value).__name__}. Leave this "
+                    "layer out, or choose the other side with at='input' or at='output'."
                 )
-            side = at if isinstance(at, str) else at.get(names[id(module)], "output")
-            if side == "input":
-                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            else:
-                stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
-        with users_autocast():
-            call(model, x)
-    return visits, {names[key]: count for key, count in calls.items()}
+            check_plain(tensor, f"the {side} of layer {name!r}")
+            tensor = tensor.detach()
+            kept = tensor if self.reader is None else self.reader(tensor, visit)
+            # A view of what the network goes on working with would change under in-place operations.
+            shares = kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            self.visits.append((visit, kept.clone() if shares else kept))
+
+        return hook
+
+    def by_name(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for visit, tensor in self.visits:
+            numbered = f"{visit.name}@{visit.call}"
+            asked = self.chosen.get(numbered, (None, None))[1] is not None
+            found[numbered if asked or self.calls[visit.name] > 1 else visit.name] = tensor
+        return found
+
+    def require_runs(self, patterns: Sequence[str]) -> None:
+        """Raise if no layer of a name or glob was called, or not as often as its number says."""
+        for pattern in patterns:
+            names = [pattern] if pattern in self.chosen else fnmatch.filter(self.chosen, pattern)
+            numbers = [self.chosen[name][1] for name in names]
+            counts = [self.calls[_without_number(*named)] for named in zip(names, numbers, strict=True)]
+            if names and all(count < (number or 1) for count, number in zip(counts, numbers, strict=True)):
+                again = f"was called {counts[0]} times" if counts[0] else "was not called"
+                raise InputError(
+                    f"layer {names[0]!r} ({type(self.chosen[names[0]][0]).__name__}) must run in the forward pass on "
+                    f"x, but it {again}. Its weights may be used by a parent (as in nn.MultiheadAttention) or by "
+                    "compiled code; name that parent, or the children if the model calls them one by one."
+                )
+
+
+def _without_number(name: str, number: int | None) -> str:
+    return name if number is None else name.rpartition("@")[0]
 
 
 def _release_tables(model: nn.Module) -> None:
@@ -198,60 +224,7 @@ def _release_tables(model: nn.Module) -> None:
                 parameter.requires_grad_(False)
 
 
-def _first_floating(value: object, visit: Visit, at: At) -> Tensor:
-    """The tensor itself; the logits of an output object; else its first floating tensor that is not a single number."""
-    plain = isinstance(value, Tensor | Mapping | tuple | list)
-    fields = value if plain or not hasattr(value, "__dict__") else vars(value)
-    if isinstance(fields, Mapping) and isinstance(fields.get("logits"), Tensor):
-        fields = fields["logits"]
-    floating = [tensor for tensor in tensors_in(fields) if tensor.is_floating_point() or tensor.is_complex()]
-    floating.sort(key=lambda tensor: tensor.dim() == 0)  # a loss comes first in the outputs of Hugging Face
-    if floating:
-        check_plain(floating[0], f"the {at} of layer {visit.name!r}")
-        return floating[0]
-    raise InputError(
-        f"the {at} of layer {visit.name!r} must hold a floating tensor, got {type(value).__name__}. Leave this layer "
-        "out, or choose the other side with at='input' or at='output'."
-    )
-
-
-def _named(
-    visits: list[tuple[Visit, Tensor]],
-    calls: dict[str, int],
-    chosen: dict[str, tuple[nn.Module, int | None]],
-) -> dict[str, Tensor]:
-    asked = {name for name, (_, number) in chosen.items() if number is not None}
-    found: dict[str, Tensor] = {}
-    for visit, tensor in visits:
-        numbered = f"{visit.name}@{visit.call}"
-        found[numbered if calls[visit.name] > 1 or numbered in asked else visit.name] = tensor
-    return found
-
-
-def _require_runs(
-    patterns: Sequence[str], calls: dict[str, int], chosen: dict[str, tuple[nn.Module, int | None]]
-) -> None:
-    """Raise if no layer of a name or glob was called, or not as often as its number says."""
-    for pattern in patterns:
-        names = [pattern] if pattern in chosen else fnmatch.filter(chosen, pattern)
-        counts = [calls[name if chosen[name][1] is None else name.rpartition("@")[0]] for name in names]
-        if names and all(count < (chosen[name][1] or 1) for name, count in zip(names, counts, strict=True)):
-            again = f"was called {counts[0]} times" if counts[0] else "was not called"
-            raise InputError(
-                f"layer {names[0]!r} ({type(chosen[names[0]][0]).__name__}) must run in the forward pass on x, but it "
-                f"{again}. Its weights may be used by a parent (as in nn.MultiheadAttention) or by compiled code; name "
-                "that parent, or the children if the model calls them one by one."
-            )
-
-
 def _plain(name: str) -> str:
     for prefix in PREFIXES:
         name = name.replace(prefix, "")
     return name
-
-
-def _check_options(at: At | Mapping[str, At], mode: str) -> None:
-    if any(side not in ("output", "input") for side in ([at] if isinstance(at, str) else at.values())):
-        raise InputError(f'at must be "output" or "input" (or a dict of them by layer name), got {at!r}.')
-    if mode not in ("eval", "train", "as_is"):
-        raise InputError(f'mode must be "eval", "train" or "as_is", got {mode!r}.')

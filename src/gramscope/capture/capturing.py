@@ -1,7 +1,7 @@
 """``capture``: one forward pass, backward passes that stop at the weights, every weight site."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,9 +37,9 @@ from gramscope.capture.network import (
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
 from gramscope.capture.sites import OuterSite, Site, Snapshot
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.capture.working_set import WorkingSet, gradient_bytes
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction
 
 # Examples that tell where the sites are, and the bytes that this must spare each node of the graph to save time.
 FEW, SPARED = 3, 2**17
@@ -189,7 +189,7 @@ def opened(
         hooks = _HooksNoted()
         with written, watch or nullcontext(), hooks:
             f = evaluate(model, x, n, outputs)
-        _check_outputs(f, parameters)
+        check_outputs(f, parameters)
 
         def run(x: ModelInput) -> Tensor:
             streams.rewind()
@@ -309,7 +309,8 @@ def _unequal_lengths(x: ModelInput) -> str:
     return f" The tensors of x have unequal lengths {lengths} on axis 0, where the examples should be."
 
 
-def _check_outputs(f: Tensor, parameters: dict[str, nn.Parameter]) -> None:
+def check_outputs(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
+    """Raise where outputs are not finite, or cannot be differentiated by the parameters."""
     if not bool(torch.isfinite(f).all()):
         for name, parameter in parameters.items():
             check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")

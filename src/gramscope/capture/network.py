@@ -1,7 +1,6 @@
 """The user's side: unwrapping a model, calling it on x, choosing its outputs, and saying what is wrong with either."""
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -308,23 +307,26 @@ def _named(raw: object, name: str) -> Tensor:
     return found
 
 
+def main_tensor(value: object) -> Tensor | None:
+    """The logits of a mapping or an output object; else its first floating tensor, single numbers last."""
+    plain = isinstance(value, Tensor | Mapping | tuple | list) or not hasattr(value, "__dict__")
+    fields = value if plain else vars(value)
+    if isinstance(fields, Mapping) and isinstance(fields.get("logits"), Tensor):
+        return fields["logits"]
+    inexact = [tensor for tensor in tensors_in(fields) if tensor.is_floating_point() or tensor.is_complex()]
+    return min(inexact, key=lambda tensor: tensor.dim() == 0, default=None)  # a loss may come first
+
+
 def _choose(raw: object) -> Tensor:
-    """The output tensor by rule: itself; "logits" of a mapping or data class; else the first floating tensor."""
-    if isinstance(raw, Mapping):
-        logits = raw.get("logits")
-    else:
-        logits = getattr(raw, "logits", None) if dataclasses.is_dataclass(raw) else None
-    if isinstance(logits, Tensor):
-        return logits
-    tensors = tensors_in(raw)
-    for tensor in tensors:
-        check_plain(tensor, "the model's output")
-        if tensor.is_floating_point():
-            return tensor
-    got = f"tensors of dtype {tensors[0].dtype}" if tensors else type(raw).__name__
+    tensor = main_tensor(raw)
+    for one in tensors_in(raw) if tensor is None else [tensor]:
+        check_plain(one, "the model's output")
+    if tensor is not None:
+        return tensor
+    dtypes = [f"tensors of dtype {one.dtype}" for one in tensors_in(raw)] or [type(raw).__name__]
     raise InputError(
-        f"the model must return a floating tensor (or a tuple, dict or output object with one), got {got}. "
-        "Choose what to differentiate with outputs=lambda model, x: ..."
+        "the model must return a floating tensor (or a tuple, dict or output object with one), got "
+        f"{dtypes[0]}. Choose what to differentiate with outputs=lambda model, x: ..."
     )
 
 

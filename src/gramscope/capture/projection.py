@@ -108,6 +108,8 @@ class Projection:
 class _ProductWithSigns(torch.autograd.Function):
     """``rows S``, or ``rows Sᵀ`` if ``back``, with signs made chunk by chunk: the autograd graph never holds S."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:
         chunks = projection.chunks(width, rows.dtype.itemsize)
@@ -131,15 +133,6 @@ class _ProductWithSigns(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: object) -> Tensor:
         return _product_with_signs(tangent, *ctx.fixed)
-
-    @staticmethod
-    def vmap(
-        info: object, in_dims: tuple[int | None, ...], rows: Tensor, projection: Projection, width: int, back: bool
-    ) -> tuple[Tensor, int]:
-        """Rows are multiplied one by one, so a batch of them is only more rows."""
-        batched = rows.movedim(in_dims[0] or 0, 0)
-        product = _product_with_signs(batched.flatten(0, 1), projection, width, back)
-        return product.unflatten(0, batched.shape[:2]), 0
 
 
 def _product_with_signs(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:

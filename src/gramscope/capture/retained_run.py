@@ -4,8 +4,8 @@ A ``Snapshot`` holds numbers. Transports between layers need the graph itself: w
 depends on a perturbation of a chosen layer, and the operation, to be run again on a tangent.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,11 +17,11 @@ from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision
-from gramscope.capture.side_effects import writes
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
 from gramscope.capture.weight_uses import WeightUses, settle
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
 
 R = TypeVar("R")
+X = TypeVar("X")  # what a model takes, or a module gives
 INPUT = "input"  # the name of layer 0, the model's input
 
 
@@ -114,15 +114,26 @@ def open_layers(
     The model, its buffers, hooks and flags are as before when this returns; the graph keeps what it needs.
     """
     function = ModelFunction(model, x, outputs, frozen, precision)
-    _check_layers(function.model, layers)
+    modules = dict(function.model.named_modules())
+    for layer in layers:
+        if layer != INPUT and not (layer and layer in modules):
+            names = [name for name in modules if name]
+            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise InputError(f'layer must be "input" or the name of a module, got {layer!r}. There are: {shown}.')
     parameters = {name: p.requires_grad_() for name, p in function.parameters.items()}
     openings, uses = _Openings(), _RetainedUses(parameters, function.examples)
 
     def run() -> Tensor:
-        given = openings.open_input(function.x) if INPUT in layers else function.x
+        given = function.x
+        if INPUT in layers:
+            given = openings.open(INPUT, given)
         uses.mark_data(given)
-        hooked = openings.hooked(function.model, [name for name in layers if name != INPUT])
-        with hooked, uses if watch else nullcontext():
+        with ExitStack() as stack:
+            for name in layers:
+                if name != INPUT:
+                    stack.callback(modules[name].register_forward_hook(openings.hook(name)).remove)
+            if watch:
+                stack.enter_context(uses)
             return function.outputs_with_graph(given)
 
     with function.context():
@@ -132,49 +143,31 @@ def open_layers(
 
 
 class _Openings:
-    """Perturbations added to the outputs of modules."""
+    """Perturbations added to the first floating tensor of each layer's output."""
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
         self.perturbations: dict[str, Tensor] = {}
         self._repeated: list[str] = []
 
-    def open(self, name: str, tensor: Tensor) -> Tensor:
+    def open(self, name: str, output: X) -> X:
+        first = next((t for t in tensors_in(output) if t.is_floating_point()), None)
+        if first is None:
+            return output
         if name in self.values:
             self._repeated.append(name)
-            return tensor
-        delta = torch.zeros_like(tensor, requires_grad=True)
-        self.perturbations[name] = delta
-        self.values[name] = tensor + delta
-        return self.values[name].clone()  # the network may overwrite what it is given
+            return output
+        self.perturbations[name] = torch.zeros_like(first, requires_grad=True)
+        opened = self.values[name] = first + self.perturbations[name]
+        return map_tensors(lambda t: opened.clone() if t is first else t, output)  # the network may overwrite it
 
-    def open_input(self, x: ModelInput) -> ModelInput:
-        first = next((t for t in tensors_in(x) if t.is_floating_point()), None)
-        if first is None:
-            raise InputError('layer "input" needs a floating input; token ids have none. Name the embedding instead.')
-        return map_tensors(lambda t: self.open(INPUT, t) if t is first else t, x)
-
-    @contextmanager
-    def hooked(self, model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-        modules = dict(model.named_modules())
-        handles = [modules[name].register_forward_hook(self._hook(name)) for name in names]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hook(self, name: str) -> Callable[[nn.Module, Args, object], object]:
-        def hook(module: nn.Module, args: Args, output: object) -> object:
-            first = next((t for t in tensors_in(output) if t.is_floating_point()), None)
-            if first is None:
-                return None
-            return map_tensors(lambda t: self.open(name, t) if t is first else t, output)
-
-        return hook
+    def hook(self, name: str) -> Callable[[nn.Module, Args, object], object]:
+        return lambda module, args, output: self.open(name, output)
 
     def check(self, layers: Sequence[str]) -> None:
         missing = [name for name in layers if name not in self.values]
+        if INPUT in missing:
+            raise InputError('layer "input" needs a floating input; token ids have none. Name the embedding instead.')
         if missing:
             raise InputError(
                 f"layer {missing[0]!r} must give a floating tensor in the forward pass, but it was not called (or gave "
@@ -185,11 +178,3 @@ class _Openings:
                 f"layer {self._repeated[0]!r} must be called once, but it is called again in the same forward pass. "
                 "Wrap each call in a module of its own, e.g. torch.nn.Identity, and name that."
             )
-
-
-def _check_layers(model: nn.Module, layers: Sequence[str]) -> None:
-    names = [name for name, _ in model.named_modules() if name]
-    for layer in layers:
-        if layer != INPUT and layer not in names:
-            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise InputError(f'layer must be "input" or the name of a module, got {layer!r}. There are: {shown}.')

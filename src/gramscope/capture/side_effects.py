@@ -1,17 +1,19 @@
 """What a measured forward pass may change besides its result, put back; and the switches it runs under.
 
-Buffers are copied beforehand. Parameters, which may be large, are copied when an operation is about to write into them:
-weights that are normalised or clamped in the forward pass. Plain attributes of modules (counters, caches, random
-generators) are noted as they are.
+Buffers and plain attributes of modules (counters, caches, random generators) are copied beforehand. Parameters, which
+may be large, are copied when an operation is about to write into them: weights that are normalised or clamped in the
+forward pass.
 """
 
+import operator
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
+from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -22,25 +24,22 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import streams_put_back
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
 
 _ONE_AT_A_TIME = threading.RLock()
-# These write running statistics without counting it as a change.
-STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
 # What these hold is noted; what other objects hold is left to their owner.
 COLLECTIONS = (list, dict, set, deque)
-Collection = list[object] | dict[object, object] | set[object] | deque[object]
-TensorsByName = dict[str, Tensor | None] | dict[str, nn.Parameter | None]
+Collection = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
 
 class CopyOnWrite(TorchFunctionMode):
-    """Keeps the value of every parameter and buffer that an operation writes into, from before the first time."""
+    """Keeps the value of every parameter that an operation writes into, from before the first time."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._known: dict[int, list[Tensor]] = {}
         self._saved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        for tensor in (*model.parameters(), *model.buffers()):
+        for tensor in model.parameters():
             if not tensor.is_meta and not is_lazy(tensor):
                 self._known.setdefault(_memory(tensor), []).append(tensor)
 
@@ -51,8 +50,6 @@ class CopyOnWrite(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if writes(func) or name == "__set__":
             self._save(args[:1])
-        elif name in STATISTICS and _in_training(name, args, kwargs):
-            self._save((args, kwargs))
         elif "out" in kwargs:
             self._save(kwargs["out"])
         return func(*args, **kwargs)
@@ -73,26 +70,6 @@ class CopyOnWrite(TorchFunctionMode):
                     tensor.data = place
 
 
-@cache
-def writes(func: TorchFunction) -> bool:
-    """An operation that overwrites its first argument, by its name."""
-    name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        in_place
-        or name == "__setitem__"
-        or (name.startswith("__i") and name not in {"__invert__", "__index__", "__int__"})
-    )
-
-
-def _in_training(name: str, args: Args, kwargs: Kwargs) -> bool:
-    """The flag that all these functions take in the sixth place: statistics are those of the batch, and are noted."""
-    flag = kwargs.get("use_input_stats" if name == "instance_norm" else "training")
-    if flag is None:
-        flag = args[5] if len(args) > 5 else name == "instance_norm"
-    return bool(flag)
-
-
 def _memory(tensor: Tensor) -> int:
     """Where a tensor lies; 0 for those that lie nowhere (inside a transform of torch.func, sparse ones)."""
     try:
@@ -101,60 +78,63 @@ def _memory(tensor: Tensor) -> int:
         return 0
 
 
-def restorer_of_attributes(model: nn.Module) -> Callable[[], None]:
-    """Plain attributes of every module as they are now: numbers, tensors, generators, and what collections hold."""
-    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    noted = [(vars(module), dict(vars(module)), _contents(module)) for module in modules]
+# Registries of nn.Module itself; of these, only the two that hold tensors are noted.
+_OWN = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}
+
+
+def _restorer(model: nn.Module) -> Callable[[], None]:
+    """Attributes and buffers of every module, and flags of parameters, as they are now."""
+    noted = [put_back for module in model.modules() for put_back in _noted(module)]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
 
     def restore() -> None:
-        for attributes, before, contents in noted:
-            for name in set(attributes) - set(before):
-                del attributes[name]
-            for name, value in before.items():
-                if attributes.get(name, attributes) is not value and name not in _OWN:
-                    attributes[name] = value
-            for put_back in contents:
+        with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference mode turns gradients on
+            for put_back in noted:
                 put_back()
+        for parameter, flag in flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
 
     return restore
 
 
-# Registries of nn.Module itself, which have their own ways to be restored.
-_OWN = frozenset(vars(nn.Module()))
-
-
-def _contents(module: nn.Module) -> list[Callable[[], object]]:
-    found: list[Callable[[], object]] = []
-    for name, value in vars(module).items():
-        if name in _OWN:
-            continue
-        if isinstance(value, torch.Generator):
-            found.append(partial(value.set_state, value.get_state()))
-        elif isinstance(value, Tensor) and not value.is_meta and value.is_leaf:
-            found.append(partial(_refill_tensor, value, value.detach().clone()))
-        elif isinstance(value, COLLECTIONS):
-            found.append(partial(_refill, value, value.copy()))
-    return found
+def _noted(module: nn.Module) -> Iterator[Callable[[], object]]:
+    """How to put back numbers, tensors, generators and what collections hold."""
+    tensors = [tensor for tensor in module._buffers.values() if tensor is not None]
+    if getattr(module, "max_norm", None) is not None:  # a table that torch renormalises in the forward pass
+        tensors += module.parameters(recurse=False)
+    if isinstance(module, torch.jit.ScriptModule):
+        yield from (partial(module._buffers.__setitem__, *named) for named in list(module._buffers.items()))
+    else:
+        attributes = vars(module)
+        yield partial(_refill, attributes, dict(attributes))
+        for value in (value for name, value in attributes.items() if name not in _OWN):
+            if isinstance(value, COLLECTIONS):
+                yield partial(_refill, value, value.copy())
+            elif isinstance(value, torch.Generator):
+                yield partial(value.set_state, value.get_state())
+            elif isinstance(value, Tensor) and value.is_leaf:
+                tensors.append(value)
+    for tensor in tensors:
+        if not tensor.is_meta and not is_lazy(tensor):
+            yield partial(_refill_tensor, tensor, tensor.detach().clone())
 
 
 def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
-    with torch.inference_mode(False), torch.no_grad():
-        if tensor.shape == value.shape and not torch.equal(tensor, value):
-            tensor.copy_(value)
+    if tensor.shape == value.shape and not torch.equal(tensor, value):
+        tensor.copy_(value)
 
 
 def _refill(collection: Collection, kept: Collection) -> None:
     """The same entries again, by identity; a collection that kept them is not written to."""
-    entries = [list(c.items()) if isinstance(c, dict) else [(entry,) for entry in c] for c in (collection, kept)]
-    if len(collection) == len(kept) and all(
-        a is b for one, other in zip(*entries, strict=True) for a, b in zip(one, other, strict=True)
-    ):
+    now, before = ((*c, *c.values()) if isinstance(c, dict) else tuple(c) for c in (collection, kept))
+    if len(now) == len(before) and all(map(operator.is_, now, before)):
         return
     collection.clear()
     if isinstance(collection, list | deque):
         collection.extend(kept)
     else:
-        collection.update(kept)  # type: ignore[arg-type]  # of the same type
+        collection.update(kept)
 
 
 @contextmanager
@@ -172,50 +152,12 @@ def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite
         # Streams and switches belong to the whole process: one measurement at a time.
         stack.enter_context(_ONE_AT_A_TIME)
         stack.enter_context(streams_put_back())
-        stack.callback(_restorer_of_state(model))
-        stack.callback(restorer_of_attributes(model))
+        stack.callback(_restorer(model))
         written = CopyOnWrite(model)
         stack.callback(written.put_back)
         if throughout:
             stack.enter_context(written)
         yield written
-
-
-def _restorer_of_state(model: nn.Module) -> Callable[[], None]:
-    """Buffers, and tables that torch renormalises in the forward pass (embeddings with max_norm)."""
-    held: list[tuple[TensorsByName, str, Tensor, Tensor, Callable[[], bool]]] = []
-    for module in model.modules():
-        owners: list[TensorsByName] = [module._buffers]
-        if getattr(module, "max_norm", None) is not None:
-            owners.append(module._parameters)
-        for owner in owners:
-            for name, tensor in owner.items():
-                if tensor is not None and not tensor.is_meta and not is_lazy(tensor):
-                    value = tensor.detach().clone()
-                    held.append((owner, name, tensor, value, partial(_changed, tensor, value, tensor._version, module)))
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    plain = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    names = [(module._buffers, frozenset(module._buffers)) for module in plain]
-
-    def restore() -> None:
-        with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference mode turns gradients on
-            for owner, name, tensor, value, changed in held:
-                owner[name] = tensor  # type: ignore[assignment]  # what it held
-                if changed():
-                    tensor.copy_(value)
-        for buffers, known in names:
-            for name in set(buffers) - known:
-                del buffers[name]
-        for parameter, flag in flags:
-            if parameter.requires_grad != flag:
-                parameter.requires_grad_(flag)
-
-    return restore
-
-
-def _changed(tensor: Tensor, value: Tensor, version: int, module: nn.Module) -> bool:
-    """Batch norm writes its statistics without counting it as a change, so in training the values are compared."""
-    return tensor._version != version or (module.training and not torch.equal(tensor, value))
 
 
 @contextmanager

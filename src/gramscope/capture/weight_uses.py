@@ -6,18 +6,17 @@ up to a subclass; nothing is replaced, and autograd's graph is that of the model
 """
 
 import types
-import weakref
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.capture.side_effects import writes
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
-from gramscope.capture.unrolled import UNROLLED, initial_place
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
+from gramscope.ops.unrolled import UNROLLED, initial_place
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
 # Python functions of these modules check for modes before their body; see `_with_open_body`.
@@ -30,9 +29,7 @@ class WeightUses(TorchFunctionMode):
     def __init__(self, parameters: Iterable[Tensor], examples: int) -> None:
         super().__init__()
         self.examples = examples
-        self._is_data: dict[int, tuple[weakref.ref[Tensor], bool]] = {}  # by id; False for weights
-        for parameter in parameters:
-            self._note(parameter, data=False)
+        self._known = WeakTensorKeyDictionary(dict.fromkeys(parameters, False))  # is it data? False: a weight
 
     def use(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """The result of an operation in which a weight meets data."""
@@ -43,22 +40,15 @@ class WeightUses(TorchFunctionMode):
     def mark_data(self, value: object) -> None:
         """Every tensor in ``value`` depends on the input."""
         for tensor in tensors_in(value):
-            self._note(tensor, data=True)
+            self._known[tensor] = True
 
     def is_data(self, tensor: Tensor) -> bool:
-        known = self._known(tensor)
+        known = self._known.get(tensor)
         # What has a history that nobody saw (the result of torch.func.vjp) may depend on anything.
-        return tensor.requires_grad and not tensor.is_leaf if known is None else known
+        return tensor.requires_grad and not tensor.is_leaf if known is None else bool(known)
 
     def is_weight(self, tensor: Tensor) -> bool:
-        return self._known(tensor) is False
-
-    def _known(self, tensor: Tensor) -> bool | None:
-        entry = self._is_data.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else None
-
-    def _note(self, tensor: Tensor, data: bool) -> None:
-        self._is_data[id(tensor)] = weakref.ref(tensor), data
+        return self._known.get(tensor) is False
 
     # The mode itself -------------------------------------------------------------------------------
 
@@ -80,7 +70,7 @@ class WeightUses(TorchFunctionMode):
         elif weights:
             for tensor in made:
                 if tensor.requires_grad:
-                    self._note(tensor, data=False)
+                    self._known[tensor] = False
         return output
 
     def _has_examples(self, tensor: Tensor) -> bool:

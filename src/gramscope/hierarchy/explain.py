@@ -42,8 +42,8 @@ from gramscope.hierarchy.optimizer_step import (
     to_float64,
 )
 from gramscope.kernels.gradients import gradient_gram
-from gramscope.kernels.kinks import FixedSides, Sides
-from gramscope.kernels.linearization import Linearization
+from gramscope.kernels.jacobian import linearize
+from gramscope.ops.kinks import FixedSides, Sides
 
 TF32_ROUNDING = 2.0**-10
 _NOT_BY_EXAMPLE = "Shares by example were not asked for (by_example=False)."
@@ -213,8 +213,8 @@ class _Rehearsal:
 
     def _predict(self, parts: StepParts) -> tuple[Float[Tensor, "n C"], str]:
         """``J Δθ``, matrix-free, and the slow path it took, if it took one."""
-        linear = Linearization(self.before, self.x, self.outputs)
-        return linear.jvp(linear.flat(parts.change)[:, None])[:, 0].reshape(self.n, -1), linear.slow
+        linear = linearize(self.before, self.x, outputs=self.outputs)
+        return linear.change(parts.change), linear.jacobian.slow
 
     def _rounding(self, start: Float[Tensor, "n C"]) -> float:
         """How far rounding may move the outputs' change, in their norm.

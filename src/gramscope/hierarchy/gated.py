@@ -19,7 +19,7 @@ from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.user_warnings import warn
 from gramscope.capture.network import copied
-from gramscope.capture.relus import RELUS
+from gramscope.ops.torch_calls import RELUS
 
 LEAKY = {F.leaky_relu}
 # Other gates of common networks. They stay as they are, and are named.

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from gramscope.kernels.ddntk import output_third_order as output_third_order
     from gramscope.kernels.empirical_ntk import ntk as ntk
     from gramscope.kernels.gradients import gradient_gram as gradient_gram
+    from gramscope.kernels.jacobian import JacobianOperator as JacobianOperator
+    from gramscope.kernels.jacobian import LinearizedModel as LinearizedModel
+    from gramscope.kernels.jacobian import NTKOperator as NTKOperator
+    from gramscope.kernels.jacobian import linearize as linearize
+    from gramscope.kernels.jacobian import ntk_operator as ntk_operator
     from gramscope.kernels.kernel_matrix import Kernel as Kernel
     from gramscope.kernels.kernel_matrix import kernel as kernel
     from gramscope.kernels.kernel_velocity import NTKVelocityOperator as NTKVelocityOperator
@@ -27,11 +32,6 @@ if TYPE_CHECKING:
     from gramscope.kernels.kernel_velocity import dntk_velocity_operator as dntk_velocity_operator
     from gramscope.kernels.kernel_velocity import output_curvature as output_curvature
     from gramscope.kernels.learning_rates import layer_rates as layer_rates
-    from gramscope.kernels.linearized_model import LinearizedModel as LinearizedModel
-    from gramscope.kernels.linearized_model import linearize as linearize
-    from gramscope.kernels.ntk_products import JacobianOperator as JacobianOperator
-    from gramscope.kernels.ntk_products import NTKOperator as NTKOperator
-    from gramscope.kernels.ntk_products import ntk_operator as ntk_operator
     from gramscope.kernels.projected import ProjectedTrace as ProjectedTrace
     from gramscope.kernels.projected import projected_trace as projected_trace
     from gramscope.kernels.tangent_kernels import TangentKernels as TangentKernels

@@ -6,8 +6,10 @@ of n units about n·n^(-1/2), each with a share 1/n of the kernel, so O(n^(-1/2)
 Comparing with the same step on the old sides separates the two exactly.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -22,14 +24,10 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, second_derivative
+from gramscope.kernels.derivatives import derivative
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates
 from gramscope.kernels.kernel_velocity import Residual, read_step
-from gramscope.kernels.kinks import Sides
-from gramscope.kernels.twice_differentiable import TwiceDifferentiable
-
-if TYPE_CHECKING:
-    pass
+from gramscope.ops.kinks import Sides, TwiceDifferentiable
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,21 +127,18 @@ class NTKStep(Result):
     @property
     def outputs_error(self) -> tuple[float, float]:
         """Relative error of the outputs' change to first and to second order."""
-        measured = self.outputs_measured
-        return (
-            ratio_of_norms(measured - self.outputs_linear, measured),
-            ratio_of_norms(measured - self.outputs_quadratic, measured),
+        first, second = (
+            ratio_of_norms(self.outputs_measured - predicted, self.outputs_measured)
+            for predicted in (self.outputs_linear, self.outputs_quadratic)
         )
+        return first, second
 
     def __str__(self) -> str:
         first, second = self.outputs_error
-        return "\n".join(
-            (
-                f"kernel moved by {self.relative_change:.3g} of its norm; the dNTK misses {self.error:.3g} of that, "
-                f"with crossings {self.error_with_crossings:.3g}",
-                f"outputs: first order misses {first:.3g}, second order {second:.3g}",
-                str(self.crossings),
-            )
+        return (
+            f"kernel moved by {self.relative_change:.3g} of its norm; the dNTK misses {self.error:.3g} of that, with "
+            f"crossings {self.error_with_crossings:.3g}\n"
+            f"outputs: first order misses {first:.3g}, second order {second:.3g}\n{self.crossings}"
         )
 
     def plot(self, *, axes: Axes | None = None) -> Figure:
@@ -151,7 +146,7 @@ class NTKStep(Result):
         return agreement_chart(self.predicted, self.measured, f"Change of the kernel, lr {self.lr:g}", axes=axes)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def kink_crossings(
     model: nn.Module,
     x: ModelInput,
@@ -183,11 +178,11 @@ def kink_crossings(
           relu: 1 of 1 (up 0, down 1, 1 predicted)
     """
     check_lr(lr)
-    watched, _, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    watched, direction = read_step(model, x, residual, probe, metric, reading)
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def ntk_step(
     model: nn.Module,
     x: ModelInput,
@@ -218,22 +213,18 @@ def ntk_step(
         (True, 0)
     """
     check_lr(lr)
-    options = ExpansionSettings.of(reading)
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, options)
-    tangent = graph.tangent(direction)
-    velocity = dense_velocity(graph, tangent, rates, memory)
-    linear = -lr * graph.jvp(direction[:, None]).reshape(watched.rows.shape)
-    curvature = 0.5 * second_derivative(graph, direction, tangent=tangent)
-    real = watched.with_settings(kink="autograd", bandwidth=None)
-    before = dense_kernel(Graph(real), rates, memory)
+    watched, direction = read_step(model, x, residual, probe, metric, reading)
+    tangent = watched.tangent(direction)
+    velocity = dense_velocity(tangent, memory)
+    linear = -lr * watched.jvp(direction[:, None]).reshape(watched.rows.shape)
+    curvature = 0.5 * derivative(tangent, direction)
+    real = watched.with_kinks()
     after = real.at(-lr * direction)
-    kernel_after = dense_kernel(Graph(after), rates, memory)
+    before, kernel_after = dense_kernel(real, memory), dense_kernel(after, memory)
     crossings = _crossings(real, after, direction, lr)
+    crossing = torch.zeros_like(kernel_after)
     if crossings.crossed:
-        kept = dense_kernel(Graph(real.at(-lr * direction, keep_sides=True)), rates, memory)
-        crossing = kernel_after - kept
-    else:
-        crossing = torch.zeros_like(kernel_after)
+        crossing = kernel_after - dense_kernel(real.at(-lr * direction, keep_sides=True), memory)
     shape = (*watched.rows.shape, *watched.rows.shape)
     return NTKStep(
         lr=lr,
@@ -243,14 +234,9 @@ def ntk_step(
         crossing=crossing.reshape(shape),
         outputs_linear=linear,
         outputs_quadratic=linear + lr**2 * curvature,
-        outputs_measured=(after.f - _plain_outputs(real)).to(watched.dtype),
+        outputs_measured=(after.f - real.f).detach().to(watched.dtype),
         crossings=crossings,
     )
-
-
-def _plain_outputs(expansion: Expansion) -> Float[Tensor, "n C"]:
-    with expansion.context():
-        return expansion.run(expansion.point).detach()
 
 
 def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p"], lr: float) -> KinkCrossings:
@@ -260,18 +246,23 @@ def _crossings(before: Expansion, after: Expansion, direction: Float[Tensor, " p
             "the network must run the same operations before and after the step, but its control flow depends on its "
             "parameters. Crossings cannot be counted."
         )
-    predicted = _predicted_sides(before, direction, lr)
-    sites = []
-    for index, (a, b) in enumerate(zip(old.sides, new.sides, strict=True)):
-        changed = a.place != b.place
-        binary = a.place.dtype == torch.bool
-        up = int((changed & b.place).sum()) if binary else 0
-        down = int((changed & a.place).sum()) if binary else 0
-        expected = None
-        if binary and predicted is not None:
-            expected = int((predicted[index] != a.place).sum())
-        sites.append(SiteCrossings(a.name, a.place.numel(), int(changed.sum()), up, down, expected))
-    return KinkCrossings(_numbered(sites), tuple(dict.fromkeys(old.nonsmooth_ops)))
+    predicted: Sequence[Tensor | None] = _predicted_sides(before, direction, lr) or [None] * len(old.sides)
+    names, sites = Counter(side.name for side in old.sides), []
+    uses: Counter[str] = Counter()
+    for a, b, estimated in zip(old.sides, new.sides, predicted, strict=True):
+        uses[a.name] += 1
+        changed, binary = a.place != b.place, a.place.dtype == torch.bool
+        sites.append(
+            SiteCrossings(
+                name=a.name if names[a.name] == 1 else f"{a.name} {uses[a.name]}",
+                kinks=a.place.numel(),
+                crossed=int(changed.sum()),
+                up=int((changed & b.place).sum()) if binary else 0,
+                down=int((changed & a.place).sum()) if binary else 0,
+                expected=int((estimated != a.place).sum()) if binary and estimated is not None else None,
+            )
+        )
+    return KinkCrossings(tuple(sites), tuple(dict.fromkeys(old.nonsmooth_ops)))
 
 
 def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -> list[Tensor] | None:
@@ -282,22 +273,9 @@ def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -
             at.call(parameters)
         return tuple(watched.heights)
 
-    tangents = tuple(part[0] for part in at.function.split(direction[:, None]))
     try:
         with at.context():
-            both: Any = torch.func.jvp(heights, at.point, tangents)
+            both: Any = torch.func.jvp(heights, at.point, at.split(direction))
     except (RuntimeError, NotImplementedError, UnsupportedError):
         return None
     return [z - lr * slope > 0 for z, slope in zip(*both, strict=True)]
-
-
-def _numbered(sites: list[SiteCrossings]) -> tuple[SiteCrossings, ...]:
-    """Operations of one kind told apart by their order."""
-    totals = [site.name for site in sites]
-    seen: dict[str, int] = {}
-    numbered = []
-    for site in sites:
-        seen[site.name] = seen.get(site.name, 0) + 1
-        name = site.name if totals.count(site.name) == 1 else f"{site.name} {seen[site.name]}"
-        numbered.append(SiteCrossings(name, site.kinks, site.crossed, site.up, site.down, site.expected))
-    return tuple(numbered)

@@ -8,31 +8,19 @@ Contracted with vectors over the outputs they are derivatives along ``u = λ J�
 ``(D_u J) λ (D_w J)ᵀ`` for the second. Neither a third derivative (U P³) nor a Hessian (U P²) is formed.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_finite
-from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import (
-    DIFFERENCE,
-    DIFFERENCE_LIMIT,
-    INFINITE,
-    LIMITS,
-    Graph,
-    Tangent,
-    residual_of,
-    weighted,
-)
+from gramscope.kernels.derivatives import JacobianProducts, derivative, residual_of
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent
 from gramscope.kernels.kernel_velocity import Residual, read_step
-from gramscope.linalg import LinearOperator
 
 
 class DenseDDNTK(NamedTuple):
@@ -42,38 +30,20 @@ class DenseDDNTK(NamedTuple):
     second: Float[Tensor, "u u u u"]
 
 
-class HessianProduct(LinearOperator):
+class HessianProduct(JacobianProducts):
     """``Σ_{kl} ddII_{i j k l} a_k b_l = (D_u J) λ (D_w J)ᵀ`` with ``u = λ Jᵀ a``, ``w = λ Jᵀ b``, as products."""
 
-    def __init__(self, left: Tangent, right: Tangent, rates: Float[Tensor, " p"] | None) -> None:
-        self.left, self.right, self.rates = left, right, rates
-        at = left.expansion
-        super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=left is right)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return self.left.jvp(weighted(self.right.vjp(x), self.rates))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self.right.jvp(weighted(self.left.vjp(x), self.rates))
+    def __init__(self, left: Tangent, right: Tangent) -> None:
+        super().__init__([(1.0, left, right)], symmetric=left is right)
 
 
-class NTKAccelerationOperator(LinearOperator):
+class NTKAccelerationOperator(JacobianProducts):
     """``d²K/dη² = J̈ λ Jᵀ + 2 J̇ λ J̇ᵀ + J λ J̈ᵀ`` at η = 0, dots being derivatives along the step, as products."""
 
-    def __init__(self, graph: Graph, direction: Float[Tensor, " p"], rates: Float[Tensor, " p"] | None) -> None:
-        self.graph, self.rates = graph, rates
-        self.once = graph.tangent(direction)
-        self.twice = self.once.tangent(direction)
-        at = graph.expansion
-        super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=True)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        outer = self.twice.jvp(weighted(self.graph.vjp(x), self.rates))
-        inner = self.once.jvp(weighted(self.once.vjp(x), self.rates))
-        return outer + 2 * inner + self.graph.jvp(weighted(self.twice.vjp(x), self.rates))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
+    def __init__(self, at: Expansion, direction: Float[Tensor, " p"]) -> None:
+        once = at.tangent(direction)
+        self.twice = once.tangent(direction)
+        super().__init__([(1.0, self.twice, at), (2.0, once, once), (1.0, at, self.twice)])
 
 
 class DDNTK:
@@ -95,7 +65,7 @@ class DDNTK:
         True
     """
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -105,43 +75,41 @@ class DDNTK:
         check: bool = True,
         **reading: Unpack[ExpansionOptions],
     ) -> None:
-        self.expansion = Expansion(model, x, ExpansionSettings.of(reading))
-        self.rates = self.expansion.flat_rates(metric)
-        self.graph, self.check = Graph(self.expansion), check
+        self.expansion, self.check = Expansion(model, x, metric, **reading), check
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def first(self, a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "n C"]:
         """``Σ_{jkl} ddI_{i j k l} a_j b_k c_l``: a third derivative of the outputs along three directions."""
         u, v, w = (self._direction(vector, name) for vector, name in ((a, "a"), (b, "b"), (c, "c")))
-        return third_derivative(self.expansion, self.graph, u, v, w, self.check)
+        return derivative(self.expansion.tangent(u).tangent(v), w, self.check)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def second(self, a: Tensor, b: Tensor) -> HessianProduct:
         """``Σ_{kl} ddII_{i j k l} a_k b_l``, a matrix over pairs of outputs, as an operator; ``.dense()`` forms it."""
-        left = self.graph.tangent(self._direction(a, "a"))
-        right = left if b is a else self.graph.tangent(self._direction(b, "b"))
-        return HessianProduct(left, right, self.rates)
+        left = self.expansion.tangent(self._direction(a, "a"))
+        right = left if b is a else self.expansion.tangent(self._direction(b, "b"))
+        return HessianProduct(left, right)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def dense(self, memory: Memory = None) -> DenseDDNTK:
         """All U⁴ entries of both; U²/2 graphs of second derivatives are built, so for a few dozen outputs."""
         size = self.expansion.rows.size
         self._check_dense(size, memory)
-        directions = self.graph.directions(self.rates)
+        directions = self.expansion.directions()
         if self.check:
             total = directions.sum(dim=1)
-            third_derivative(self.expansion, self.graph, total, total, total, True)
+            derivative(self.expansion.tangent(total).tangent(total), total)
         unit = torch.eye(size, dtype=self.expansion.dtype, device=self.expansion.device)
         first = unit.new_zeros((size,) * 4)
         turned = unit.new_zeros(size, self.expansion.cols.size, size)  # [k, μ, i] = (∂²f_i u_k)_μ
         with progress("ddNTK, direction", size) as advance:
             for j in range(size):
-                tangent = self.graph.tangent(directions[:, j])
+                tangent = self.expansion.tangent(directions[:, j])
                 turned[j] = tangent.vjp(unit)
                 for k in range(j, size):
                     _fill(first, j, k, tangent.tangent(directions[:, k]).jvp(directions[:, k:]))
                 advance()
-        rates = unit.new_ones(turned.shape[1]) if self.rates is None else self.rates
+        rates = unit.new_ones(turned.shape[1]) if self.expansion.rates is None else self.expansion.rates
         return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, rates, turned))
 
     def _direction(self, vector: Tensor, name: str) -> Float[Tensor, " p"]:
@@ -153,7 +121,7 @@ class DDNTK:
                 f"got {got}. It is a vector over (example, output), as a residual is."
             )
         column = residual_of(self.expansion, vector.reshape(rows.shape)).reshape(-1, 1)
-        return weighted(self.graph.vjp(column), self.rates)[:, 0]
+        return self.expansion.weighted(self.expansion.vjp(column))[:, 0]
 
     def _check_dense(self, size: int, memory: Memory) -> None:
         budget = memory_budget(memory, self.expansion.device)
@@ -175,7 +143,7 @@ def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, 
             first[:, a, b, c] = value
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def output_third_order(
     model: nn.Module,
     x: ModelInput,
@@ -205,11 +173,11 @@ def output_third_order(
         >>> output_third_order(Cube(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (1 - 3η)³ ends in -27η³
         -27.0
     """
-    watched, graph, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    return third_derivative(watched, graph, direction, direction, direction, check) / -6
+    at, direction = read_step(model, x, residual, probe, metric, reading)
+    return derivative(at.tangent(direction).tangent(direction), direction, check) / -6
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def ntk_acceleration(
     model: nn.Module,
     x: ModelInput,
@@ -235,80 +203,8 @@ def ntk_acceleration(
         >>> ntk_acceleration(model, torch.ones(2, 1), torch.ones(2, 1)).dense().abs().max().item()
         0.0
     """
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
+    at, direction = read_step(model, x, residual, probe, metric, reading)
+    operator = NTKAccelerationOperator(at, direction)
     if check:
-        third_derivative(watched, graph, direction, direction, direction, True)
-    return NTKAccelerationOperator(graph, direction, rates)
-
-
-def third_derivative(
-    expansion: Expansion,
-    graph: Graph,
-    u: Float[Tensor, " p"],
-    v: Float[Tensor, " p"],
-    w: Float[Tensor, " p"],
-    check: bool = True,
-) -> Float[Tensor, "n C"]:
-    """``∂³f(θ + r u + s v + t w)/∂r∂s∂t`` by forward mode applied three times, with backward mode as its witness.
-
-    Torch's formulas for higher derivatives are not all right, and they do not err alike in both modes. Where forward
-    mode cannot run, the answer is that of backward mode and differences of second derivatives are the witness.
-    """
-    answer = _thrice_forward(expansion, (u, v, w))
-    if answer is not None and not check:
-        return answer
-    by_graph = graph.tangent(u).tangent(v).jvp(w[:, None]).reshape(expansion.rows.shape)
-    if not check:
-        return by_graph
-    size = float(graph.f.detach().abs().max())
-    if answer is None:
-        _check_agreement(by_graph, _by_difference(expansion, u, v, w), DIFFERENCE_LIMIT[expansion.dtype], size)
-        return by_graph
-    _check_agreement(by_graph, answer, LIMITS.get(expansion.dtype, 1e-3), size)
-    return answer
-
-
-def _thrice_forward(expansion: Expansion, directions: tuple[Tensor, Tensor, Tensor]) -> Float[Tensor, "n C"] | None:
-    parts = [tuple(part[0] for part in expansion.function.split(one[:, None])) for one in directions]
-
-    def outputs(*parameters: Tensor) -> Tensor:
-        return expansion.run(parameters)
-
-    def along(function: Callable[..., Tensor], tangents: tuple[Tensor, ...]) -> Callable[..., Tensor]:
-        return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
-
-    function: Callable[..., Tensor] = outputs
-    for tangents in parts:
-        function = along(function, tangents)
-    try:
-        with expansion.context():
-            found = function(*expansion.point).detach().to(expansion.dtype)
-    except (RuntimeError, NotImplementedError, UnsupportedError):
-        return None
-    check_finite(found, "third derivatives of the outputs", INFINITE)
-    return found
-
-
-def _by_difference(expansion: Expansion, u: Tensor, v: Tensor, w: Tensor) -> Float[Tensor, "n C"]:
-    """The change of the second derivative along u and v over a short step along w, for its length."""
-    length = float(w.norm())
-    if length == 0:
-        return torch.zeros(expansion.rows.shape, dtype=expansion.dtype, device=expansion.device)
-    size = float(torch.cat([p.reshape(-1).to(w) for p in expansion.point]).norm()) or 1.0
-    short = DIFFERENCE[expansion.dtype] * size / length
-    ahead, behind = (
-        Graph(expansion.at(sign * short * w, keep_sides=True)).tangent(u).jvp(v[:, None]) for sign in (1, -1)
-    )
-    return ((ahead - behind) / (2 * short)).reshape(expansion.rows.shape)
-
-
-def _check_agreement(answer: Tensor, witness: Tensor, limit: float, outputs: float) -> None:
-    size = float(answer.abs().max() + witness.abs().max())
-    error = float((answer - witness).abs().max())
-    # Where third derivatives cancel to nothing, what is left is rounding of the outputs.
-    if not error <= max(limit * size, 1e5 * torch.finfo(answer.dtype).eps * outputs):
-        raise UnsupportedError(
-            "third derivatives must be the same by backward and by forward mode, but they differ by "
-            f"{error / size:.1e} of their size: an operation of the model has a wrong higher derivative in torch. "
-            "Write it in simpler operations; a matrix solve and fused operations are candidates."
-        )
+        derivative(operator.twice, direction)
+    return operator

@@ -21,28 +21,25 @@ from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.kernels.accumulate import Accumulator, Sites, summed_rows
 from gramscope.kernels.contractions import strips
-from gramscope.kernels.graph import INFINITE, Graph, Tangent
+from gramscope.kernels.expansion import INFINITE, Expansion, Tangent
 
 R = TypeVar("R")
 # Tensors of the size of the signals that are held for each output: as they came, and arranged for their products.
 OVERHEAD = 3
 
 
-def dense_kernel(graph: Graph, rates: Float[Tensor, " p"] | None, memory: Memory) -> Float[Tensor, "u u"]:
+def dense_kernel(at: Expansion, memory: Memory) -> Float[Tensor, "u u"]:
     """``J λ Jᵀ``."""
-    rows = _WeightedRows(graph, graph.f, rates)
+    rows = _WeightedRows(at, at.f)
     kernel = _product(rows, rows, memory)
     return (kernel + kernel.T) / 2  # both halves are sums of the same numbers in another order
 
 
-def dense_velocity(
-    graph: Graph, tangent: Tangent, rates: Float[Tensor, " p"] | None, memory: Memory
-) -> Float[Tensor, "u u"]:
+def dense_velocity(tangent: Tangent, memory: Memory) -> Float[Tensor, "u u"]:
     """``J̇ λ Jᵀ + J λ J̇ᵀ``, the derivative of the kernel along the direction of ``tangent``."""
     if not tangent.g.requires_grad:
-        size = graph.expansion.rows.size
-        return torch.zeros(size, size, dtype=graph.expansion.dtype, device=graph.expansion.device)
-    moved = _product(_WeightedRows(graph, tangent.g, rates), _WeightedRows(graph, graph.f, rates), memory)
+        return torch.zeros(tangent.rows.size, tangent.rows.size, dtype=tangent.dtype, device=tangent.device)
+    moved = _product(_WeightedRows(tangent, tangent.g), _WeightedRows(tangent, tangent.f), memory)
     check_finite(moved, "second derivatives of the outputs", INFINITE)
     return moved + moved.T
 
@@ -50,19 +47,19 @@ def dense_velocity(
 class _WeightedRows:
     """Sites that hold the rows of ``∂outputs/∂θ √λ``."""
 
-    def __init__(self, graph: Graph, outputs: Float[Tensor, "n C"], rates: Float[Tensor, " p"] | None) -> None:
-        self.expansion, self.leaves = graph.expansion, graph.leaves
-        parameters = dict(zip(self.expansion.parameters, graph.leaves, strict=True))
+    def __init__(self, at: Expansion, outputs: Float[Tensor, "n C"]) -> None:
+        self.expansion = at
+        parameters = dict(zip(at.parameters, at.leaves, strict=True))
         self.roots: dict[str, Tensor] = {}
-        if rates is not None:
-            parts = self.expansion.function.split(rates.sqrt()[:, None])
+        if at.rates is not None:
+            parts = at.split(at.rates.sqrt())
             self.roots = {name: part.flatten() for name, part in zip(parameters, parts, strict=True)}
         # Coupled examples are as exact, with fewer sites.
         self.sites = self._within(lambda: WeightSites(BackwardGraph(outputs, parameters), lambda names: None))
 
     def _within(self, work: Callable[[], R]) -> R:
         with self.expansion.context(forward=False):
-            return self.expansion.function.at(self.leaves, work)
+            return self.expansion.function.at(self.expansion.leaves, work)
 
     def bytes_per_output(self) -> int:
         signals = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, self.sites.edges))

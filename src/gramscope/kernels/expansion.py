@@ -1,12 +1,11 @@
-"""A network as a function of its parameters, ready to be differentiated twice and left untouched."""
+"""A network as a function of its parameters: products with its Jacobian, and with derivatives of that."""
 
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import cache, wraps
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -17,30 +16,21 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
+from gramscope.capture.capturing import check_outputs
+from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
-from gramscope.kernels.kinks import FixedSides, Sides, Smoothed
-from gramscope.kernels.twice_differentiable import TwiceDifferentiable
+from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
 
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
 Rates = Metric | None
 Parameters = tuple[Tensor, ...]
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
-    """Tensors made under inference mode cannot enter a graph, so nothing here is made under it."""
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(False):
-            return function(*args, **kwargs)
-
-    return run
+INFINITE = (
+    "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
+    "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
+    "more."
+)
 
 
 @cache
@@ -66,57 +56,59 @@ class ExpansionOptions(TypedDict, total=False):
     bandwidth: float | None
 
 
-@dataclass(frozen=True)
-class ExpansionSettings:
-    """How a network is read: which outputs, which parameters, in what precision, and what σ'' of a kink means."""
-
-    outputs: Outputs = None
-    frozen: bool = False
-    precision: Precision = None
-    kink: Kink = "autograd"
-    bandwidth: float | None = None
-
-    @classmethod
-    def of(cls, options: ExpansionOptions) -> "ExpansionSettings":
-        """A reading from keyword arguments of the caller, whose own name for them the user knows."""
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise UnsupportedError(f"there is no option {unknown[0]!r}; a network is read by {', '.join(known)}.")
-        return cls(**options)
-
-    def __post_init__(self) -> None:
-        if self.kink not in ("autograd", "distributional"):
-            raise InputError(f'kink must be "autograd" or "distributional", got {self.kink!r}.')
-        check_precision(self.precision)
-        if (self.kink == "distributional") != (self.bandwidth is not None):
-            raise InputError(
-                "bandwidth must be given with kink='distributional' and only there, got "
-                f"kink={self.kink!r}, bandwidth={self.bandwidth!r}. It is the width over which a kink is smoothed; "
-                "take about the change of a preactivation in one step."
-            )
-        if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
-            raise InputError(f"bandwidth must be a positive number, got {self.bandwidth!r}.")
+def check_reading(reading: ExpansionOptions) -> None:
+    """Raise where options are unknown, or cannot be meant together."""
+    known = ExpansionOptions.__annotations__
+    unknown = [name for name in reading if name not in known]
+    if unknown:
+        raise UnsupportedError(f"there is no option {unknown[0]!r}; a network is read by {', '.join(known)}.")
+    check_precision(reading.get("precision"))
+    kink, bandwidth = reading.get("kink", "autograd"), reading.get("bandwidth")
+    if kink not in ("autograd", "distributional"):
+        raise InputError(f'kink must be "autograd" or "distributional", got {kink!r}.')
+    if (kink == "distributional") != (bandwidth is not None):
+        raise InputError(
+            "bandwidth must be given with kink='distributional' and only there, got "
+            f"kink={kink!r}, bandwidth={bandwidth!r}. It is the width over which a kink is smoothed; take about the "
+            "change of a preactivation in one step."
+        )
+    if bandwidth is not None and not 0 < bandwidth < float("inf"):
+        raise InputError(f"bandwidth must be a positive number, got {bandwidth!r}.")
 
 
 class Expansion:
-    """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it."""
+    """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it.
 
-    def __init__(self, model: nn.Module, x: ModelInput, reading: ExpansionSettings) -> None:
+    ``f`` holds the graph of the outputs. Products with J and Jᵀ are traversals of graphs that are built once: ``Jᵀc``
+    is kept as a linear function of c. ``metric`` is the learning-rate tensor λ; see :func:`flat_metric`.
+    """
+
+    path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
+
+    def __init__(
+        self, model: nn.Module, x: ModelInput, metric: Rates = None, **reading: Unpack[ExpansionOptions]
+    ) -> None:
         load_forward_mode()
-        self.function = ModelFunction(model, x, reading.outputs, reading.frozen, reading.precision)
+        check_reading(reading)
+        self.function = ModelFunction(
+            model, x, reading.get("outputs"), reading.get("frozen", False), reading.get("precision")
+        )
+        self.bandwidth = reading.get("bandwidth")  # over which kinks are smoothed, if they are
         self.examples, self.parameters = self.function.examples, self.function.parameters
-        self.reading = reading
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
-        with self.context():
-            self.f: Tensor = self.run(self.point).detach()
-        for name, parameter in self.parameters.items():
-            check_finite(parameter, f"parameter {name!r}", "The run has diverged: load an earlier checkpoint.")
-        check_finite(self.f, "the model's output", "Its parameters are finite: look for NaN in x, or for overflow.")
+        self._open()
+        check_outputs(self.f, self.parameters)
         self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         self.dtype = torch.promote_types(self.f.dtype, torch.float32)
         self.device = self.f.device
+        self.rates = None if metric is None else self._rates(metric)
+
+    def _open(self) -> None:
+        self.leaves = self.fresh_leaves()
+        with self.context():
+            self.f: Tensor = self.run(self.leaves)
+        self.linear_map = LinearMap([self.f], self.leaves)
 
     @property
     def point(self) -> Parameters:
@@ -124,15 +116,14 @@ class Expansion:
 
     def run(self, parameters: Parameters) -> Tensor:
         """The outputs (n, C) at other parameters, everything else as it was."""
-        if self.reading.bandwidth is not None:
-            with TwiceDifferentiable(), Smoothed(self.reading.bandwidth):
-                return self.call(parameters)
-        if self.sides_at is None:
-            with TwiceDifferentiable():
-                return self.call(parameters)
-        with TwiceDifferentiable(), Sides() as watched:
-            self.call(self.sides_at)
-        with TwiceDifferentiable(), FixedSides(watched.sides):
+        reading: AbstractContextManager[object] = nullcontext()
+        if self.bandwidth is not None:
+            reading = Smoothed(self.bandwidth)
+        elif self.sides_at is not None:
+            with TwiceDifferentiable(), Sides() as watched:
+                self.call(self.sides_at)
+            reading = FixedSides(watched.sides)
+        with TwiceDifferentiable(), reading:
             return self.call(parameters)
 
     def call(self, parameters: Parameters) -> Tensor:
@@ -145,32 +136,55 @@ class Expansion:
         with self.function.context(forward), naming_operations():
             yield
 
+    # Products --------------------------------------------------------------------------------------
+
+    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+        """``Jᵀ w`` for each column w."""
+        with self.context(forward=False):
+            return self.function.vjp(self.linear_map, vectors)
+
+    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+        """``J v`` for each column v."""
+        with self.context(forward=False):
+            return self.function.jvp(self.linear_map, vectors)
+
+    def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        """``λ v`` for each column v."""
+        return vectors if self.rates is None else self.rates[:, None] * vectors
+
+    def directions(self) -> Float[Tensor, "p u"]:
+        """``λ Jᵀ``: the step that each output alone would make."""
+        return self.weighted(self.vjp(torch.eye(self.rows.size, dtype=self.dtype, device=self.device)))
+
+    def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
+        return Tangent(self, direction)
+
+    # The same network elsewhere ---------------------------------------------------------------------
+
     def at(self, vector: Float[Tensor, " p"], keep_sides: bool = False) -> "Expansion":
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
-        other = object.__new__(Expansion)
-        other.__dict__.update(self.__dict__)
-        moved = zip(self.parameters.items(), self.function.split(vector[:, None]), strict=True)
-        other.parameters = {name: p + part[0] for (name, p), part in moved}
-        other.sides_at = self.point if keep_sides else None
-        with other.context():
-            other.f = other.run(other.point).detach()
+        moved = zip(self.parameters.items(), self.split(vector), strict=True)
+        there = {name: p + part for (name, p), part in moved}
+        other = self._with(parameters=there, sides_at=self.point if keep_sides else None)
         check_finite(other.f, "the output after the step", "The step is too large for this network: lower lr.")
         return other
 
+    def with_kinks(self) -> "Expansion":
+        """The same network with its kinks as they are."""
+        return self if self.bandwidth is None else self._with(bandwidth=None)
+
+    def _with(self, **changes: object) -> "Expansion":
+        other = object.__new__(Expansion)
+        vars(other).update({**vars(self), "path": (), **changes})
+        other._open()
+        return other
+
+    def split(self, vector: Float[Tensor, " p"]) -> Parameters:
+        """A vector over all parameters as one tensor for each."""
+        return tuple(part[0] for part in self.function.split(vector[:, None]))
+
     def fresh_leaves(self) -> Parameters:
         return tuple(p.detach().requires_grad_() for p in self.point)
-
-    def flat_rates(self, rates: Rates) -> Float[Tensor, " p"] | None:
-        """The diagonal metric λ as one vector, from a number, numbers by name (others zero), a function or a tensor."""
-        if rates is None:
-            return None
-        flat = flat_metric(rates, self.parameters)
-        if bool((flat < 0).any()):
-            raise InputError(
-                f"metric must not be negative, but its least entry is {float(flat.min()):.3g}: a learning rate below "
-                "zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
-            )
-        return flat.to(dtype=self.dtype, device=self.device)
 
     def sides(self) -> Sides:
         """The side of every kink here."""
@@ -179,11 +193,43 @@ class Expansion:
         watched.heights.clear()
         return watched
 
-    def with_settings(self, **changes: Unpack[ExpansionOptions]) -> "Expansion":
-        other = object.__new__(Expansion)
-        other.__dict__.update(self.__dict__)
-        other.reading = replace(self.reading, **changes)
-        return other
+    def _rates(self, metric: Metric) -> Float[Tensor, " p"]:
+        flat = flat_metric(metric, self.parameters)
+        if bool((flat < 0).any()):
+            raise InputError(
+                f"metric must not be negative, but its least entry is {float(flat.min()):.3g}: a learning rate below "
+                "zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
+            )
+        return flat.to(dtype=self.dtype, device=self.device)
+
+
+class Tangent(Expansion):
+    """``J̇ = D_v J`` for one direction v, in the place of J, and ``g = J v`` itself, whose graph it is.
+
+    Along a direction the Hessian of every output becomes one matrix J̇ (U, P), the Jacobian of ``θ ↦ J v``: no Hessian
+    is formed. The tangent of a tangent is ``D_u D_v J``: third derivatives of the outputs.
+    """
+
+    def __init__(self, of: Expansion, direction: Float[Tensor, " p"]) -> None:
+        vars(self).update(vars(of))
+        self.path = (*of.path, direction)
+        self.g: Tensor
+        with self.context(forward=False):
+            (self.g,) = self.function.at(self.leaves, lambda: of.linear_map.along(self.split(direction)))
+        self.linear_map = LinearMap([self.g], self.leaves)
+
+    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+        """``J̇ᵀ w`` for each column w."""
+        return _finite(super().vjp(vectors))
+
+    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+        """``J̇ a``, the mixed second derivative along v and a, for each column a."""
+        return _finite(super().jvp(vectors))
+
+
+def _finite(found: Tensor) -> Tensor:
+    check_finite(found, "second derivatives of the outputs", INFINITE)
+    return found
 
 
 @contextmanager
@@ -205,6 +251,8 @@ def naming_operations() -> Iterator[None]:
 
 
 def _culprit(message: str) -> str | None:
+    if "once_differentiable" in message:
+        return "an autograd.Function marked @once_differentiable"
     patterns = (
         r"derivative for '?(?:aten::)?([\w:.]+)'? is not implemented",
         r"forward AD with (\w+) that does not support",
@@ -212,13 +260,7 @@ def _culprit(message: str) -> str | None:
         r"function (\w+Backward\w*) returned",
         r"(\w*[Bb]ackward\w*) is not differentiable",
     )
-    for pattern in patterns:
-        found = re.search(pattern, message)
-        if found:
-            return found.group(1)
-    if "once_differentiable" in message:
-        return "an autograd.Function marked @once_differentiable"
-    return None
+    return next((found[1] for pattern in patterns if (found := re.search(pattern, message))), None)
 
 
 def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
@@ -235,17 +277,17 @@ def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, T
     if callable(metric):
         with streams_put_back():
             metric = {name: metric(name, p) for name, p in parameters.items()}
-    if isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
+    elif isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
         metric = dict.fromkeys(parameters, float(metric))
-    if isinstance(metric, Tensor):
-        size = sum(p.numel() for p in parameters.values())
-        if metric.shape != (size,):
+    elif isinstance(metric, Tensor):
+        sizes = [p.numel() for p in parameters.values()]
+        if metric.shape != (sum(sizes),):
             raise InputError(
-                f"metric must have one entry for each of the {size} parameters, got shape {tuple(metric.shape)}. Pass "
-                "a dict by parameter name for numbers per layer."
+                f"metric must have one entry for each of the {sum(sizes)} parameters, got shape "
+                f"{tuple(metric.shape)}. Pass a dict by parameter name for numbers per layer."
             )
-        parts = metric.split([p.numel() for p in parameters.values()])
-        metric = {name: part.view(p.shape) for (name, p), part in zip(parameters.items(), parts, strict=True)}
+        parts = zip(parameters.items(), metric.split(sizes), strict=True)
+        metric = {name: part.view(p.shape) for (name, p), part in parts}
     if not isinstance(metric, Mapping):
         raise InputError(
             "metric must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "

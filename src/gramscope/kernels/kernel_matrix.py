@@ -6,7 +6,7 @@ from typing import Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -23,7 +23,6 @@ from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.shares import shares
 from gramscope.base.user_warnings import undefined
 from gramscope.kernels.empirical_ntk import NTKOptions, Reduce, ntk
-from gramscope.kernels.gradient_flow import flow_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,16 +122,15 @@ class Kernel:
                 f"targets and a cross kernel of shape {tuple(new.shape)} (new examples in rows)."
             )
         shifted = matrix + ridge * torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
+        # What is divided by eigenvalues that are rounding of the kernel is rounding.
+        floor = float(singular_floor(matrix, Rounding.of(self._square())))
         if t is not None:
             times = _times(t, matrix.device)
-            floor = max(float(singular_floor(matrix, Rounding.of(self._square()))), len(matrix) * EPS64)
-            weights = flow_weights(shifted, stacked, times.reshape(-1), floor)
+            weights = flow_weights(shifted, stacked, times.reshape(-1), max(floor, len(matrix) * EPS64))
             return (new @ weights).reshape(*times.shape, -1, y.shape[1])
         if ridge > 0:
             weights = torch.linalg.solve(shifted, stacked)
         else:
-            # What is divided by eigenvalues that are rounding of the kernel is rounding.
-            floor = float(singular_floor(matrix, Rounding.of(self._square())))
             weights = torch.linalg.pinv(shifted, atol=floor, rtol=len(matrix) * EPS64, hermitian=True) @ stacked
         return (new @ weights).reshape(-1, y.shape[1])
 
@@ -234,6 +232,30 @@ def kernel(
     for site in sites.values():
         total += site
     return Kernel(total, sites)
+
+
+def flow_weights(
+    matrix: Float64[Tensor, "rows rows"],
+    targets: Float64[Tensor, "rows columns"],
+    times: Float64[Tensor, " times"],
+    floor: float,
+) -> Float64[Tensor, "times rows columns"]:
+    """``a_t = g_t(K) y`` with ``g_t(λ) = (1 − e^{−λ t}) / λ``: the coefficients of kernel gradient flow at time t.
+
+    ``f_t = K_* a_t`` solves ``∂_t f = −K (f − y)`` from 0. ``g_t(0) = t``, and ``g_∞ = 1/λ``, zero for eigenvalues up
+    to ``floor``, which are rounding. Lee et al. 2019 (arXiv:1902.06720), eq. 8 to 10.
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> [round(float(a), 4) for a in flow_weights(one, one, torch.tensor([0.0, 1.0, torch.inf]).double(), 0.0)]
+    [0.0, 0.6321, 1.0]
+    """
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    kept = values.abs() > floor
+    safe = torch.where(kept, values, 1.0)
+    # Where λ is rounding, λ t counts as zero: g is t, and the direction does not move in the limit.
+    moving = torch.where(torch.isinf(times)[:, None], 0.0, times[:, None].expand(-1, len(values)))
+    gains = torch.where(kept, -torch.expm1(-times[:, None] * safe) / safe, moving)
+    return torch.einsum("ri,ti,si,sc->trc", vectors, gains, vectors, targets)
 
 
 def _times(t: float | Tensor, device: torch.device) -> Tensor:

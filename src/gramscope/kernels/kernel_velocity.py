@@ -18,30 +18,20 @@ from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.dense import dense_velocity
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, checked_tangent, second_derivative, step_direction, weighted
-from gramscope.linalg import LinearOperator
+from gramscope.kernels.derivatives import JacobianProducts, checked_tangent, derivative, step_direction
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent
 
 Residual = Tensor | Callable[[Tensor], Tensor]
 
 
-class NTKVelocityOperator(LinearOperator):
+class NTKVelocityOperator(JacobianProducts):
     """``dK/dη = -(J̇ λ Jᵀ + J λ J̇ᵀ)`` at η = 0 as products: no rows, no matrix."""
 
-    def __init__(self, graph: Graph, tangent: Tangent, rates: Float[Tensor, " p"] | None) -> None:
-        self.graph, self.tangent, self.rates = graph, tangent, rates
-        expansion = graph.expansion
-        super().__init__(expansion.rows, expansion.rows, dtype=expansion.dtype, device=expansion.device, symmetric=True)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        moved = self.tangent.jvp(weighted(self.graph.vjp(x), self.rates))
-        return -(moved + self.graph.jvp(weighted(self.tangent.vjp(x), self.rates)))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self._matmat(x)
+    def __init__(self, at: Expansion, tangent: Tangent) -> None:
+        super().__init__([(-1.0, tangent, at), (-1.0, at, tangent)])
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def dntk_velocity(
     model: nn.Module,
     x: ModelInput,
@@ -80,12 +70,12 @@ def dntk_velocity(
         >>> dntk_velocity(model, x, torch.ones(2, 1)).abs().max().item()
         0.0
     """
-    watched, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    velocity = -dense_velocity(graph, checked_tangent(graph, direction, check), rates, memory)
-    return velocity.reshape(*watched.rows.shape, *watched.rows.shape)
+    at, direction = read_step(model, x, residual, probe, metric, reading)
+    velocity = -dense_velocity(checked_tangent(at, direction, check), memory)
+    return velocity.reshape(*at.rows.shape, *at.rows.shape)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def dntk_velocity_operator(
     model: nn.Module,
     x: ModelInput,
@@ -112,11 +102,11 @@ def dntk_velocity_operator(
         >>> bool(torch.allclose(operator.dense(), dntk_velocity(model, x, residual).reshape(4, 4), atol=1e-5))
         True
     """
-    _, graph, direction, rates = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    return NTKVelocityOperator(graph, checked_tangent(graph, direction, check), rates)
+    at, direction = read_step(model, x, residual, probe, metric, reading)
+    return NTKVelocityOperator(at, checked_tangent(at, direction, check))
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def output_curvature(
     model: nn.Module,
     x: ModelInput,
@@ -146,11 +136,11 @@ def output_curvature(
         >>> output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (3 - 6η)² = 9 - 36η + 36η²
         36.0
     """
-    _, graph, direction, _ = read_step(model, x, residual, probe, metric, ExpansionSettings.of(reading))
-    return 0.5 * second_derivative(graph, direction, check)
+    at, direction = read_step(model, x, residual, probe, metric, reading)
+    return 0.5 * derivative(at.tangent(direction), direction, check)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def dntk(
     model: nn.Module,
     x: ModelInput,
@@ -176,26 +166,23 @@ def dntk(
         >>> dntk(model, torch.randn(4, 2)).shape
         torch.Size([4, 1, 4, 1, 4, 1])
     """
-    options = ExpansionSettings.of(reading)
-    at = Expansion(model, x, options)
-    graph = Graph(at)
-    rates = at.flat_rates(metric)
-    graph1 = graph if x1 is None else Graph(Expansion(model, x1, options))
-    graph2 = graph1 if x2 is None else Graph(Expansion(model, x2, options))
-    sizes = [g.expansion.rows.size for g in (graph, graph1, graph2)]
+    at = Expansion(model, x, metric, **reading)
+    at1 = at if x1 is None else Expansion(model, x1, metric, **reading)
+    at2 = at1 if x2 is None else Expansion(model, x2, metric, **reading)
+    sizes = [one.rows.size for one in (at, at1, at2)]
     _check_dense(sizes, at, memory)
-    first, second = graph1.directions(rates), graph2.directions(rates) if graph2 is not graph1 else None
-    second_derivative(graph, first.sum(dim=1), check)
+    first, second = at1.directions(), at2.directions() if at2 is not at1 else None
+    checked_tangent(at, first.sum(dim=1), check)
     result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
     with progress("dNTK, direction", sizes[1]) as advance:
         for j in range(sizes[1]):
             start = j if second is None else 0
-            result[j, :, start:] = graph.tangent(first[:, j]).jvp((first if second is None else second)[:, start:])
+            result[j, :, start:] = at.tangent(first[:, j]).jvp((first if second is None else second)[:, start:])
             advance()
     if second is None:
         for j in range(sizes[1]):
             result[j + 1 :, :, j] = result[j, :, j + 1 :].T
-    shapes = [g.expansion.rows.shape for g in (graph, graph1, graph2)]
+    shapes = [one.rows.shape for one in (at, at1, at2)]
     return result.transpose(0, 1).reshape(*shapes[0], *shapes[1], *shapes[2])
 
 
@@ -211,14 +198,9 @@ def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
 
 
 def read_step(
-    model: nn.Module, x: ModelInput, residual: Residual, probe: ModelInput, metric: Rates, reading: ExpansionSettings
-) -> tuple[Expansion, Graph, Float[Tensor, " p"], Float[Tensor, " p"] | None]:
-    """The watched expansion, its graph, the direction ``λ Jᵀ ε`` of the step, and λ."""
-    at = Expansion(model, x, reading)
-    rates = at.flat_rates(metric)
-    graph = Graph(at)
-    direction = step_direction(graph, residual, rates)
-    if probe is None:
-        return at, graph, direction, rates
-    watched = Expansion(model, probe, reading)
-    return watched, Graph(watched), direction, rates
+    model: nn.Module, x: ModelInput, residual: Residual, probe: ModelInput, metric: Rates, reading: ExpansionOptions
+) -> tuple[Expansion, Float[Tensor, " p"]]:
+    """The watched expansion, and the direction ``λ Jᵀ ε`` of the step."""
+    at = Expansion(model, x, metric, **reading)
+    direction = step_direction(at, residual)
+    return at if probe is None else Expansion(model, probe, metric, **reading), direction

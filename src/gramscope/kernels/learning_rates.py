@@ -7,9 +7,7 @@ from torch import nn
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.network import unwrap
 
-WEIGHTED = (
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear,
-)  # fmt: skip
+WEIGHTED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 
 
 def layer_rates(
@@ -72,6 +70,6 @@ def _positive(rate: float, what: str) -> float:
 def _fan_in(module: nn.Module) -> int:
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
-    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return weight.numel() // (weight.shape[1] * module.groups)
     return weight.numel() // weight.shape[0]

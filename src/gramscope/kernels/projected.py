@@ -1,6 +1,6 @@
 """The trace of a tangent kernel over very many outputs, estimated from a few random mixtures of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Unpack
 
@@ -106,22 +106,13 @@ def _samples(
 
     The kernel of all needs one forward pass, but k² products of gradients where k are of use.
     """
-    k = projection.k
-    if _work(model, x, x2, k) <= SMALL_WORK:
-        whole = ntk(model, x, x2, outputs=projection, **options)
-        yield from k * torch.einsum("njmj->jnm", whole)
+    k, n, m = projection.k, count_examples(x), count_examples(x if x2 is None else x2)
+    if n * m * k**2 * sum(parameter.numel() for parameter in model.parameters()) <= SMALL_WORK:
+        yield from k * torch.einsum("njmj->jnm", ntk(model, x, x2, outputs=projection, **options))
         return
     for j in range(k):
-        yield k * ntk(model, x, x2, reduce="trace", outputs=_one(projection, j), **options)
-
-
-def _one(projection: Projection, j: int) -> Callable[[nn.Module, ModelInput], Tensor]:
-    return lambda model, x: projection(model, x)[:, j : j + 1]
-
-
-def _work(model: nn.Module, x: ModelInput, x2: ModelInput, k: int) -> int:
-    n, m = count_examples(x), count_examples(x if x2 is None else x2)
-    return n * m * k**2 * sum(parameter.numel() for parameter in model.parameters())
+        one = lambda model, x, j=j: projection(model, x)[:, j : j + 1]  # noqa: E731
+        yield k * ntk(model, x, x2, reduce="trace", outputs=one, **options)
 
 
 def mean_and_error(samples: Iterator[Float[Tensor, "n m"]], projection: Projection) -> ProjectedTrace:

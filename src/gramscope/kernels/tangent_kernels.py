@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, weighted
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, check_reading
 from gramscope.kernels.kernel_velocity import dntk
 
 # Singular values of a contraction below this share of the largest are rounding of a matrix of lower rank.
@@ -43,22 +42,22 @@ class TangentKernels:
     def __init__(self, model: nn.Module, *, metric: Rates = None, **reading: Unpack[ExpansionOptions]) -> None:
         self.model, self.metric = model, metric
         self.reading: ExpansionOptions = {"precision": "float64", **reading}
-        ExpansionSettings.of(self.reading)
+        check_reading(self.reading)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def initial(self, x: ModelInput) -> Float[np.ndarray, "n C"]:
         """The outputs of the network as it stands, z(θ₀)."""
-        return _array(self._expansion(x).f)
+        return _array(self._at(x).f)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def __call__(self, x: ModelInput, x2: ModelInput = None) -> Float[np.ndarray, "u v"]:
         """``k̂ = J(x) λ J(x2)ᵀ``."""
-        left = self._graph(x)
-        right = left if x2 is None or x2 is x else self._graph(x2)
-        kernel = left.jvp(right.directions(right.expansion.flat_rates(self.metric)))
+        left = self._at(x)
+        right = left if x2 is None or x2 is x else self._at(x2)
+        kernel = left.jvp(right.directions())
         return _array((kernel + kernel.T) / 2 if right is left else kernel)
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def meta(self, x0: ModelInput, x1: ModelInput, x2: ModelInput) -> Float[np.ndarray, "u v w"]:
         """``μ̂(x0, x1, x2)`` with all its entries; for small problems."""
         whole = dntk(
@@ -67,53 +66,53 @@ class TangentKernels:
         n0, c, n1, _, n2, _ = whole.shape
         return _array(whole.reshape(n0 * c, n1 * c, n2 * c))
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def curvature(self, x: ModelInput, train: ModelInput, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(x; a, b) Z^{ab}``: second derivatives along the eigenvectors of the symmetric part of Z."""
-        graph, fitted = self._graph(x), self._graph(train)
+        at, fitted = self._at(x), self._at(train)
         _check_fits(pairs, "pairs", 2, fitted)
         values, vectors = np.linalg.eigh((pairs + pairs.T) / 2)
-        total = np.zeros(graph.expansion.rows.size)
+        total = np.zeros(at.rows.size)
         for value, vector in zip(values, vectors.T, strict=True):
             if abs(value) > RANK * np.abs(values).max():
-                along = self._direction(fitted, vector)
-                total += value * _array(graph.tangent(along).jvp(along[:, None])[:, 0])
+                along = _direction(fitted, vector)
+                total += value * _array(at.tangent(along).jvp(along[:, None])[:, 0])
         return total
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def transport(self, x: ModelInput, train: ModelInput, pairs: Float[np.ndarray, "v v"]) -> Float[np.ndarray, " u"]:
         """``Σ_{ab} μ̂(a; x, b) Z^{ab}``: one vector over the parameters, then J(x)."""
-        graph, fitted = self._graph(x), self._graph(train)
+        at, fitted = self._at(x), self._at(train)
         _check_fits(pairs, "pairs", 2, fitted)
         left, values, right = np.linalg.svd(pairs)
-        moved = torch.zeros(fitted.expansion.cols.size, dtype=fitted.expansion.dtype, device=fitted.expansion.device)
+        moved = torch.zeros(fitted.cols.size, dtype=fitted.dtype, device=fitted.device)
         for value, a, b in zip(values, left.T, right, strict=True):
             if value > RANK * values.max():
-                along = self._direction(fitted, b)
+                along = _direction(fitted, b)
                 moved = moved + value * fitted.tangent(along).vjp(_column(a, fitted))[:, 0]
-        return _array(graph.jvp(self._weighted(fitted, moved[:, None]))[:, 0])
+        return _array(at.jvp(fitted.weighted(moved[:, None]))[:, 0])
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def applied(
         self, x: ModelInput, x2: ModelInput, train: ModelInput, vector: Float[np.ndarray, " v"]
     ) -> Float[np.ndarray, "u w"]:
         """``Σ_a μ̂(x; x2, a) v^a``."""
-        graph, other, fitted = self._graph(x), self._graph(x2), self._graph(train)
+        at, other, fitted = self._at(x), self._at(x2), self._at(train)
         _check_fits(vector, "vector", 1, fitted)
-        along = self._direction(fitted, vector)
-        return _array(graph.tangent(along).jvp(other.directions(other.expansion.flat_rates(self.metric))))
+        along = _direction(fitted, vector)
+        return _array(at.tangent(along).jvp(other.directions()))
 
-    @outside_inference_mode
+    @torch.inference_mode(False)
     def feature_movement(self, train: ModelInput, vector: Float[np.ndarray, " v"]) -> float:
         """``√(tr J̇ λ J̇ᵀ / tr J λ Jᵀ)``, J̇ the change of the features J on ``train`` along ``λ Jᵀ v``, at first order.
 
         ``tr J̇ λ J̇ᵀ = Σ_{ijk} ddII_{i i j k} v_j v_k``, the second ddNTK contracted.
         """
-        fitted = self._graph(train)
+        fitted = self._at(train)
         _check_fits(vector, "vector", 1, fitted)
-        unit = torch.eye(fitted.expansion.rows.size, dtype=fitted.expansion.dtype, device=fitted.expansion.device)
-        rows, moved = fitted.vjp(unit), fitted.tangent(self._direction(fitted, vector)).vjp(unit)
-        sizes = [float((self._weighted(fitted, one) * one).sum()) for one in (moved, rows)]
+        unit = torch.eye(fitted.rows.size, dtype=fitted.dtype, device=fitted.device)
+        rows, moved = fitted.vjp(unit), fitted.tangent(_direction(fitted, vector)).vjp(unit)
+        sizes = [float((fitted.weighted(one) * one).sum()) for one in (moved, rows)]
         return (sizes[0] / sizes[1]) ** 0.5 if sizes[1] > 0 else 0.0
 
     def _tensors(self, x: ModelInput) -> ModelInput:
@@ -124,23 +123,13 @@ class TangentKernels:
         dtype = first.dtype if np.issubdtype(x.dtype, np.floating) else None
         return torch.from_numpy(np.ascontiguousarray(x)).to(device=first.device, dtype=dtype)
 
-    def _expansion(self, x: ModelInput) -> Expansion:
-        return Expansion(self.model, self._tensors(x), ExpansionSettings.of(self.reading))
-
-    def _graph(self, x: ModelInput) -> Graph:
-        return Graph(self._expansion(x))
-
-    def _direction(self, graph: Graph, vector: Float[np.ndarray, " v"]) -> Float[Tensor, " p"]:
-        """``λ Jᵀ v``."""
-        return self._weighted(graph, graph.vjp(_column(vector, graph)))[:, 0]
-
-    def _weighted(self, graph: Graph, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        return weighted(vectors, graph.expansion.flat_rates(self.metric))
+    def _at(self, x: ModelInput) -> Expansion:
+        return Expansion(self.model, self._tensors(x), self.metric, **self.reading)
 
 
-def _check_fits(array: Float[np.ndarray, "..."], name: str, axes: int, fitted: Graph) -> None:
+def _check_fits(array: Float[np.ndarray, "..."], name: str, axes: int, fitted: Expansion) -> None:
     """Raise unless an array over the training outputs has their number on each of its axes."""
-    rows, outputs = fitted.expansion.rows.size, fitted.expansion.f.shape[1]
+    rows, outputs = fitted.rows.size, fitted.f.shape[1]
     if np.shape(array) != (rows,) * axes:
         raise InputError(
             f"{name} must have shape {(rows,) * axes}, with the {rows} outputs of train on each axis "
@@ -150,8 +139,13 @@ def _check_fits(array: Float[np.ndarray, "..."], name: str, axes: int, fitted: G
         raise InputError(f"{name} must be finite, but it has a NaN or an infinity. Look at what it was solved from.")
 
 
-def _column(vector: Float[np.ndarray, " v"], graph: Graph) -> Float[Tensor, "v 1"]:
-    return torch.as_tensor(vector, dtype=graph.expansion.dtype, device=graph.expansion.device)[:, None]
+def _column(vector: Float[np.ndarray, " v"], at: Expansion) -> Float[Tensor, "v 1"]:
+    return torch.as_tensor(vector, dtype=at.dtype, device=at.device)[:, None]
+
+
+def _direction(at: Expansion, vector: Float[np.ndarray, " v"]) -> Float[Tensor, " p"]:
+    """``λ Jᵀ v``."""
+    return at.weighted(at.vjp(_column(vector, at)))[:, 0]
 
 
 def _array(tensor: Tensor) -> NDArray[np.float64]:

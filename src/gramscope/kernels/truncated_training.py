@@ -7,6 +7,7 @@ formed, so this is the form for networks whose ddNTKs do not fit into memory.
 """
 
 from dataclasses import dataclass
+from math import factorial
 from typing import Unpack
 
 import torch
@@ -17,10 +18,8 @@ from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, ExpansionSettings, Rates, outside_inference_mode
-from gramscope.kernels.graph import Graph, Tangent, weighted
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates
 
-FACTORIALS = (1, 1, 2, 6)
 RUNAWAY = 1e4  # times the first residual
 
 
@@ -46,30 +45,24 @@ class TruncatedTraining(Result):
 class TaylorPolynomial:
     """The outputs of a network as a polynomial of order 1, 2 or 3 in the change t of its parameters."""
 
-    def __init__(self, graph: Graph, order: int) -> None:
-        self.graph, self.order = graph, order
+    def __init__(self, expansion: Expansion, order: int) -> None:
+        self.expansion, self.order = expansion, order
 
-    def _maps(self, t: Float[Tensor, " p"]) -> list[Graph | Tangent]:
-        maps: list[Graph | Tangent] = [self.graph]
+    def at(self, t: Float[Tensor, " p"]) -> tuple[Float[Tensor, "n C"], list[Expansion]]:
+        """The outputs at ``θ₀ + t``, and the maps J, D_t J, D_t D_t J that their gradient needs."""
+        maps = [self.expansion]
         while len(maps) < self.order:
             maps.append(maps[-1].tangent(t))
-        return maps
+        f = self.expansion.f.detach().to(t)
+        return f + sum(one.jvp(t[:, None]).reshape(f.shape) / factorial(k) for k, one in enumerate(maps, 1)), maps
 
-    def at(self, t: Float[Tensor, " p"]) -> tuple[Float[Tensor, "n C"], list[Graph | Tangent]]:
-        """The outputs at ``θ₀ + t``, and the maps J, D_t J, D_t D_t J that their gradient needs."""
-        maps = self._maps(t)
-        f = self.graph.expansion.f.to(t)
-        terms = [maps[k].jvp(t[:, None]).reshape(f.shape) / FACTORIALS[k + 1] for k in range(self.order)]
-        return f + sum(terms), maps
-
-    def pullback(self, maps: list[Graph | Tangent], residual: Float[Tensor, "n C"]) -> Float[Tensor, " p"]:
+    def pullback(self, maps: list[Expansion], residual: Float[Tensor, "n C"]) -> Float[Tensor, " p"]:
         """``(∂z/∂t)ᵀ ε = (J + J̇ + ½ J̈)ᵀ ε``."""
-        column = residual.reshape(-1, 1)
-        found = [maps[k].vjp(column)[:, 0] / FACTORIALS[k] for k in range(self.order)]
+        found = [one.vjp(residual.reshape(-1, 1))[:, 0] / factorial(k) for k, one in enumerate(maps)]
         return torch.stack(found).sum(dim=0)
 
 
-@outside_inference_mode
+@torch.inference_mode(False)
 def train_truncated(
     model: nn.Module,
     x: ModelInput,
@@ -113,16 +106,16 @@ def train_truncated(
         raise InputError(f"order must be 1 (linear), 2 (quadratic) or 3 (cubic), got {order!r}.")
     lr, tol = check_number(lr, "lr", above=0.0), check_number(tol, "tol", above=0.0)
     check_count(steps, "steps")
-    polynomial = TaylorPolynomial(Graph(Expansion(model, x, ExpansionSettings.of(reading))), order)
-    t, z, size, step = _descend(polynomial, _targets(polynomial, y), lr, steps, tol, metric)
+    polynomial = TaylorPolynomial(Expansion(model, x, metric, **reading), order)
+    t, z, size, step = _descend(polynomial, _targets(polynomial, y), lr, steps, tol)
     predicted = z
     if probe is not None:
-        predicted, _ = TaylorPolynomial(Graph(Expansion(model, probe, ExpansionSettings.of(reading))), order).at(t)
+        predicted, _ = TaylorPolynomial(Expansion(model, probe, **reading), order).at(t)
     return TruncatedTraining(z, predicted, t, size, step, size <= tol)
 
 
 def _targets(polynomial: TaylorPolynomial, y: Tensor) -> Float[Tensor, "n C"]:
-    at = polynomial.graph.expansion
+    at = polynomial.expansion
     if y.shape != at.f.shape:
         raise InputError(f"y must have the shape {tuple(at.f.shape)} of the outputs, got {tuple(y.shape)}.")
     check_finite(y, "y", "Remove or repair those targets.")
@@ -130,18 +123,17 @@ def _targets(polynomial: TaylorPolynomial, y: Tensor) -> Float[Tensor, "n C"]:
 
 
 def _descend(
-    polynomial: TaylorPolynomial, targets: Tensor, lr: float, steps: int, tol: float, metric: Rates
+    polynomial: TaylorPolynomial, targets: Tensor, lr: float, steps: int, tol: float
 ) -> tuple[Tensor, Tensor, float, int]:
     """t, z, the largest |z - y| and the number of steps at the end."""
-    at = polynomial.graph.expansion
-    rates = at.flat_rates(metric)
+    at = polynomial.expansion
     t = torch.zeros(at.cols.size, dtype=at.dtype, device=at.device)
     z, maps = polynomial.at(t)
     first = size = float((z - targets).abs().max())
     for step in range(steps):
         if size <= tol:
             return t, z, size, step
-        t = t - lr * weighted(polynomial.pullback(maps, z - targets)[:, None], rates)[:, 0]
+        t = t - lr * at.weighted(polynomial.pullback(maps, z - targets)[:, None])[:, 0]
         z, maps = polynomial.at(t)
         size = float((z - targets).abs().max())
         if not size <= RUNAWAY * first:

@@ -6,7 +6,7 @@ from torch import nn
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs
 from gramscope.hierarchy.losses import Targets, loss_function
-from gramscope.kernels.linearized_model import linearize
+from gramscope.kernels.jacobian import linearize
 from gramscope.linalg import LinearOperator, eigenvalues_top
 from gramscope.measures.loss_curvature import HessianOperator, Sharpness
 

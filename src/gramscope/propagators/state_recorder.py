@@ -10,10 +10,9 @@ from torch import Tensor
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
 from gramscope.capture.backward_graph import leaves_below
-from gramscope.capture.side_effects import writes
-from gramscope.capture.torch_calls import Args, Kwargs, TorchFunction
-from gramscope.capture.unrolled import CELLS, RECURRENT, Arguments
 from gramscope.capture.weight_uses import WeightUses, settle
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
+from gramscope.ops.unrolled import CELLS, RECURRENT, Arguments
 from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
 from gramscope.propagators.scan import SCANS, DiagonalScan
 from gramscope.propagators.stack import Stack, run_stack

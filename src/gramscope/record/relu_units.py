@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gramscope.capture.relus import RELUS
+from gramscope.ops.torch_calls import RELUS
 
 DYING = RELUS | {F.relu6}  # units that pass nothing below zero
 Operation: TypeAlias = Callable[..., object]  # a function of torch, as a mode meets it

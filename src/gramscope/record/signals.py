@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.nested import tensors_in
-from gramscope.capture.unrolled import UNROLLED
+from gramscope.ops.unrolled import UNROLLED
 from gramscope.record.relu_units import UNITS_SECOND, Operation, ReluUnits
 
 Noted: TypeAlias = dict[str, list[tuple[Tensor, ...]]]  # by layer, for each of its uses: numbers, on their device

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramscope.capture.torch_calls import TorchFunction
+from gramscope.ops.torch_calls import TorchFunction
 
 State = tuple[Tensor, ...]  # (h,) or (h, c)
 
@@ -92,15 +92,11 @@ def _run(cell: Cell, data: Tensor, sizes: Sequence[int], initial: State, reverse
     return torch.cat(outputs[::-1] if reverse else outputs), state
 
 
-def _cells(kind: str, flat: Sequence[Tensor], has_bias: bool, count: int) -> list[Cell]:
-    each = len(flat) // count
-    cells = []
-    for start in range(0, len(flat), each):
-        part = list(flat[start : start + each])
-        b_ih, b_hh = (part[2], part[3]) if has_bias else (None, None)
-        extra = part[4 if has_bias else 2 :]
-        cells.append(Cell(STEPS[kind], part[0], part[1], b_ih, b_hh, extra[0] if extra else None))
-    return cells
+def _cell(kind: str, weights: Sequence[Tensor], has_bias: bool) -> Cell:
+    """From the weights of one layer in one direction, as torch lists them."""
+    biases = weights[2:4] if has_bias else (None, None)
+    projection = weights[4 if has_bias else 2 :]
+    return Cell(STEPS[kind], *weights[:2], *biases, *projection)
 
 
 class Arguments(NamedTuple):
@@ -151,13 +147,14 @@ def _unrolled(kind: str, *args: Any) -> tuple[Tensor, ...]:
 
 def _layers(kind: str, call: Arguments, data: Tensor, sizes: Sequence[int]) -> tuple[Tensor, State]:
     """All layers over rows ``data``; see :func:`_run`."""
-    cells = _cells(kind, call.weights, call.has_bias, call.layers * call.ways)
+    each = len(call.weights) // (call.layers * call.ways)
     finals: list[State] = []
     for layer in range(call.layers):
         outputs = []
         for way in range(call.ways):
             place = layer * call.ways + way
-            out, final = _run(cells[place], data, sizes, tuple(s[place] for s in call.initial), reverse=way == 1)
+            cell = _cell(kind, call.weights[place * each : (place + 1) * each], call.has_bias)
+            out, final = _run(cell, data, sizes, tuple(s[place] for s in call.initial), reverse=way == 1)
             outputs.append(out)
             finals.append(final)
         data = torch.cat(outputs, dim=-1) if call.ways == 2 else outputs[0]
@@ -176,18 +173,8 @@ def _unrolled_cell(
 
 
 # Functions of torch, and by which plain ones they can be replaced, with the same arguments.
-RECURRENT: dict[TorchFunction, str] = {
-    torch.lstm: "lstm",
-    torch.gru: "gru",
-    torch.rnn_tanh: "rnn_tanh",
-    torch.rnn_relu: "rnn_relu",
-}
-CELLS: dict[TorchFunction, str] = {
-    torch.lstm_cell: "lstm",
-    torch.gru_cell: "gru",
-    torch.rnn_tanh_cell: "rnn_tanh",
-    torch.rnn_relu_cell: "rnn_relu",
-}
+RECURRENT: dict[TorchFunction, str] = {getattr(torch, kind): kind for kind in STEPS}
+CELLS: dict[TorchFunction, str] = {getattr(torch, f"{kind}_cell"): kind for kind in STEPS}
 UNROLLED: dict[TorchFunction, TorchFunction] = {
     **{func: partial(_unrolled, kind) for func, kind in RECURRENT.items()},
     **{func: partial(_unrolled_cell, kind) for func, kind in CELLS.items()},

@@ -1,0 +1,154 @@
+"""Higher derivatives of a network's outputs along directions, each with a witness; the direction of a step."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gramscope.base.checks import check_finite
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.network import loss_gradient
+from gramscope.kernels.expansion import INFINITE, Expansion, Tangent
+from gramscope.linalg import LinearOperator
+
+# How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
+# to float32 inside (some norms of transformers do); faults show at order one.
+Limits = Mapping[torch.dtype, float]
+LIMITS: Limits = {torch.float64: 1e-5, torch.float32: 1e-3}
+# A step of this size, relative to the parameters, balances rounding against curvature in a central difference; how far
+# the difference may be off then.
+DIFFERENCE = {torch.float64: 1e-5, torch.float32: 5e-3}
+DIFFERENCE_LIMIT: Limits = {torch.float64: 1e-4, torch.float32: 5e-2}
+ORDERS = {2: "second", 3: "third"}
+
+
+class JacobianProducts(LinearOperator):
+    """``Σ c A λ Bᵀ`` over ``terms`` (c, A, B), A and B the Jacobian or derivatives of it: no rows, no matrix."""
+
+    def __init__(self, terms: Sequence[tuple[float, Expansion, Expansion]], symmetric: bool = True) -> None:
+        self.terms, at = terms, terms[0][1]
+        super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=symmetric)
+
+    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
+        return torch.stack([c * a.jvp(b.weighted(b.vjp(x))) for c, a, b in self.terms]).sum(0)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
+        return torch.stack([c * b.jvp(a.weighted(a.vjp(x))) for c, a, b in self.terms]).sum(0)
+
+
+def checked_tangent(at: Expansion, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:
+    """The tangent along a direction; with ``check`` its second derivative along the same direction has a witness."""
+    tangent = at.tangent(direction)
+    if check:
+        derivative(tangent, direction)
+    return tangent
+
+
+def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = True) -> Float[Tensor, "n C"]:
+    """The derivative of the outputs along the direction of a tangent (both, of a tangent's tangent) and one more.
+
+    By forward mode applied two or three times, with backward mode as its witness: torch's formulas for higher
+    derivatives are not all right (see ``gramscope.ops.operations``), and they do not err alike in both modes. Where
+    they disagree there is no telling which is right, so the answer is refused. Custom functions that have no forward
+    derivative go through the graph, with a difference of lower derivatives as the witness.
+    """
+    directions = (*tangent.path, direction)
+    name = ORDERS[len(directions)]
+    answer = by_forward_mode(tangent, directions)
+    if answer is not None:
+        check_finite(answer, f"{name} derivatives of the outputs", INFINITE)
+        if check and not _agrees(answer, tangent.vjp(_weights(answer))[:, 0] * direction, LIMITS, tangent):
+            raise UnsupportedError(
+                f"{name} derivatives must be the same by backward and by forward mode, but they differ: an operation "
+                "of the model has a wrong higher derivative in torch. Write it in simpler operations; a matrix solve "
+                "and fused operations are candidates."
+            )
+        return answer
+    answer = tangent.jvp(direction[:, None]).reshape(tangent.rows.shape)
+    if check and not _agrees(answer, _difference(tangent, directions, _weights(answer)), DIFFERENCE_LIMIT, tangent):
+        raise UnsupportedError(
+            f"every operation of the model must have a {name} derivative, but that of a custom autograd.Function is "
+            "not the derivative of its first. Write its backward pass in differentiable operations of its saved inputs "
+            "and outputs; what else it saves counts as constant."
+        )
+    return answer
+
+
+def by_forward_mode(expansion: Expansion, directions: Sequence[Tensor]) -> Float[Tensor, "n C"] | None:
+    """The derivative of the outputs along all directions; None where forward mode cannot run."""
+
+    def along(function: Callable[..., Tensor], tangents: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+        return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
+
+    function: Callable[..., Tensor] = lambda *parameters: expansion.run(parameters)  # noqa: E731
+    for direction in directions:
+        function = along(function, expansion.split(direction))
+    try:
+        with expansion.context():
+            return function(*expansion.point).detach().to(expansion.dtype)
+    except (RuntimeError, NotImplementedError, UnsupportedError):
+        return None
+
+
+def _weights(answer: Float[Tensor, "n C"]) -> Float[Tensor, "rows 1"]:
+    """A vector over the outputs in which none cancels another."""
+    return torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)[:, None]
+
+
+def _agrees(answer: Float[Tensor, "n C"], terms: Float[Tensor, " p"], limits: Limits, tangent: Tangent) -> bool:
+    """Is the weighted sum of the answer that of the ``terms``, to the limit of its dtype?"""
+    own = _weights(answer)[:, 0] * answer.reshape(-1)
+    error, size = abs(float(terms.sum() - own.sum())), float(terms.abs().sum() + own.abs().sum())
+    # Where derivatives cancel, what is left is rounding of numbers of these sizes.
+    f, slope = float(tangent.f.detach().abs().max()), float(tangent.g.detach().abs().max())
+    rounding = torch.finfo(answer.dtype).eps * (f + slope + (slope**2 / f if f else 0.0)) * answer.numel()
+    return error <= max(limits.get(answer.dtype, 1e-3) * size, 1e3 * rounding)
+
+
+def _difference(
+    expansion: Expansion, directions: Sequence[Tensor], weights: Float[Tensor, "rows 1"]
+) -> Float[Tensor, " p"]:
+    """Terms of the change of the lower derivative over a short step along the last direction, for its length.
+
+    A custom function may save numbers that depend on its inputs as if they were constants: its first derivative is
+    right, its second one is not.
+    """
+    *firsts, before, last = directions
+    if not bool(last.any()):
+        return torch.zeros_like(last)
+    size = float(torch.cat([p.reshape(-1).to(last) for p in expansion.point]).norm()) or 1.0
+    short = DIFFERENCE[expansion.dtype] * size / float(last.norm())
+    sides = []
+    for step in (short * last, -short * last):
+        there = expansion.at(step, keep_sides=True)
+        for direction in firsts:
+            there = there.tangent(direction)
+        sides.append(there.vjp(weights)[:, 0])
+    return (sides[0] - sides[1]) * before / (2 * short)
+
+
+def step_direction(at: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, " p"]:
+    """``v = λ Jᵀ ε``: a step of size η moves θ to ``θ - η v``."""
+    return at.weighted(at.vjp(residual_of(at, residual).reshape(-1, 1)))[:, 0]
+
+
+def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, "n C"]:
+    """``ε = ∂loss/∂f`` (n, C), from the tensor itself or from a loss of the outputs."""
+    f = expansion.f.detach()
+    if isinstance(residual, Tensor):
+        if residual.shape != f.shape and not (residual.shape == f.shape[:1] and f.shape[1] == 1):
+            raise InputError(
+                f"residual must have the shape {tuple(f.shape)} of the outputs, got {tuple(residual.shape)}. It is "
+                "∂loss/∂f, e.g. (f - y) for half the squared error; a function f -> loss does as well."
+            )
+        epsilon = residual.detach().clone().reshape(f.shape)
+    elif not callable(residual):
+        raise InputError(
+            f"residual must be a tensor ∂loss/∂f or a function f -> loss, got {type(residual).__name__}. Convert an "
+            "array with torch.as_tensor."
+        )
+    else:
+        epsilon = loss_gradient(residual, f, "residual")[1]
+    check_finite(epsilon, "residual", "Check the loss and the targets.")
+    return epsilon.to(dtype=expansion.dtype, device=expansion.device)
