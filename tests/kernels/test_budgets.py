@@ -133,6 +133,22 @@ def test_the_bytes_of_all_tensors_stay_within_the_budget(name, reduce, n, share)
     torch.testing.assert_close(kernel, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
 
 
+@pytest.mark.parametrize("name", ["cnn", "vit", "gpt, loss"])
+def test_a_kernel_on_disk_stays_within_the_budget_and_leaves_nothing_behind(name, tmp_path):
+    """Tile after tile: what one left alive would add up."""
+    model, x, outputs = problem(name, 9)
+    options = {"outputs": outputs, "reduce": "trace"}
+    whole, free = measured(model, x, **options, memory="10GB")
+    budget = int(0.6 * free) + 2**16
+    with LivePeak() as memory:
+        kernel = gs.ntk(model, x, **options, memory=budget, out=tmp_path / "K", tile=4)
+        torch.zeros(())  # the counter looks at what was freed
+    assert len(kernel.plan.tiles) == 6
+    assert memory.peak <= budget, f"{memory.peak / budget:.2f} of {budget:,}"
+    assert memory.live < 2**10
+    torch.testing.assert_close(kernel.to_tensor(), whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_working_set_is_what_a_backward_pass_holds(name):
     """Its count from the graph against the bytes alive, with the finest cuts and one direction."""

@@ -18,13 +18,17 @@ def reference_sketch(model: nn.Module, x: Any, projections: Any, names: Any, out
         matrix = factors.matrix
         rows = gradient.reshape(*gradient.shape[:2], matrix.rows, matrix.columns)
         repeats = [
-            torch.einsum("Rb,nkRC,Ca->nkba", factors.explicit("rows", r), rows, factors.explicit("columns", r)).flatten(
-                2
-            )
+            torch.einsum("Rb,nkRC,Ca->nkba", explicit(factors, "rows", r), rows, explicit(factors, "columns", r))
             for r in range(factors.repeats)
         ]
-        found[name] = torch.stack(repeats)
+        found[name] = torch.stack(repeats).flatten(3)
     return found
+
+
+def explicit(factors: Any, side: str, repeat: int) -> Tensor:
+    """The matrix of a side in one repeat; one that is not projected is held as a shape only."""
+    factor = getattr(factors, side)
+    return torch.eye(len(factor), dtype=factor.dtype) if side in factors.whole else factor[:, repeat]
 
 
 def whole_features(sketch: Any, turned: Any = ()) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gramscope.capture import OuterSite
 from gramscope.capture.sites import Frame
 from gramscope.scale import sketch_sites
-from gramscope.scale.sketch_cost import SketchShape, dense_cost, factored_cost, formed_cost, formed_is_cheaper
+from gramscope.scale.sketch_cost import SketchShape, factored_cost, formed_cost, formed_is_cheaper
 from gramscope.scale.sketch_factors import Projections, SketchPlan
 
 F64 = torch.float64
@@ -82,4 +82,4 @@ def test_wide_layers_are_factored_and_early_convolutions_formed():
     early = SketchShape(k=1, T=784, g=1, i=9, o=16, rows=16, columns=9, b=16, a=9, repeats=6)
     assert not formed_is_cheaper(wide)
     assert formed_is_cheaper(early)
-    assert factored_cost(wide) < 0.2 * dense_cost(wide)
+    assert factored_cost(wide) < 128 * 768 * 3072, "not even the gradient is formed for that"

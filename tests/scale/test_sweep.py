@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gramscope.base.errors import InputError
 from gramscope.cli.main import app
 from gramscope.scale.sweep import EARLIER, LOGS, RunState, run_sweep
-from gramscope.scale.sweep_engines import LocalEngine, open_engine
+from gramscope.scale.sweep_engines import Engine, LocalEngine, Started, open_engine
 from gramscope.scale.sweep_plan import MANIFEST, open_folder, parse_grid, points
 from gramscope.store import RunWriter, find_runs
 
@@ -232,28 +232,14 @@ def test_engines_that_are_not_there_say_what_to_do(tmp_path, monkeypatch):
 # The command --------------------------------------------------------------------------------------
 
 
-class InThisProcess:
+class InThisProcess(Engine):
     """An engine that calls ``gramscope run`` where torch is imported already; a process of its own takes 12 s."""
 
     def start(self, command, log):
         assert command[:3] == [sys.executable, "-m", "gramscope"]
         done = CliRunner().invoke(app, command[3:])
         log.write_text(done.output)
-        return Ended(done.exit_code)
-
-    def close(self):
-        pass
-
-
-class Ended:
-    def __init__(self, code):
-        self.code = code
-
-    def exit_code(self):
-        return self.code
-
-    def stop(self):
-        pass
+        return Started(lambda: done.exit_code, lambda: None)
 
 
 def invoke(*arguments):
@@ -297,6 +283,8 @@ def test_the_command_makes_runs_and_does_none_twice(config, tmp_path, monkeypatc
         (["--grid", "width=4,many"], "model.width must be a whole number of at least 1, got 'many'"),
         (["--grid", "model.heads=4"], "model.heads is no key that fits this model"),
         (["--grid", "out=a,b"], "watch.out, which the sweep sets"),
+        (["--grid", "lr=0.1", "--set", "watch.measures=speed"], "measures must name some of loss"),
+        (["--grid", "lr=0.1", "--set", "watch.layers=head.*"], "layers must"),
         (["--grid", "lr=0.1", "--engine", "condor"], "--engine must be one of"),
         (["--grid", "lr=0.1", "optimiser.lr=0.2"], "optimiser.lr comes twice"),
         ([], "a sweep must vary something"),

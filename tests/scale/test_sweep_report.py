@@ -63,7 +63,17 @@ def test_lines_are_means_and_heat_maps_are_means_over_seeds(folder):
     assert z.shape == (2, 3)
     assert z[0, 1] == pytest.approx(loss(0.001, 16, 0.5), rel=1e-3)
     assert z[1, 2] == pytest.approx(loss(0.1, 32, 0), rel=1e-3), "of the seed that is finite"
-    assert panel.notes == ["1 runs have no finite value of final loss and are not drawn there."]
+    assert panel.notes == ["1 runs diverged or have no value of final loss, and are not drawn there."]
+
+
+def test_a_run_that_diverged_before_it_was_measured_again_has_no_end(tmp_path):
+    for lr in (0.1, 0.2, 1e30):
+        with RunWriter.create(tmp_path / f"lr-{lr}", {"config": {"optimiser": {"lr": lr}}}) as writer:
+            writer.append(0, {"loss": 0.5, "loss/probe": 0.5})
+            writer.append(2, {"loss": float("nan")} if lr > 1 else {"loss": 1 + lr, "loss/probe": 1 + lr})
+    panel = swept.panel(table(tmp_path))
+    assert all(sorted(points.x.tolist()) == [0.1, 0.2] for points, _ in panel.plots[0].frames)
+    assert all("1e30" not in line and "1e+30" not in line for line in swept.best_runs(table(tmp_path)))
 
 
 def test_best_runs_are_named(folder):

@@ -25,6 +25,7 @@ UNLIMITED = 2**62
 # operations cost their overhead, large ones their arithmetic, and these need no batching rules when taken one direction
 # at a time. A loop over time steps writes much, since the gradient of each step is a tensor for all steps.
 TOGETHER = {"cpu": 2**26, "cuda": 2**28}
+OUT_OF_MEMORY = ("out of memory", "allocate memory", "not enough memory", "failed to allocate")
 
 
 def is_leaf(node: Node) -> bool:
@@ -272,8 +273,9 @@ def dense(gradient: Tensor) -> Tensor:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch has a class for this on a GPU, and only words for it on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+    """Of a GPU, for which torch has a class, of the machine or of ``ulimit -v``, for which it has only words."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
 
 def check_differentiable(output: Tensor) -> None:

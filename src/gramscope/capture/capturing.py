@@ -128,7 +128,7 @@ class Opened:
         if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
             return None
         found = KnownSites()
-        WeightSites(BackwardGraph(f, self.parameters), self.refuse_mixing).keep_in(found)
+        WeightSites(BackwardGraph(f, self.parameters), self.refuse_mixing, self.room).keep_in(found)
         return found.recall(graph, more=True)
 
     def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
@@ -251,7 +251,7 @@ def survey(
     def note(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, nn.Parameter):
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # an output that its own node keeps as it is would never be freed
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with opened(model, x, outputs=outputs, frozen=frozen, precision=precision, watch=hooks) as network:

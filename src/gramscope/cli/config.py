@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gramscope import tasks
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.cli.training_loop import train
+from gramscope.record.probe import chosen, matcher
 from gramscope.store.records import SCALARS_FILE
 from gramscope.tasks import Task
 
@@ -90,7 +91,10 @@ def check_config(config: Config, task: Task | None = None) -> Task:
     _check_values(config)
     task = _data(config["data"]) if task is None else task
     _loss(config["train"])
-    _optimiser(config["optimiser"], _model(config["model"], task, int(config["train"]["seed"])))
+    model = _model(config["model"], task, int(config["train"]["seed"]))
+    _optimiser(config["optimiser"], model)
+    chosen(config["watch"]["measures"], task.y)
+    matcher(config["watch"]["layers"], model)
     return task
 
 

@@ -73,7 +73,7 @@ class Kernel:
 
         NaN, with a warning, where the targets are the same for all examples.
         """
-        given = _target_matrix(targets, self.examples)
+        given = target_matrix(targets, self.examples)
         y = centered_rows(given)
         if self.total.dim() == 4 and y.shape[1] != self.outputs:
             raise InputError(f"targets must have {self.outputs} columns, one for each output, got {y.shape[1]}.")
@@ -269,9 +269,10 @@ def _matrix(tensor: Tensor) -> Float[Tensor, "rows cols"]:
     return tensor.flatten(2).flatten(0, 1) if tensor.dim() == 4 else tensor
 
 
-def _target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
-    if targets.shape[0] != n:
-        raise InputError(f"targets must have one row for each of the {n} examples, got {targets.shape[0]}.")
+def target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
+    """One float64 row for each example; labels as one-hot."""
+    if targets.dim() == 0 or len(targets) != n:
+        raise InputError(f"targets must have one row for each of the {n} examples, got shape {tuple(targets.shape)}.")
     check_finite(targets, "targets", "Clean the data first.")
     if not targets.is_floating_point():
         return torch.nn.functional.one_hot(targets.long().reshape(n)).double()

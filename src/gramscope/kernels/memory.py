@@ -150,7 +150,9 @@ class _Needs:
         rows = examples * (1 if self.trace else directions)
         strip = 2 * min(rows, STRIP) * rows * item
         copy = 0 if whole or self.trace else (rows // 2) ** 2 * item
-        products = examples * (directions * size.working + by_example) + min(examples, UNFOLDED) * by_few + strip + copy
+        # A batched pass takes an operation it cannot batch one direction at a time, and then stacks the results.
+        working = size.working if directions == 1 else size.working + size.largest
+        products = examples * (directions * working + by_example) + min(examples, UNFOLDED) * by_few + strip + copy
         searched = min(examples, FEW) if size.alike else examples
         again = searched * size.held if size.alike else 0  # the few pass through the network by themselves
         search = again + searched * (2 * size.working + SEARCHED * size.largest)

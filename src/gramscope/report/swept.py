@@ -1,7 +1,7 @@
 """Runs that differ in a few settings: a measure against each of them, heat maps of two, and the best runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -42,6 +42,7 @@ class Setting:
 
 def panel(table: RunsTable) -> Panel | None:
     """The panel of a sweep; None where the runs are few or differ in no setting."""
+    table = _without_diverged(table)
     settings, measures = swept(table), _measures(table)
     if len(table.columns[0].cells) < FEWEST_RUNS or not settings or not measures:
         return None
@@ -76,7 +77,7 @@ def swept(table: RunsTable) -> list[Setting]:
 def best_runs(table: RunsTable) -> list[str]:
     """The runs with the least final loss, and with the highest final accuracy."""
     names, lines = table.columns[0].cells, []
-    for column in table.columns:
+    for column in _without_diverged(table).columns:
         least = column.key.startswith("final loss")
         if column.group != "result" or not (least or column.key.startswith("final accuracy")):
             continue
@@ -88,6 +89,16 @@ def best_runs(table: RunsTable) -> list[str]:
             listed = ", ".join(f"{name} ({number(value)})" for value, name in ended[:BEST])
             lines.append(f"{'Lowest' if least else 'Highest'} {column.key}: {listed}.")
     return lines
+
+
+def _without_diverged(table: RunsTable) -> RunsTable:
+    """What was measured before a run diverged, often at its start alone, is not what it ended with."""
+    ended = next(([cell != "diverged" for cell in c.cells] for c in table.columns if c.key == "verdict"), [])
+    return replace(table, columns=[
+        replace(c, cells=[cell if fine else None for cell, fine in zip(c.cells, ended, strict=True)])
+        if c.group in ("result", "measure") and ended else c
+        for c in table.columns
+    ])  # fmt: skip
 
 
 def _measures(table: RunsTable) -> list[Column]:
@@ -148,7 +159,7 @@ def _left_out(table: RunsTable, settings: Sequence[Setting], measures: Sequence[
     notes = []
     unfinished = sum(not _is_number(cell) for cell in measures[0].cells)
     if unfinished:
-        notes.append(f"{unfinished} runs have no finite value of {measures[0].key} and are not drawn there.")
+        notes.append(f"{unfinished} runs diverged or have no value of {measures[0].key}, and are not drawn there.")
     if len(settings) == MOST_SETTINGS:
         notes.append(f"Of more than {MOST_SETTINGS} settings the first {MOST_SETTINGS} are drawn; the table has all.")
     if len(measures) == MOST_MEASURES:

@@ -12,7 +12,7 @@ from types import ModuleType
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject, json_values
 from gramscope.reproduce.experiments import Case, open_experiment
-from gramscope.scale.sweep_engines import Started
+from gramscope.scale.sweep_engines import Engine, Started
 from gramscope.store.files import Disk
 
 JOB_RESULT = "result.json"
@@ -63,34 +63,21 @@ def read_result(folder: Path) -> JSONObject:
     return found
 
 
-class InThisProcess:
+class InThisProcess(Engine):
     """An engine that runs one job after another here, so that a short job does not pay for a new process."""
 
     def __init__(self) -> None:
         self.modules: dict[str, ModuleType] = {}
 
     def start(self, command: Sequence[str], log: Path) -> Started:
+        code = 0
         with log.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
             try:
                 run_job(Path(command[-1]), self.modules)
             except Exception:
                 traceback.print_exc(file=file)
-                return _Ended(1)
-        return _Ended(0)
-
-    def close(self) -> None:
-        return None
-
-
-class _Ended:
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-    def exit_code(self) -> int | None:
-        return self.code
-
-    def stop(self) -> None:
-        return None
+                code = 1
+        return Started(lambda: code, lambda: None)
 
 
 if __name__ == "__main__":

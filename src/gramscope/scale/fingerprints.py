@@ -49,7 +49,7 @@ def fingerprint_outputs(outputs: Outputs) -> str:
     if outputs is None:
         return "all"
     if callable(outputs) and not isinstance(outputs, Tensor):
-        return f"function {getattr(outputs, '__qualname__', type(outputs).__qualname__)}"
+        return f"function {getattr(outputs, '__name__', type(outputs).__name__)}"  # wherever it is defined
     return repr(outputs.tolist() if hasattr(outputs, "tolist") else outputs)
 
 

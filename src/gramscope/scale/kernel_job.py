@@ -8,11 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_count
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import ModelInput, map_tensors
 from gramscope.base.user_warnings import warn
 from gramscope.capture import capture
+from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.network import Outputs, Precision, count_examples, slice_examples, unwrap
 from gramscope.kernels.empirical_ntk import Reduce, ntk
 from gramscope.scale.fingerprints import Fingerprints, fingerprint_data, fingerprint_model, fingerprint_outputs
@@ -20,7 +22,6 @@ from gramscope.scale.tile_plan import Tile, TilePlan, choose_tile
 
 # Examples and outputs of the sample that a manifest keeps.
 SAMPLE_EXAMPLES, SAMPLE_OUTPUTS = 4, 8
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "failed to allocate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +80,7 @@ class KernelJob:
             symmetric=self.symmetric,
         )  # fmt: skip
         if tile is not None:
-            if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
-                raise InputError(f"tile must be a whole number of examples of at least 1, got {tile!r}.")
+            tile = check_count(tile, "tile")
             size = (min(n, tile), min(m, tile))
         name = str(dtype).removeprefix("torch.")
         plan = TilePlan(n, m, width, self.reduce, self.symmetric, size, name, budget)
@@ -170,12 +170,6 @@ class KernelJob:
             floats = (p for p in unwrap(self.model).parameters() if p.is_floating_point() or p.is_complex())
             dtypes += [p.dtype.to_real() for p in floats if self.frozen or p.requires_grad]
         return reduce(torch.promote_types, dtypes, torch.float32)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU, of the machine, or of ``ulimit -v``."""
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
 
 def world_size() -> int:

@@ -91,11 +91,8 @@ def ntk(
     if out is None:
         if tile is not None:
             raise UnsupportedError('tile= is for kernels on disk. Pass out="folder" with it, or use memory= alone.')
-        options: dict[str, Any] = {"outputs": outputs, "memory": memory, "precision": precision}
-        options |= {"frozen": frozen, "coupled": coupled}
-        if by_site:
-            return ntk_in_memory(model, x, x2, reduce, by_site=True, **options)
-        return ntk_in_memory(model, x, x2, reduce, **options)
+        given: Any = (by_site, outputs, memory, precision, frozen, coupled)
+        return ntk_in_memory(model, x, x2, reduce, *given)
     if by_site or coupled != "refuse":
         what = "by_site=True" if by_site else f"coupled={coupled!r}"
         raise UnsupportedError(

@@ -56,11 +56,5 @@ def formed_cost(shape: SketchShape) -> int:
     return s.k * s.T * s.g * s.i * s.o + s.repeats * s.k * (s.rows * s.columns * s.a + s.rows * s.a * s.b)
 
 
-def dense_cost(shape: SketchShape) -> int:
-    """Multiply-adds of a dense a·b x p projection of the gradient, made first, for one example."""
-    s = shape
-    return s.k * s.T * s.g * s.i * s.o + s.repeats * s.k * s.rows * s.columns * s.a * s.b
-
-
 def formed_is_cheaper(shape: SketchShape) -> bool:
     return formed_cost(shape) < factored_cost(shape)

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined
+from gramscope.kernels.kernel_matrix import target_matrix
 from gramscope.linalg.intervals import half_widths
 from gramscope.scale.sketch_factors import Projections
 
@@ -137,13 +138,11 @@ class Sketch(Result):
         ``cosine`` the inner products are compared, by which examples with large gradients come first.
         """
         among = self if other is None else other
-        most = among.examples - (other is None)
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
-            raise InputError(f"k must be a whole number between 1 and {most}, the examples to choose from, got {k!r}.")
+        check_count(k, "k", most=among.examples - (other is None), why="the examples to choose from")
         mine, theirs = self.norms().value, among.norms().value
         found = []
         for start, stop in self._blocks(among):
-            kernel = _mean(list(self._kernels(other, None, slice(start, stop))))
+            kernel = torch.stack(list(self._kernels(other, None, slice(start, stop)))).mean(0)
             if cosine:
                 kernel = kernel / (mine[start:stop, None] * theirs).clamp(min=torch.finfo(kernel.dtype).tiny)
             if other is None:
@@ -157,7 +156,8 @@ class Sketch(Result):
         ``|K|²`` is estimated from the products ``⟨K_r, K_s⟩`` of two different repeats, which are unbiased; that of the
         mean kernel would count its error as signal. The standard error is the jackknife's over repeats (Efron 1982).
         """
-        y = _centred(targets, self.examples).to(next(iter(self.features.values())).device)
+        y = target_matrix(targets, self.examples).to(next(iter(self.features.values())).device)
+        y = y - y.mean(0)
         if not bool(y.any()):
             nothing = torch.tensor(undefined("an alignment", "the targets are the same for all examples"), device="cpu")
             return Estimate(nothing, nothing, self.repeats)
@@ -258,20 +258,7 @@ def _gram(
     return mine[place, rows].flatten(1) @ theirs[place].flatten(1).T
 
 
-def _mean(samples: list[Tensor]) -> Tensor:
-    return samples[0] if len(samples) == 1 else torch.stack(samples).mean(0)
-
-
 def _aligned(products: Float[Tensor, "r r"], along: Float[Tensor, " r"], size: float) -> Tensor:
     R = len(along)
     between = products.sum() - products.diagonal().sum() if R > 1 else products.sum()
     return along.mean() / (between / (R * (R - 1) if R > 1 else 1)).clamp(min=0).sqrt() / size
-
-
-def _centred(targets: Tensor, n: int) -> Float[Tensor, "N c"]:
-    if len(targets) != n:
-        raise InputError(f"targets must have one row for each of the {n} examples, got {len(targets)}.")
-    check_finite(targets, "targets", "Clean the data first.")
-    labels = not targets.is_floating_point()
-    y = torch.nn.functional.one_hot(targets.long().reshape(n)).double() if labels else targets.double().reshape(n, -1)
-    return y - y.mean(0)

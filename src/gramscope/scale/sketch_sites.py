@@ -96,13 +96,6 @@ class Factors:
             product = torch.einsum("...gd,gdm->...gm", values, own)
         return product.unflatten(-1, factor.shape[1:])
 
-    def explicit(self, side: Literal["rows", "columns"], repeat: int) -> Float[Tensor, "d m"]:
-        """The matrix of a side in one repeat."""
-        factor = self.rows if side == "rows" else self.columns
-        if side in self.whole:
-            return torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-        return factor[:, repeat]
-
     def every(self, side: Literal["rows", "columns"]) -> Int[Tensor, "1 d"]:
         """All places of a side, as one group."""
         factor = self.rows if side == "rows" else self.columns

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_count
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import free_memory
@@ -238,11 +239,9 @@ class _Stream:
 
 
 def _plan(size: int, repeats: int, method: Method, seed: int, apart: bool) -> SketchPlan:
-    for name, value, least in (("size", size, 1), ("repeats", repeats, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     check_method(method)
-    return SketchPlan(size, repeats, method, seed, bool(apart))
+    counts = check_count(size, "size"), check_count(repeats, "repeats"), check_count(seed, "seed", least=0)
+    return SketchPlan(counts[0], counts[1], method, counts[2], bool(apart))
 
 
 def _chosen(model: nn.Module, layers: Layers, frozen: bool) -> list[str]:

@@ -8,35 +8,35 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from gramscope.base.errors import InputError
 
 ENGINES = ("local", "slurm", "submitit", "ray")
 
 
-@runtime_checkable
-class Started(Protocol):
-    """A command on its way."""
+@dataclass(frozen=True)
+class Started:
+    """A command on its way: ``exit_code()`` is None while it runs, then what it returned; ``stop()`` ends it."""
 
-    def exit_code(self) -> int | None:
-        """None while it runs; then what it returned."""
-
-    def stop(self) -> None:
-        """End it."""
+    exit_code: Callable[[], int | None]
+    stop: Callable[[], object]
 
 
-@runtime_checkable
-class Engine(Protocol):
+class Engine(ABC):
     """Something that runs commands."""
 
+    @abstractmethod
     def start(self, command: Sequence[str], log: Path) -> Started:
         """Begin ``command``; all that it prints goes to ``log``."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Give back what the engine holds."""
 
 
@@ -70,7 +70,7 @@ def _environment(jobs: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cores // jobs))}
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Plain processes of this machine; the cores are shared out among them, or each gets ``threads`` threads."""
 
     def __init__(self, jobs: int, threads: int | None = None) -> None:
@@ -82,30 +82,19 @@ class LocalEngine:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
             )
-        return _Process(process)
-
-    def close(self) -> None:
-        return None
+        return Started(process.poll, partial(_end, process))
 
 
-class _Process:
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.process = process
-
-    def exit_code(self) -> int | None:
-        return self.process.poll()
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()  # does nothing to one that has ended
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-class SubmititEngine:
+class SubmititEngine(Engine):
     """Jobs of Slurm, or with ``name="submitit"`` processes of this machine that submitit starts as it would there."""
 
     def __init__(self, name: str, folder: Path, options: Mapping[str, object]) -> None:
@@ -122,27 +111,18 @@ class SubmititEngine:
             raise InputError(f"--option has a name or value that submitit does not take: {error}") from error
 
     def start(self, command: Sequence[str], log: Path) -> Started:
-        return _SubmititJob(self.executor.submit(run_command, list(command), str(log), {}))
+        job = self.executor.submit(run_command, list(command), str(log), {})
 
-    def close(self) -> None:
-        return None
+        def exit_code() -> int | None:
+            if not job.done():
+                return None
+            # A job that Slurm ended (time, memory, a lost node) has no result, but an exception.
+            return int(job.result()) if job.exception() is None else 1
 
-
-class _SubmititJob:
-    def __init__(self, job: Any) -> None:
-        self.job = job
-
-    def exit_code(self) -> int | None:
-        if not self.job.done():
-            return None
-        # A job that Slurm ended (time, memory, a lost node) has no result, but an exception.
-        return int(self.job.result()) if self.job.exception() is None else 1
-
-    def stop(self) -> None:
-        self.job.cancel()
+        return Started(exit_code, job.cancel)
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Tasks of Ray: of the cluster that RAY_ADDRESS names, or of this machine."""
 
     def __init__(self, jobs: int) -> None:
@@ -156,28 +136,20 @@ class RayEngine:
 
     def start(self, command: Sequence[str], log: Path) -> Started:
         paths = os.pathsep.join(path for path in sys.path if path)
-        return _RayTask(self.ray, self.remote.remote(list(command), str(log.absolute()), {"PYTHONPATH": paths}))
+        task = self.remote.remote(list(command), str(log.absolute()), {"PYTHONPATH": paths})
+
+        def exit_code() -> int | None:
+            done, _ = self.ray.wait([task], timeout=0)
+            try:
+                return int(self.ray.get(task)) if done else None
+            except self.ray.exceptions.RayError:  # the worker or its machine died
+                return 1
+
+        return Started(exit_code, partial(self.ray.cancel, task, force=True))
 
     def close(self) -> None:
         if self.mine:
             self.ray.shutdown()
-
-
-class _RayTask:
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self.ray, self.reference = ray, reference
-
-    def exit_code(self) -> int | None:
-        done, _ = self.ray.wait([self.reference], timeout=0)
-        if not done:
-            return None
-        try:
-            return int(self.ray.get(self.reference))
-        except self.ray.exceptions.RayError:  # the worker or its machine died
-            return 1
-
-    def stop(self) -> None:
-        self.ray.cancel(self.reference, force=True)
 
 
 def _needed(package: str, engine: str) -> Any:

@@ -37,15 +37,17 @@ class TileOperator(LinearOperator):
                 values = ahead.result()
                 if at + 1 < len(places):
                     ahead = pool.submit(self.read, places[at + 1])
-                matrix = torch.from_numpy(values).to(self.device, self.dtype)
-                yield place, matrix.flatten(2).flatten(0, 1) if matrix.dim() == 4 else matrix
+                yield place, self._matrix(values)
+
+    def _matrix(self, values: TileValues) -> Float[Tensor, "rows cols"]:
+        matrix = torch.from_numpy(values).to(self.device, self.dtype)
+        return matrix.flatten(2).flatten(0, 1) if matrix.dim() == 4 else matrix
 
     def diagonal(self) -> Float[Tensor, " rows"]:
         """The diagonal of a symmetric kernel."""
         found = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
-        for (i, j), matrix in self.tiles():
-            if i == j:
-                found[self.entries(i, 0)] = matrix.diagonal()
+        for i in range(self.plan.grid[0]):
+            found[self.entries(i, 0)] = self._matrix(self.read((i, i))).diagonal()
         return found
 
     def entries(self, place: int, side: int) -> slice:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.results import Result
+from gramscope.kernels.kernel_matrix import target_matrix
 from gramscope.linalg import Identity, RitzPairs, Solution, conjugate_gradient, eigenvalues_top
 from gramscope.measures.kernel_alignment import Alignment, AlignmentState
 from gramscope.scale.manifest import read_manifest
@@ -111,11 +113,10 @@ class TiledKernel:
             )
         whole = torch.empty(self.shape, dtype=self.dtype, device=place)
         high, wide = self.plan.grid
-        for i in range(high):
-            for j in range(wide):
-                rows, cols = self.plan.range(i, 0), self.plan.range(j, 1)
-                part = whole[rows, cols] if whole.dim() == 2 else whole[rows, :, cols]
-                part.copy_(torch.from_numpy(self.tile(i, j)))
+        for i, j in product(range(high), range(wide)):
+            rows, cols = self.plan.range(i, 0), self.plan.range(j, 1)
+            part = whole[rows, cols] if whole.dim() == 2 else whole[rows, :, cols]
+            part.copy_(torch.from_numpy(self.tile(i, j)))
         return whole
 
     def operator(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> TileOperator:
@@ -155,7 +156,7 @@ class TiledKernel:
         The same number as :meth:`gramscope.Kernel.target_alignment`.
         """
         self._require_symmetric("a target alignment")
-        y = self._targets(targets)
+        y = target_matrix(targets.detach().cpu(), self.plan.rows)
         y = y - y.mean(0)
         if len(self.shape) == 4:
             if y.shape[1] != self.plan.outputs:
@@ -181,13 +182,9 @@ class TiledKernel:
         eigenvalues away. Each step of all columns of y reads each tile once.
         """
         self._require_symmetric("regression")
-        if isinstance(ridge, bool) or not 0 < ridge < float("inf"):
-            raise InputError(
-                f"ridge must be a finite number above 0, got {ridge!r}: without one this may not be solvable."
-            )
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-            raise InputError(f"rank must be a whole number of at least 0, got {rank!r}.")
-        targets = self._targets(y)
+        check_number(ridge, "ridge", above=0.0, hint="Without one this may not be solvable.")
+        check_count(rank, "rank", least=0)
+        targets = target_matrix(y.detach().cpu(), self.plan.rows)
         columns = targets if len(self.shape) == 2 else targets.reshape(-1, 1)
         op = self.operator()
         if len(columns) != op.shape[0]:
@@ -196,15 +193,6 @@ class TiledKernel:
         preconditioner = NystromPreconditioner.of(op, rank, ridge, seed) if rank else None
         found = conjugate_gradient(shifted, columns, preconditioner=preconditioner, tol=tol, max_iter=max_iter)
         return TiledRegression(found.x, found, targets.shape[1])
-
-    def _targets(self, y: Tensor) -> Float[Tensor, "n k"]:
-        n = self.plan.rows
-        if y.dim() == 0 or len(y) != n:
-            raise InputError(f"targets must have one row for each of the {n} examples, got shape {tuple(y.shape)}.")
-        check_finite(y, "targets", "Clean the data first.")
-        if not y.is_floating_point():
-            return torch.nn.functional.one_hot(y.long().reshape(n)).double().cpu()
-        return y.detach().double().reshape(n, -1).cpu()
 
     def _computed(self) -> Iterator[tuple[Tile, Tensor]]:
         return ((tile, torch.from_numpy(self.tile(*tile))) for tile in self.plan.tiles)
