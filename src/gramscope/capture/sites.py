@@ -16,6 +16,7 @@ from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
 from gramscope.base.html import html_table
+from gramscope.base.products import product_with_transpose
 
 UNFOLDED = 2  # examples of a convolution whose patches are made at once: few, so that they stay in the cache
 
@@ -181,11 +182,14 @@ class OuterSite(Site):
             inputs = self.inputs_of(some).to(out.dtype).transpose(1, 2)  # (n, g, T, i)
             for v, signals, rows in zip(inputs, self.signals[some, ..., channels], out[some], strict=True):
                 s = signals.to(out.dtype)  # (k, T, g, o)
-                if g == 1:
+                if g == 1 and s.stride(1) == v.stride(1) == 1:  # positions innermost, as convolutions have them
+                    product = product_with_transpose(s[:, :, 0].mT.reshape(k * width, -1), v[0].mT)
+                    rows.view(k * width, -1).copy_(product)
+                elif g == 1:
                     torch.bmm(s[:, :, 0].mT, v.expand(k, -1, -1), out=rows.view(k, width, -1))
-                    continue
-                grouped = torch.bmm(s.permute(2, 0, 3, 1).flatten(1, 2), v).unflatten(1, (k, width))  # (g, k, o, i)
-                rows.copy_(grouped.transpose(0, 1).flatten(1))
+                else:
+                    grouped = torch.bmm(s.permute(2, 0, 3, 1).flatten(1, 2), v).unflatten(1, (k, width))  # (g, k, o, i)
+                    rows.copy_(grouped.transpose(0, 1).flatten(1))
         return out
 
     def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:

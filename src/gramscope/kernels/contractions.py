@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gramscope.base.products import product_with_transpose
 from gramscope.linalg.split_product import Halves, add_split_product, split_halves, split_product_pays
 
 Range = tuple[int, int]
@@ -135,7 +136,11 @@ def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q
         out += torch.bmm(some, others.mT).sum(0)
         left, right, length = left[:, count * LONGEST :], right[:, count * LONGEST :], length - count * LONGEST
     for start, stop in strips(length, LONGEST):
-        out.addmm_(left[:, start:stop], right[:, start:stop].T)
+        some, others = left[:, start:stop], right[:, start:stop]
+        if out.is_cpu:
+            out += product_with_transpose(some, others)
+        else:
+            out.addmm_(some, others.T)
 
 
 class HadamardPiece:
@@ -150,16 +155,10 @@ class HadamardPiece:
         self.left = left.reshape(len(left) * self.blocks[0], -1)
         self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
         self.inner = inner
-        self.buffer = left.new_empty(0)
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         c, d = self.blocks
-        left = self.left[rows[0] * c : rows[1] * c]
-        start, stop = cols[0] * d, cols[1] * d
-        if self.buffer.numel() < out.numel():
-            self.buffer = left.new_empty(out.numel())
-        tile = self.buffer[: out.numel()].view(out.shape)
-        torch.mm(left, self.right[start:stop].T, out=tile)
+        tile = product_with_transpose(self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d])
         # Q with each column repeated for its outputs, so that the product below runs along whole rows of memory.
         inner = self.inner[rows[0] : rows[1], cols[0] : cols[1]].repeat_interleave(d, dim=1)
         out.unflatten(0, (-1, c)).addcmul_(inner[:, None], tile.unflatten(0, (-1, c)))
@@ -200,7 +199,7 @@ class Positions:
     def block(self, rows: Range, cols: Range) -> Float[Tensor, "mS nT"]:
         """(columns · positions, rows · positions)."""
         right = self.right[cols[0] : cols[1]].flatten(0, 1)
-        gram = right @ self.left[rows[0] : rows[1]].flatten(0, 1).T
+        gram = product_with_transpose(right, self.left[rows[0] : rows[1]].flatten(0, 1))
         return gram.add_(self.offset) if self.offset else gram
 
 
@@ -260,7 +259,7 @@ class PositionTracePiece:
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         left = self.left[rows[0] : rows[1]].flatten(0, 1)
         right = self.right[cols[0] : cols[1]].flatten(0, 1)
-        both = torch.mm(right, left.T).mul_(self.inner.block(rows, cols))
+        both = product_with_transpose(right, left).mul_(self.inner.block(rows, cols))
         sums = both.unflatten(0, (cols[1] - cols[0], -1)).unflatten(2, (rows[1] - rows[0], -1)).sum((1, 3))
         out.add_(sums.T)
 
