@@ -50,9 +50,11 @@ def check_one_device(named: Iterable[tuple[str, Tensor]], reference: torch.devic
 
 def check_finite(tensor: Tensor, what: str, remedy: str) -> None:
     """Raise if ``tensor`` has a NaN or an infinity."""
-    if not bool(torch.isfinite(tensor).all()):
+    total = tensor.sum()
+    if not bool(total - total == 0):  # NaN or infinite, perhaps as a sum of finite numbers: then each is looked at
         bad = int((~torch.isfinite(tensor)).sum())
-        raise InputError(f"{what} must be finite, but {bad} of {tensor.numel()} entries are not. {remedy}")
+        if bad:
+            raise InputError(f"{what} must be finite, but {bad} of {tensor.numel()} entries are not. {remedy}")
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from gramscope.measures.linear_cka import CKA, PairState
 from gramscope.measures.measure import Facts, Measure
 from gramscope.measures.rows import check_size
 
+COARSEST = 0.3  # no dtype rounds by more, relative to the number: looking closer is needed below only
 KernelLike = Tensor | Kernel | LinearOperator
 
 
@@ -132,7 +134,10 @@ def alignment(a: KernelLike, b: KernelLike, *, center: bool = False, block: int 
         >>> gs.measures.alignment(torch.eye(4, dtype=torch.float64), Diagonal(torch.tensor([1.0, 1.0, 0.0, 0.0])))
         0.7071067811865475
     """
-    first, second = _Columns(a), _Columns(b)
+    return _aligned(_Columns(a), _Columns(b), center, block)
+
+
+def _aligned(first: "_Columns", second: "_Columns", center: bool, block: int = 256) -> float:
     if first.shape != second.shape:
         raise InputError(f"two kernels must have one shape as matrices, got {first.shape} and {second.shape}.")
     measure = Alignment()
@@ -144,7 +149,7 @@ def alignment(a: KernelLike, b: KernelLike, *, center: bool = False, block: int 
         scale_a, scale_b = math.hypot(scale_a, raw_a), math.hypot(scale_b, raw_b)
     left = zip(("first", "second"), state.norms(), (scale_a, scale_b), (first, second), strict=True)
     for which, norm, scale, kernel in left if center else ():
-        if norm <= max(1e3 * EPS64, kernel.rounding.relative) * scale:
+        if norm < COARSEST * scale and norm <= max(1e3 * EPS64, kernel.rounding.relative) * scale:
             return undefined("the alignment", f"the {which} kernel is constant, so nothing is left once centred")
     return measure.compute(state)
 
@@ -171,7 +176,8 @@ def kernel_target_alignment(
     """
     y = as_rows(_targets(targets, classes), "targets")
     check_size(y, "targets")
-    size = _Columns(kernel).shape[0]
+    columns = _Columns(kernel)
+    size = columns.shape[0]
     if size == len(y):
         ideal = y @ y.mT
     elif size == y.numel():
@@ -181,7 +187,7 @@ def kernel_target_alignment(
             f"targets must have one row for each of the kernel's {size} examples (or one entry for each example and "
             f"output), got shape {tuple(y.shape)}."
         )
-    return alignment(kernel, ideal, center=center)
+    return _aligned(columns, _Columns(ideal), center)
 
 
 class _Columns:
@@ -193,8 +199,6 @@ class _Columns:
         self.matrix: Tensor | None = None
         if isinstance(source, LinearOperator):
             self.shape = source.shape
-            eps = torch.finfo(source.dtype).eps
-            self.rounding = Rounding(eps, eps)
             self.outputs = (
                 _outputs(source.rows.shape, source.rows.names),
                 _outputs(source.cols.shape, source.cols.names),
@@ -208,7 +212,14 @@ class _Columns:
         self.outputs = (source.shape[1], source.shape[3]) if source.dim() == 4 else (1, 1)
         self.matrix = source.flatten(2).flatten(0, 1) if source.dim() == 4 else source
         self.shape = (self.matrix.shape[0], self.matrix.shape[1])
-        self.rounding = Rounding.of(self.matrix)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        if self.matrix is not None:
+            return Rounding.of(self.matrix)
+        assert self.operator is not None
+        eps = torch.finfo(self.operator.dtype).eps
+        return Rounding(eps, eps)
 
     def blocks(self, size: int, center: bool) -> Iterator[tuple[float, Tensor]]:
         """For each block its norm before centring, and the columns as (cols, rows), centred if asked."""
