@@ -140,11 +140,23 @@ def test_a_label_that_does_not_count_is_no_class():
         for place in range(3):
             if y[example, place] != -100:
                 rows[example, place, y[example, place]] = 1
-    assert torch.equal(objective_of(y, (3, 7), None).rows(y), rows.flatten(1))
+    found = objective_of(y, (3, 7), None).rows(y)
+    assert torch.equal(found @ found.T, rows.flatten(1) @ rows.flatten(1).T)
     seen = first(model, (x, y), measures="kernel")
     kernel = torch.einsum("ncmc->nm", gs.ntk(model, x))
     expected = gs.measures.kernel_target_alignment(kernel, rows.flatten(1))
     assert seen["kernel/alignment"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_classes_without_examples_have_no_column():
+    y = torch.tensor([49_999, 7, -100, 7])
+    assert objective_of(y, (50_000,), None).rows(y).tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]
+
+
+def test_a_model_that_gives_one_position_without_targets_is_told_of():
+    """As nanoGPT's: ``model(ids)`` is for generating, ``model(ids, targets)`` for training."""
+    with pytest.raises(InputError, match=r"pass probe=\(\(x, y\), y\)"):
+        objective_of(torch.zeros(8, 32, dtype=torch.long), (1, 65), None)
 
 
 def test_classes_on_the_second_axis():

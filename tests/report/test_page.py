@@ -601,7 +601,7 @@ def test_gradients_and_units_have_a_panel(tmp_path):
     _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
     panels = {panel["key"]: panel for panel in data["panels"]}
     drawn = {plot["caption"]: [mark["name"] for mark in plot["frames"][0]] for plot in panels["health"]["plots"]}
-    assert drawn == {"gradient_norm": ["1", "2", "a"], "dead_units": ["1", "2"], "sharpness": ["a"]}
+    assert drawn == {"gradient_norm": ["1", "2", "all"], "dead_units": ["1", "2"], "sharpness": ["a"]}
     assert "a: layer 2 has most dead units, 20 % at step 20." in elements.words
     assert "dead_units: Share of units that are off." in elements.words
     assert [plot["caption"] for plot in panels["others"]["plots"]] == ["mine"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gramscope.diagnose import diagnose, thresholds
 from gramscope.report import references, report
 from gramscope.report.advice import TOPICS
-from gramscope.report.panels import all_panels, kernels, layers, richness, spectra
+from gramscope.report.panels import all_panels, kernels, layers, others, richness, spectra
 from gramscope.report.regimes import regime
 from gramscope.report.run_sources import open_all, views_of
 from gramscope.report.summary import compared, in_words
@@ -446,7 +446,7 @@ def test_the_change_of_the_features_begins_where_they_were_taken(tmp_path):
 
 
 def test_references_from_the_sizes_of_the_run(tmp_path):
-    """D_LR of white features, target linearity of random targets: both measured here, both drawn."""
+    """D_LR of white features, measured here; the null of target linearity, as recorded. Both are drawn."""
     rng = np.random.default_rng(0)
     features, examples, outputs = 64, 4000, 10
     phi = rng.standard_normal((examples, features))
@@ -456,23 +456,30 @@ def test_references_from_the_sizes_of_the_run(tmp_path):
     meta = {"parameters": {"0.weight": [64, 64], "2.weight": [10, 64]}, "probe": {"examples": 100, "classes": 10}}
     write_meta(tmp_path / "a", "a", **meta)
     for step in (0, 10, 20):
-        append(tmp_path / "a", step, {"richness": 0.5, "target_linearity/2": 0.9})
+        append(tmp_path / "a", step, {"richness": 0.5, "target_linearity/2": 0.9, "target_linearity_null/2": 0.64})
     run = views_of(open_all(tmp_path / "a"))[0]
     assert references.lazy_richness(run) == pytest.approx(true, abs=0.02)
-    h, y = rng.standard_normal((100, 64)), rng.standard_normal((100, 400))
-    fitted = h @ np.linalg.lstsq(h, y, rcond=None)[0]
-    assert references.linearity_null(run, "2") == pytest.approx((fitted**2).sum() / (y**2).sum(), abs=0.01)
     drawn = [mark for mark in richness.panel([run]).plots[0].frames[0] if mark.run is None]
     assert [mark.y.tolist() for mark in drawn] == [[references.lazy_richness(run)] * 2]
     nulls = [mark for mark in layers.linearity([run]).plots[0].frames[0] if mark.dash == "dot"]
-    assert [mark.y.tolist() for mark in nulls] == [[0.64, 0.64]]
+    assert [mark.y.tolist() for mark in nulls] == [[0.64, 0.64, 0.64]]
+
+
+def test_an_estimated_kernel_says_so_and_facts_of_the_set_up_are_not_drawn(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    for step in (0, 10):
+        facts = {"outputs/probabilities": 0.0, "dropout": 0.1, "kernel/standard_error": 0.04}
+        append(tmp_path / "a", step, {"kernel/drift": step / 10, "mine": 1.0, **facts})
+    views = views_of(open_all(tmp_path / "a"))
+    assert any("its standard error is 4 % of |K| at step 10" in note for note in kernels.moves(views).notes)
+    assert [plot.caption for plot in others.scalars(views).plots] == ["mine"]
 
 
 def test_a_probe_smaller_than_a_layer_is_named(tmp_path):
-    write_meta(tmp_path / "a", "a", parameters={"2.weight": [10, 64]}, probe={"examples": 50})
-    append(tmp_path / "a", 0, {"target_linearity/2": 1.0, "target_linearity/9": 1.0})
+    write_meta(tmp_path / "a", "a")
+    append(tmp_path / "a", 0, {"target_linearity/2": 1.0, "target_linearity_null/2": 1.0, "target_linearity/9": 1.0})
     notes = layers.linearity(views_of(open_all(tmp_path / "a"))).notes
-    assert "layer 2 has at least as many inputs as the probe has examples (50)" in notes[0]
+    assert "the inputs of layer 2 have as many independent directions as the probe has rows" in notes[0]
     assert "the null of layer 9 is not known" in notes[1]
 
 

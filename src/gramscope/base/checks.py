@@ -50,10 +50,12 @@ def check_one_device(named: Iterable[tuple[str, Tensor]], reference: torch.devic
 
 def check_finite(values: Tensor | NDArray[np.floating], what: str, remedy: str) -> None:
     """Raise if a tensor or an array has a NaN or an infinity."""
-    finite = torch.isfinite(values) if isinstance(values, Tensor) else np.isfinite(values)
-    if not bool(finite.all()):
+    total = values.sum()
+    if not bool(total - total == 0):  # NaN or infinite, perhaps as a sum of finite numbers: then each is looked at
+        finite = torch.isfinite(values) if isinstance(values, Tensor) else np.isfinite(values)
         bad = int((~finite).sum())
-        raise InputError(f"{what} must be finite, but {bad} of {math.prod(finite.shape)} entries are not. {remedy}")
+        if bad:
+            raise InputError(f"{what} must be finite, but {bad} of {math.prod(finite.shape)} entries are not. {remedy}")
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:

@@ -18,7 +18,9 @@ from torch import Tensor
 from gramscope.base.html import html_table
 from gramscope.base.products import product_with_transpose
 
-UNFOLDED = 2  # examples of a convolution whose patches are made at once: few, so that they stay in the cache
+OWN_PRODUCT = 2**18  # multiply-adds of an example from which it has a product of its own, its signals as they lie
+UNFOLDED = 2  # examples of a convolution whose patches are made at once, at least,
+AT_ONCE = {"cpu": 2**20, "cuda": 2**26}  # and as many as have so many bytes of patches and signals: within the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,24 +174,25 @@ class OuterSite(Site):
         return self.own_axes(self.channel_rows(slice(0, self.fan_out), out))
 
     def channel_rows(self, channels: slice, out: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
-        """``Σ_T s ⊗ v`` for some output channels of each group, written into ``out`` in the order (g, o, i).
-
-        One example after the other: signals are multiplied as they lie in memory.
-        """
+        """``Σ_T s ⊗ v`` for some output channels of each group, written into ``out`` in the order (g, o, i)."""
         k, g, width = self.directions, self.groups, channels.stop - channels.start
-        for first in range(0, self.examples, UNFOLDED):
-            some = slice(first, min(self.examples, first + UNFOLDED))
-            inputs = self.inputs_of(some).to(out.dtype).transpose(1, 2)  # (n, g, T, i)
-            for v, signals, rows in zip(inputs, self.signals[some, ..., channels], out[some], strict=True):
-                s = signals.to(out.dtype)  # (k, T, g, o)
-                if g == 1 and s.stride(1) == v.stride(1) == 1:  # positions innermost, as convolutions have them
-                    product = product_with_transpose(s[:, :, 0].mT.reshape(k * width, -1), v[0].mT)
-                    rows.view(k * width, -1).copy_(product)
-                elif g == 1:
-                    torch.bmm(s[:, :, 0].mT, v.expand(k, -1, -1), out=rows.view(k, width, -1))
-                else:
-                    grouped = torch.bmm(s.permute(2, 0, 3, 1).flatten(1, 2), v).unflatten(1, (k, width))  # (g, k, o, i)
-                    rows.copy_(grouped.transpose(0, 1).flatten(1))
+        each = self.positions * g * (self.fan_in + k * width) * out.element_size()
+        size = max(UNFOLDED, AT_ONCE.get(out.device.type, AT_ONCE["cuda"]) // max(1, each))
+        large = out.is_cpu and g == 1 and k * width * self.positions * self.fan_in >= OWN_PRODUCT
+        for first in range(0, self.examples, size):
+            some = slice(first, min(self.examples, first + size))
+            v = self.inputs_of(some).to(out.dtype).transpose(1, 2)  # (n, g, T, i)
+            s = self.signals[some, ..., channels].to(out.dtype)  # (n, k, T, g, o)
+            if large:
+                for one, inputs, rows in zip(s[:, :, :, 0], v[:, 0], out[some], strict=True):
+                    _rows_of_one(one, inputs, rows.view(k, width, -1))
+                continue
+            s = s.permute(0, 3, 1, 4, 2).flatten(2, 3)  # (n, g, ko, T)
+            if g == 1:
+                torch.bmm(s[:, 0], v[:, 0], out=out[some].view(-1, k * width, self.fan_in))
+            else:
+                grouped = torch.matmul(s, v).unflatten(2, (k, width))
+                out[some].unflatten(2, (g, width, -1)).copy_(grouped.transpose(1, 2))
         return out
 
     def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:
@@ -197,6 +200,14 @@ class OuterSite(Site):
         if self.order == tuple(range(len(self.order))):
             return gradient
         return gradient.unflatten(2, self.axes).permute(0, 1, *(2 + axis for axis in self.order)).flatten(2)
+
+
+def _rows_of_one(s: Inexact[Tensor, "k T o"], v: Inexact[Tensor, "T i"], out: Inexact[Tensor, "k o i"]) -> None:
+    """``Σ_T s ⊗ v`` of one example."""
+    if s.stride(1) == v.stride(0) == 1:  # positions innermost, as convolutions have them
+        out.copy_(product_with_transpose(s.mT.flatten(0, 1), v.mT).view(out.shape))
+    else:
+        torch.bmm(s.mT, v.expand(len(s), -1, -1), out=out)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from gramscope.measures.linear_cka import CKA, PairState
 from gramscope.measures.measure import Measure
 from gramscope.measures.rows import check_size
 
+COARSEST = 0.3  # no dtype rounds by more, relative to the number: looking closer is needed below only
 KernelLike = Tensor | Kernel | LinearOperator
 
 
@@ -107,15 +108,16 @@ def alignment(a: KernelLike, b: KernelLike, *, center: bool = False) -> float:
         >>> gs.measures.alignment(torch.eye(4, dtype=torch.float64), Diagonal(torch.tensor([1.0, 1.0, 0.0, 0.0])))
         0.7071067811865475
     """
-    found = [_as_tensor(a), _as_tensor(b)]
-    shapes = [(k.shape[0] * k.shape[1], k.shape[2] * k.shape[3]) for k, _ in found]
+    kernels = [_as_tensor(a), _as_tensor(b)]
+    shapes = [(k.shape[0] * k.shape[1], k.shape[2] * k.shape[3]) for k in kernels]
     if shapes[0] != shapes[1]:
         raise InputError(f"two kernels must have one shape as matrices, got {shapes[0]} and {shapes[1]}.")
-    kernels = [kernel for kernel, _ in found]
-    for place, (kernel, rounding) in enumerate(found) if center else ():
-        half = kernel - kernel.mean(0, keepdim=True)
+    for place, given in enumerate((a, b)) if center else ():
+        half = kernels[place] - kernels[place].mean(0, keepdim=True)
+        scale = float(kernels[place].norm())
         kernels[place] = half - half.mean(2, keepdim=True)
-        if float(kernels[place].norm()) <= max(1e3 * EPS64, rounding.relative) * float(kernel.norm()):
+        norm = float(kernels[place].norm())
+        if norm < COARSEST * scale and norm <= max(1e3 * EPS64, _rounding(given).relative) * scale:
             which = ("first", "second")[place]
             return undefined("the alignment", f"the {which} kernel is constant, so nothing is left once centred")
     return Alignment()(*(kernel.reshape(shapes[0]) for kernel in kernels))
@@ -143,7 +145,7 @@ def kernel_target_alignment(
     """
     y = as_rows(_targets(targets, classes), "targets")
     check_size(y, "targets")
-    shape = kernel.shape if isinstance(kernel, LinearOperator) else _as_tensor(kernel)[0].shape
+    shape = kernel.shape if isinstance(kernel, LinearOperator) else _as_tensor(kernel).shape
     size = shape[0] if len(shape) == 2 else shape[0] * shape[1]
     if size == len(y):
         ideal = y @ y.mT
@@ -157,19 +159,24 @@ def kernel_target_alignment(
     return alignment(kernel, ideal, center=center)
 
 
-def _as_tensor(kernel: KernelLike) -> tuple[Float[Tensor, "n C m D"], Rounding]:
-    """A kernel with its outputs on axes of their own, in float64, and how it was rounded."""
+def _as_tensor(kernel: KernelLike) -> Float[Tensor, "n C m D"]:
+    """A kernel with its outputs on axes of their own, in float64."""
     source = kernel.total if isinstance(kernel, Kernel) else kernel
     if isinstance(source, LinearOperator):
-        eps = torch.finfo(source.dtype).eps
         sizes = [axes.shape[0] if axes.names[:1] == ("example",) else axes.size for axes in (source.rows, source.cols)]
-        matrix = source.dense().double().unflatten(1, (sizes[1], -1)).unflatten(0, (sizes[0], -1))
-        return matrix, Rounding(eps, eps)
+        return source.dense().double().unflatten(1, (sizes[1], -1)).unflatten(0, (sizes[0], -1))
     if not isinstance(source, Tensor) or source.dim() not in (2, 4):
         got = tuple(source.shape) if isinstance(source, Tensor) else type(source).__name__
         raise InputError(f"a kernel must be a matrix (n, m), (n, C, m, C), a Kernel or a LinearOperator, got {got}.")
     shape = source.shape if source.dim() == 4 else (len(source), 1, source.shape[1], 1)
-    return as_rows(source, "the kernel").reshape(shape), Rounding.of(source.flatten(1))
+    return as_rows(source, "the kernel").reshape(shape)
+
+
+def _rounding(kernel: KernelLike) -> Rounding:
+    if isinstance(kernel, LinearOperator):
+        eps = torch.finfo(kernel.dtype).eps
+        return Rounding(eps, eps)
+    return Rounding.of((kernel.total if isinstance(kernel, Kernel) else kernel).flatten(1))
 
 
 def _targets(targets: Tensor, classes: int | None) -> Tensor:

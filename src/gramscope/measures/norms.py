@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 
+@torch.no_grad()
 def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Euclidean norms. A GPU is asked once.
 
     >>> norms({"a": torch.tensor([3.0, 4.0])})
     {'a': 5.0}
     """
-    dense = {name: t.detach().to_dense() if t.is_sparse else t.detach() for name, t in tensors.items()}
+    dense = {name: t.to_dense() if t.is_sparse else t for name, t in tensors.items()}
     by_device: dict[torch.device, list[str]] = {}
     for name, tensor in dense.items():
         by_device.setdefault(tensor.device, []).append(name)

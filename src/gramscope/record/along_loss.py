@@ -10,7 +10,8 @@ from torch import Tensor
 from gramscope.capture import OuterSite, Site
 from gramscope.capture.capturing import Opened
 from gramscope.capture.sites import HeldInputs
-from gramscope.record.loss_gradient import gradient, gradient_and_example_squares
+from gramscope.measures.norms import squared_norms
+from gramscope.record.loss_gradient import gradient_and_example_squares
 from gramscope.record.objective import IGNORED, Objective
 
 SAMPLED_POSITIONS = 2048  # rows at most, of which features are looked at
@@ -48,14 +49,18 @@ def pull_back(
     places: Int64[Tensor, " rows"] | None,
     room: int,
 ) -> AlongLoss:
-    """The backward pass, some parameters at a time; at most ``room`` bytes of signals are held at once."""
+    """The backward pass, some parameters at a time; at most ``room`` bytes of signals are held at once.
+
+    Where labels belong to positions, a plain backward pass tells the squares, and the sites are sought for the last
+    weight alone.
+    """
     found = AlongLoss(dict.fromkeys(network.parameters, 0.0))
     squares, by_example = dict[str, Tensor](), list[Tensor]()  # on the device, which need not stop for them
+    if places is not None:
+        found.squares |= _plain_squares(network, direction[0])
     for group in network.sites(direction, room):
         for name, sites in group.items():
-            if sites and places is not None:
-                squares[name] = gradient(sites).double().square().sum()
-            elif sites:
+            if sites and places is None:
                 sites = tuple(_held(site) for site in sites)
                 whole, examples = gradient_and_example_squares(sites)
                 squares[name] = whole.double().square().sum()
@@ -69,10 +74,19 @@ def pull_back(
                 found.features[name] = inputs[places.to(inputs.device)].flatten(1)
             elif places is None and outer:
                 found.features = {name: _mean_input(outer), **found.features}  # the pass begins at the end
+        if places is not None and found.last is not None:
+            break
     found.squares |= {name: float(square) for name, square in squares.items()}
     if by_example:  # layers may lie on several devices
         found.example_squares = torch.stack([each.cpu() for each in by_example]).sum(0)
     return found
+
+
+def _plain_squares(network: Opened, direction: Float[Tensor, "n C"]) -> dict[str, float]:
+    """Squared norm of the gradient of each parameter that is reached."""
+    named = network.parameters
+    found = torch.autograd.grad(network.f, list(named.values()), direction, retain_graph=True, allow_unused=True)
+    return squared_norms({name: g for name, g in zip(named, found, strict=True) if g is not None})
 
 
 def _held(site: Site) -> Site:

@@ -10,8 +10,8 @@ from typing import Any
 
 from gramscope.base.errors import InputError
 
-GUARANTEED = 12  # measurements that every run has, whatever they cost
-WIDEST = 1.5  # and one more whenever the steps are so many times those of the last measurement
+GUARANTEED = 13  # measurements that every run has, whatever they cost
+WIDEST = 1.9  # and one more whenever the steps are so many times those of the last measurement: 20 in 2,000 steps
 FREE = 1.5  # seconds that warm measurements may take in any case, so that a short run has a full page,
 SPREAD = 24  # over so many due steps
 MARGIN = 0.9  # of the share; the rest is for what cannot be timed from here, such as cold caches

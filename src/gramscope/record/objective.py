@@ -59,11 +59,8 @@ class Objective:
         """Targets as one float64 row for each example: one-hot for classes."""
         if y.is_floating_point() or (self.kind == "binary" and y.numel() > len(y)):
             return y.reshape(len(y), -1).double()
-        labels = y.reshape(-1)
-        known = max(int(labels.max()) + 1, 1)
-        count = max(known, self.count) if self.kind == "classes" else known
-        hot = F.one_hot(labels.clamp(min=0), count).double() * (labels >= 0).unsqueeze(1)
-        return hot.reshape(len(y), -1)
+        present, places = y.unique(return_inverse=True)  # a column of zeros would change no inner product
+        return F.one_hot(places)[..., present >= 0].double().reshape(len(y), -1)
 
     def few_rows(self, y: Tensor) -> Tensor:
         """Rows with the inner products of ``rows``; n numbers each where labels belong to positions."""
@@ -123,7 +120,10 @@ def objective_of(y: Tensor | None, shape: tuple[int, ...], loss: str | Loss | No
     if last and first:
         raise InputError(f"it must be plain which axis of the outputs holds the classes, {got}")
     if not last and not first:
-        raise InputError(f"y must have a label for each example, or for each of its positions, {got}")
+        last_only = len(shape) == 2 and shape[0] == 1  # nanoGPT's model gives one position, if it is given no targets
+        targets_too = " If the model gives all positions only when it has the targets, pass probe=((x, y), y)."
+        advice = targets_too if last_only else ""
+        raise InputError(f"y must have a label for each example, or for each of its positions, {got}{advice}")
     return _checked(Objective("classes", shape, -1 if last else 1), y)
 
 

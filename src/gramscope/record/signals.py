@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from operator import truediv
 from statistics import fmean
 from typing import TypeAlias
 
@@ -38,10 +39,11 @@ class SignalWatch(ReluUnits):
         self._n, self._look_at_gates = n, gates
         self._recurrent: list[tuple[str, Operation, tuple[object, ...]]] = []
         self._gelu = False  # a power since the last layer: the tanh that comes is part of a GELU, and no unit
-        self._rms: Noted = {}
+        self._sizes: Noted = {}  # norms of all outputs
+        self._entries: dict[str, list[int]] = {}  # how many outputs
         self._flat: Noted = {}
         self._spread: Noted = {}  # of tokens: within examples, between them
-        self._traces: Noted = {}  # of the covariance: tr(C), tr(C²)
+        self._variation: Noted = {}  # of the covariance: √tr(C), √tr(C²)
 
     def _saw(self, func: Operation, layer: str | None, given: tuple[object, ...], result: object) -> None:
         values = result[0] if isinstance(result, tuple) and result else result
@@ -57,8 +59,9 @@ class SignalWatch(ReluUnits):
                 self._flat.setdefault(layer, []).append((_tanh_flat(values),))
             if self._look_at_gates and func in UNROLLED:
                 self._recurrent.append((layer, func, given))
-            size = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-            self._rms.setdefault(layer, []).append((size / math.sqrt(values.numel()),))
+            wider = torch.float32 if values.dtype.itemsize < 4 else None
+            self._sizes.setdefault(layer, []).append((torch.linalg.vector_norm(values, dtype=wider),))
+            self._entries.setdefault(layer, []).append(values.numel())
             if values.shape[-1] > WIDEST_LAYER:
                 return
             second = values.dim() > 2 and any(part in getattr(func, "__name__", "") for part in UNITS_SECOND)
@@ -70,16 +73,18 @@ class SignalWatch(ReluUnits):
     def _note_rank(self, layer: str, values: Tensor) -> None:
         rows = values.flatten(0, -2) if values.dim() > 1 else values[:, None]
         if rows.shape[1] > 1 and len(rows) > 1:
-            self._traces.setdefault(layer, []).append(_covariance_traces(rows[:: max(1, len(rows) // RANK_ROWS)]))
+            self._variation.setdefault(layer, []).append(_variation(rows[:: max(1, len(rows) // RANK_ROWS)]))
 
     def ranks(self) -> dict[str, float]:
         """Participation ratio of each layer's outputs, centred, over examples and positions."""
-        ranks = {layer: fmean(_ratio(t * t, s) for t, s in uses) for layer, uses in _numbers(self._traces).items()}
+        ranks = {layer: fmean(_rank(t, s) for t, s in uses) for layer, uses in _numbers(self._variation).items()}
         return {layer: rank for layer, rank in ranks.items() if rank > 0}
 
     def sizes(self) -> dict[str, float]:
         """Root mean square of the outputs of each layer, before its activation, in order of first use."""
-        return {layer: math.sqrt(fmean(r * r for (r,) in uses)) for layer, uses in _numbers(self._rms).items()}
+        noted = _numbers(self._sizes)
+        squares = {layer: [size * size for (size,) in uses] for layer, uses in noted.items()}
+        return {layer: math.sqrt(fmean(map(truediv, each, self._entries[layer]))) for layer, each in squares.items()}
 
     def saturated(self) -> dict[str, float]:
         """Share of the entries of tanh and sigmoid units, by layer, at which the slope is below 6 % of the greatest."""
@@ -130,16 +135,19 @@ def _tanh_flat(values: Tensor) -> Float[Tensor, ""]:
 
 def ratio_of_rows(rows: Float[Tensor, "n d"]) -> float:
     """Participation ratio of the rows' covariance: how many directions they vary along; 0 where they do not vary."""
-    trace, square = (float(number) for number in _covariance_traces(rows))
-    return _ratio(trace * trace, square)
+    return _rank(*(float(number) for number in _variation(rows)))
 
 
-def _covariance_traces(rows: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
-    """``tr(C)`` and ``tr(C²)`` of the rows' covariance; exactly zero where all rows are the same."""
-    shifted = rows.double() - rows[0]
-    centered = shifted - shifted.mean(0)
+def _variation(rows: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
+    """``√tr(C)`` and ``√tr(C²)`` of the rows' covariance; zero up to rounding where all rows are the same."""
+    centered = rows - rows.mean(0, dtype=torch.float64)
     gram = centered @ centered.T if len(centered) <= centered.shape[1] else centered.T @ centered
-    return gram.trace(), gram.square().sum()
+    return torch.linalg.vector_norm(centered), torch.linalg.vector_norm(gram)
+
+
+def _rank(trace_root: float, square_root: float) -> float:
+    """``tr(C)² / tr(C²)``."""
+    return _ratio(trace_root**4, square_root**2)
 
 
 def _token_spread(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ def watch(
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
         overhead: fraction of the training time that measuring may take. Where it is used up, due steps are left out;
-            but the first 12 due steps, the last step, and one at one and a half times the steps of the last measurement
+            but the first 13 due steps, the last step, and one at 1.9 times the steps of the last measurement
             are always measured, and 1.5 seconds in all are always allowed. Expensive measures (spectra, step, of a
             language model the kernel) are taken less often than the others. None measures everything at every
             due step. What the loop logs is kept in either case.

@@ -18,6 +18,7 @@ from gramscope.capture.side_effects import in_modes
 from gramscope.record.objective import Objective
 
 if TYPE_CHECKING:
+    from gramscope.measures.linear_targets import TargetLinearityValue
     from gramscope.record.feature_measures import LayerFlow
     from gramscope.record.given_gradients import GivenGradients
     from gramscope.record.last_update import LastUpdate
@@ -62,7 +63,7 @@ class Memory:
     last: str | None = None
     sites: KnownSites = field(default_factory=KnownSites)
     flows: "dict[str, LayerFlow] | None" = None
-    linearity: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
+    linearity: "dict[str, tuple[Tensor, TargetLinearityValue]]" = field(default_factory=dict)
     probe_told: bool = False
 
     @property

@@ -235,10 +235,10 @@ def measure_target_linearity(measurement: Measurement) -> MeasuredValues:
     keys, before = weight_keys(measurement.subject.model), measurement.memory.linearity
     for name, features in measurement.features.items():
         if name not in before or not _same(before[name][0], features):  # the first layer is always given the probe
-            before[name] = features, float(measures.target_linearity(features, measurement.targets))
-    return MeasuredValues(
-        {f"target_linearity/{keys.get(name, name)}": before[name][1] for name in measurement.features}
-    )
+            before[name] = features, measures.target_linearity(features, measurement.targets)
+    found = {keys.get(name, name): before[name][1] for name in measurement.features}
+    values = {f"target_linearity/{key}": value.value for key, value in found.items()}
+    return MeasuredValues(values | {f"target_linearity_null/{key}": value.null for key, value in found.items()})
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -12,10 +12,6 @@ def shape_of(view: RunView, weight: str) -> list[int] | None:
     return shape if isinstance(shape, list) and all(isinstance(size, int) for size in shape) else None
 
 
-def probe_size(view: RunView) -> int | None:
-    return _fact(view, "examples")
-
-
 def _fact(view: RunView, name: str) -> int | None:
     probe = view.meta.get("probe")
     value = probe.get(name) if isinstance(probe, Mapping) else None
@@ -39,11 +35,3 @@ def lazy_richness(view: RunView) -> float | None:
         return None
     outputs, features = found
     return 1 - math.sqrt(outputs / features) if 0 < outputs < features else None
-
-
-def linearity_null(view: RunView, layer: str) -> float | None:
-    """``min(p, n) / n``: target linearity of random targets on the p inputs of a layer (docs/target-linearity.md)."""
-    examples, shape = probe_size(view), shape_of(view, f"{layer}.weight") or shape_of(view, layer)
-    if examples is None or shape is None or len(shape) < 2:
-        return None
-    return min(math.prod(shape[1:]), examples) / examples

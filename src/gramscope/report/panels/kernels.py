@@ -12,12 +12,13 @@ from gramscope.report.panels.drawing import (
     caption,
     frame_places,
     number,
+    percent,
     shown_steps,
     step_control,
     thresholds,
     unit_range,
 )
-from gramscope.report.panels.validity import change, retrained
+from gramscope.report.panels.validity import at_step, change, retrained
 from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"
@@ -77,6 +78,12 @@ def moves(views: Sequence[RunView]) -> Panel | None:
         f"{view.name}: {switch}, so the drift from there on compares kernels of different parameters."
         for view in views
         if (switch := retrained(view)) is not None
+    ]
+    notes += [
+        f"{view.name}: the kernel is estimated from random mixtures of very many outputs; its standard error is "
+        f"{percent(error.last)} of |K| at {at_step(error)}."
+        for view in views
+        if (error := view.get("kernel/standard_error")) is not None and len(error.finite.values)
     ]
     words = [
         _words(view, drift.get(""), target.get("")) for view, drift, target in zip(views, drifts, targets, strict=True)

@@ -1,7 +1,6 @@
 """What is measured layer by layer: shares in the learning, target linearity, mask flips."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,12 +16,10 @@ from gramscope.report.panels.drawing import (
     mapped_note,
     number,
     percent,
-    reference,
     table,
     unit_range,
 )
 from gramscope.report.panels.validity import at_step, change, tells_change
-from gramscope.report.references import linearity_null, probe_size
 from gramscope.report.view import RunView, Series
 
 SHARES = "Which layer learns"
@@ -146,27 +143,26 @@ def linearity(views: Sequence[RunView]) -> Panel | None:
 
 
 def _nulls(view: RunView, family: Mapping[str, Series], colours: Mapping[str, Colour]) -> list[Line]:
-    """A dotted level for each layer whose sizes are known, in the layer's colour."""
+    """A dotted line for each layer, in the layer's colour."""
     return [
-        replace(reference(f"{layer}, null", null, [series.steps], colours[layer]), run=view.index, legend=False)
-        for layer, series in family.items()
-        if len(series.steps) and (null := linearity_null(view, layer)) is not None
+        Line(f"{layer}, null", null.steps, null.values, view.index, colours[layer], dash="dot", legend=False)
+        for layer, null in view.family("target_linearity_null").items()
+        if layer in family
     ]
 
 
 def _null_notes(view: RunView, family: Mapping[str, Series]) -> list[str]:
-    nulls = {layer: linearity_null(view, layer) for layer in family}
-    full = [layer for layer, null in nulls.items() if null == 1]
-    unknown = [layer for layer, null in nulls.items() if null is None]
+    nulls = view.family("target_linearity_null")
+    full = [layer for layer in family if layer in nulls and nulls[layer].last == 1]
+    unknown = [layer for layer in family if layer not in nulls]
     said = []
     if full:
         said.append(
-            f"{view.name}: layer {', '.join(full)} has at least as many inputs as the probe has examples "
-            f"({probe_size(view):,}): target linearity is 1 there for any targets, random ones too, and says nothing. "
-            "Take a larger probe."
+            f"{view.name}: the inputs of layer {', '.join(full)} have as many independent directions as the probe has "
+            "rows: target linearity is 1 there for any targets, random ones too, and says nothing. Take a larger probe."
         )
     if unknown:
-        said.append(f"{view.name}: the null of layer {', '.join(unknown)} is not known; its sizes are not in the run.")
+        said.append(f"{view.name}: the null of layer {', '.join(unknown)} is not known: it was not recorded.")
     return said
 
 

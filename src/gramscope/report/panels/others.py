@@ -25,8 +25,15 @@ SCALARS = "Other measurements"
 ARRAYS = "Other arrays"
 SKIPPED = "skipped"  # how many measures the time budget left out at a step: the watcher's own bookkeeping
 # Facts of the set-up, which do not change: the diagnosis at the top says what of them matters.
-FACTS = ("probe", "optimizer", "frozen", "not_optimized", "precision", "training_mode")
-HOW = "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part."
+FACTS = (
+    "probe", "optimizer", "frozen", "not_optimized", "precision", "training_mode", "dropout", "outputs",
+    "saturated_gates",
+)  # fmt: skip
+ALL = "all"  # the part of a measure that is of all layers together
+HOW = (
+    "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part. "
+    "What each one tells: docs/watch.md."
+)
 
 
 def scalars(views: Sequence[RunView]) -> Panel | None:
@@ -46,6 +53,10 @@ def drawn_as_recorded(views: Sequence[RunView], wanted: Callable[[str], bool]) -
             series = view.get(name)
             if series is not None:
                 group[place][part] = series
+    for found in groups.values():
+        for parts in found:
+            if len(parts) > 1 and "" in parts:
+                parts[ALL] = parts.pop("")
     plots, notes = [], []
     for prefix, found in groups.items():
         if len(views) == 1 and many(found[0]):

@@ -197,6 +197,7 @@
       if (box.closest("figure").hidden) return;
       box.querySelector(":scope > .none, :scope > .lacks")?.remove();
       const settings = layout(plot, marks || []), least = leastStep(marks || []);
+      box.classList.toggle("long-legend", !settings.legend.orientation);
       box.style.height = `${settings.height}px`; // holds its place while Plotly measures and redraws
       Plotly.react(box, (marks || []).map((mark) => (mark.kind === "heat" ? heatTrace(mark) : lineTrace(mark, plot, least))), settings, config);
       const told = remark(plot, marks);
