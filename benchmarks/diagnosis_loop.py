@@ -223,7 +223,11 @@ def _held_out(run: Run, o: Options, model: nn.Module, x: Tensor, y: Tensor) -> f
 
 def show(run: Run, seed: int, out: Path) -> str:
     """One line on what was said; returns the verdict."""
-    found = gs.diagnose(out)
+    try:
+        found = gs.diagnose(out)
+    except ArithmeticError as error:  # counts as missed
+        print(f"{'MISSED':12}{run.name} [{seed}]: {error!r}", flush=True)
+        return "MISSED"
     kinds = [f.kind for f in found if not f.follows_from] + [f"({f.kind})" for f in found if f.follows_from]
     named = {f.kind for f in found}
     if run.healthy:
@@ -257,7 +261,7 @@ def main(faults: Sequence[Run], healthy: Sequence[Run], about: str, seeds: Seque
     for place, run in enumerate([*faults, *healthy]):
         for seed in given.seeds if given.only in run.name else ():
             out = given.out / f"{place}-{seed}"
-            if not given.judge:
+            if not (given.judge or out.exists()):  # a set that was broken off goes on
                 with contextlib.redirect_stderr(io.StringIO()):
                     train(run, seed, out)
             verdicts[show(run, seed, out)] += 1
