@@ -1,13 +1,16 @@
 """Bad input, rules that cannot judge, ranking, the command and the page; and small real runs."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
 
 import gramscope as gs
+from diagnose import histories
 from diagnose.histories import BROKEN, META, STEPS, healthy_scalars, history
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.cli.main import app
@@ -58,6 +61,29 @@ def test_measures_that_were_left_out_are_the_reason():
     assert found.not_judged["labels"] == "pass a probe with targets: probe=(x, y); leave measures= at its default"
     without = {name: value for name, value in healthy_scalars(1).items() if name != "training_mode"}
     assert "not needed" in diagnosis_of(history_of_records([(0, without)] * 4, {}, META)).not_judged["wrong_mode"]
+
+
+def test_one_rule_that_fails_does_not_lose_what_the_others_find(monkeypatch):
+    def fail(history):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setitem(RULES, "head_only", replace(RULES["head_only"], find=fail))
+    found = diagnosis_of(BROKEN["frozen_layer"]())
+    assert found[0].kind == "frozen_layer"
+    assert "division by zero" in found.not_judged["head_only"]
+
+
+def test_a_run_that_has_not_learnt_is_not_called_sound_without_a_word():
+    idle = diagnosis_of(history(histories._stuck, losses=np.full(250, 2.3)).leaving_out(("probe/neighbors",)))
+    assert "hardly learnt: 0 %" in idle[0].what
+    assert np.isnan(idle[0].confidence)
+    assert "hardly" not in diagnosis_of(history())[0].what
+
+
+def test_a_loss_of_ones_own_is_the_reason_where_chance_is_not_known():
+    own = diagnosis_of(history().leaving_out(("probe/chance",)))
+    for kind in ("labels", "memorization", "classes_in_order"):
+        assert "loss= of your own" in own.not_judged[kind]
 
 
 def test_a_run_without_any_record(tmp_path):

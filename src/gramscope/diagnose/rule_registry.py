@@ -54,6 +54,7 @@ OPTIMIZER = "show the optimiser: scope.use(optimizer)"
 TARGETS = "pass a probe with targets: probe=(x, y)"
 LOSS = "log the loss: scope.step(loss=loss)"
 LABELS = "pass a probe with a class label for each example"
+CHANCE = "with a loss= of your own it is not known what the best constant outputs cost"
 NOT_NEEDED = "not needed: "
 MEASURES = "leave measures= at its default"
 

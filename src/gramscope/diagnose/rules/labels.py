@@ -4,8 +4,8 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.progress import LEARNT, at, end_of, later_half, later_part, removed_in_batches
-from gramscope.diagnose.rule_registry import LOSS, TARGETS, rule
+from gramscope.diagnose.progress import LEARNT, at, end_of, falls, later_half, later_part, removed_in_batches
+from gramscope.diagnose.rule_registry import CHANCE, LOSS, TARGETS, rule
 
 UNRELATED = 0.1  # agreement of nearest neighbours above chance
 RELATED = 0.3
@@ -30,7 +30,7 @@ FEW = 8
 
 @rule(
     "labels",
-    needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)),
+    needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), CHANCE)),
     explains=("batch_too_small", "lr_too_small", "rank_collapse", "memorization", "class_missing"),
     order=3,
 )
@@ -38,7 +38,7 @@ def find(history: History) -> Finding | None:
     """Five signs, each with what makes it one:
 
     1. The probe's labels have nothing to do with its inputs: the nearest neighbour of an example shares its label no
-       more often than chance allows, and after training the probe's loss is no better than the best constant.
+       more often than chance allows, and the probe's loss is no better than the best constant and falls no more.
     2. The batches are much harder than held-out examples: their loss stays 30 % above the probe's (in the mode
        of training, so dropout does not count). Fresh examples cannot be easier, unless the labels of the
        training examples are wrong.
@@ -68,7 +68,7 @@ def _unrelated(history: History) -> Finding | None:
     agree, chance = history.value("probe/neighbors_agree"), history.value("probe/chance")
     best = float(history.probe_loss.finite.values.min())
     fitted = history.value("probe/discrete") == 1 and removed_in_batches(history) > STUCK
-    if fitted or not (agree < UNRELATED and best > CONSTANT * chance):
+    if fitted or falls(history) or not (agree < UNRELATED and best > CONSTANT * chance):
         return None
     return Finding(
         "labels",

@@ -5,7 +5,7 @@ import numpy as np
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.progress import end_of, removed_in_batches
-from gramscope.diagnose.rule_registry import LOSS, TARGETS, rule
+from gramscope.diagnose.rule_registry import CHANCE, LOSS, TARGETS, rule
 
 FITTED = 0.9  # of the batches' loss is gone,
 BELOW = 0.5  # and so much of the loss of chance is left at most
@@ -15,9 +15,7 @@ SMOOTH = 0.9  # of the steps lower the loss of the batches: the same examples ea
 FEW = 6
 
 
-@rule(
-    "memorization", needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)), order=4
-)
+@rule("memorization", needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), CHANCE)), order=4)
 def find(history: History) -> Finding | None:
     """The batches' loss is gone by 90 %, and the probe's is no better than that of the best constant outputs.
 
