@@ -82,7 +82,7 @@ def test_a_run_that_has_not_learnt_is_not_called_sound_without_a_word():
 
 def test_a_loss_of_ones_own_is_the_reason_where_chance_is_not_known():
     own = diagnosis_of(history().leaving_out(("probe/chance",)))
-    for kind in ("labels", "memorization", "classes_in_order"):
+    for kind in ("labels", "classes_in_order"):
         assert "loss= of your own" in own.not_judged[kind]
 
 

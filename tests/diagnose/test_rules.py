@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diagnose import histories
-from diagnose.histories import BROKEN, CLASSES, TEST_STEPS, history
+from diagnose.histories import BROKEN, CLASSES, TEST_STEPS, batch_losses, history
 from gramscope.diagnose import RULES
 from gramscope.diagnose.finding import NOTHING_WRONG
 from gramscope.diagnose.history import Series
@@ -113,8 +113,19 @@ def test_losses_below_zero_fall_too():
     assert removed_in_batches(below) == pytest.approx((0.95 - 0.024) / 0.524, rel=0.02)
 
 
-def test_noise_does_not_matter_while_the_loss_falls():
-    assert kinds(change(gradient_overlap=0.02, gradient_given=3.0)) == [NOTHING_WRONG]
+def test_memory_is_told_by_the_first_loss_where_chance_is_not_known():
+    worse = history(histories._set(loss__probe=lambda step: 2.3 + step / 50), losses=batch_losses() - 0.3)
+    assert kinds(worse.leaving_out(("probe/chance",)))[0] == "memorization"
+    better = history(histories._set(loss__probe=2.2), losses=batch_losses() - 0.3)
+    assert "memorization" not in kinds(better.leaving_out(("probe/chance",)))
+
+
+def test_noise_of_batches_that_are_not_small_or_that_is_gone_later_is_not_the_batch_size():
+    noisy = {"gradient_overlap": 0.02, "gradient_given": 3.0}
+    assert kinds(change(**noisy)) == ["batch_too_small"]
+    assert kinds(change(**noisy, noise_scale=1000.0)) == [NOTHING_WRONG], "the batch has some forty examples"
+    later = lambda step: 3.0 if step < 20 else 0.5  # noqa: E731
+    assert kinds(change(gradient_overlap=0.02, gradient_given=later)) == [NOTHING_WRONG]
 
 
 def test_units_that_die_later_follow_from_long_steps():
@@ -338,8 +349,8 @@ def test_features_that_have_widened_again_have_not_collapsed():
 
 def test_gradients_that_agree_are_no_noise_however_large():
     """With batch norm the probe's gradient, in evaluation mode, may be far smaller than those of the batches."""
-    assert kinds(change(gradient_given=3.0, gradient_overlap=0.4, loss__probe=1.5)) == [NOTHING_WRONG]
-    assert kinds(change(gradient_given=3.0, gradient_overlap=0.1, loss__probe=1.5)) == ["batch_too_small"]
+    assert kinds(change(gradient_given=3.0, gradient_overlap=0.4)) == [NOTHING_WRONG]
+    assert kinds(change(gradient_given=3.0, gradient_overlap=0.1)) == ["batch_too_small"]
 
 
 @pytest.mark.parametrize(("numbers", "judged"), [(1.0, False), (0.0, True)])
