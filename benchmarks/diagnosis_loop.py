@@ -221,7 +221,7 @@ def _held_out(run: Run, o: Options, model: nn.Module, x: Tensor, y: Tensor) -> f
     return float((run.base.loss or (lambda f, y: usual_loss(f, y, {})))(model(_inputs(o, x, 0)), y))
 
 
-def show(run: Run, seed: int, out: Path) -> str:
+def show(run: Run, seed: int, out: Path, must_learn: bool) -> str:
     """One line on what was said; returns the verdict."""
     try:
         found = gs.diagnose(out)
@@ -230,7 +230,9 @@ def show(run: Run, seed: int, out: Path) -> str:
         return "MISSED"
     kinds = [f.kind for f in found if not f.follows_from] + [f"({f.kind})" for f in found if f.follows_from]
     named = {f.kind for f in found}
-    if run.healthy:
+    if run.healthy and must_learn and not _learnt(out):
+        verdict = "not learnt"
+    elif run.healthy:
         verdict = "quiet" if found.healthy else "FALSE ALARM"
     elif not run.right:
         verdict = "no rule"
@@ -240,7 +242,15 @@ def show(run: Run, seed: int, out: Path) -> str:
     return verdict
 
 
-def main(faults: Sequence[Run], healthy: Sequence[Run], about: str, seeds: Sequence[int] = (0,)) -> None:
+def _learnt(out: Path) -> bool:
+    """Whether the probe's loss has fallen by a fifth."""
+    loss = gs.open_run(out).scalars()["loss/probe"].dropna()
+    return bool(loss.iloc[0] - loss.iloc[-1] > 0.2 * abs(loss.iloc[0]))
+
+
+def main(
+    faults: Sequence[Run], healthy: Sequence[Run], about: str, seeds: Sequence[int] = (0,), must_learn: bool = False
+) -> None:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
@@ -264,5 +274,5 @@ def main(faults: Sequence[Run], healthy: Sequence[Run], about: str, seeds: Seque
             if not (given.judge or out.exists()):  # a set that was broken off goes on
                 with contextlib.redirect_stderr(io.StringIO()):
                     train(run, seed, out)
-            verdicts[show(run, seed, out)] += 1
+            verdicts[show(run, seed, out, must_learn)] += 1
     print(dict(verdicts), f"{time.process_time() - begun:.0f} s")

@@ -3,13 +3,15 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History, Series
+from gramscope.diagnose.history import History
 from gramscope.diagnose.loss_of_probe import same_weights
 from gramscope.diagnose.rule_registry import LABELS, LOSS, MEASURES, rule
 
 NEAR = 0.1  # of a loss whose values span one: what batches and probe may differ by
+SMALLER = 3.0  # over the number of classes: the batches' first gradients against the probe's
 SLACK = 2e-3  # of rounding
-FEW = 14  # measurements: single batches scatter
+FEW, FIRST = 8, 5
+ENOUGH = 14  # measurements, for the losses: single batches scatter
 
 
 @rule(
@@ -23,9 +25,10 @@ FEW = 14  # measurements: single batches scatter
 def find(history: History) -> Finding | None:
     """Cross-entropy of C numbers in [0, 1] that sum to one lies between ``log(e + C - 1) - 1`` and one above it.
 
-    (Of a sigmoid: C = 2.) Every batch must lie there. And in the later half of the run the batches cost what the probe
-    costs where its outputs are probabilities already, or, where they are not, what it costs behind one more softmax and
-    not what it costs by itself (outputs/behind_softmax, at the same weights): the softmax is then in the loss. Outputs
+    (Of a sigmoid: C = 2.) Every batch must lie there. Then one of three things: the outputs of the network are
+    probabilities at every measurement, and the batches cost what the probe costs; or the softmax is in the loss, and
+    the gradients of the first batches are smaller than the probe's, by the slope of a softmax, ``1/C``; or, in the
+    later half, the batches cost what the probe costs behind one more softmax, and not what it costs by itself. Outputs
     that are probabilities are right for a loss that takes their logarithm: it soon falls below the bound.
     """
     count = max(2.0, np.nan_to_num(history.value("probe/outputs"), nan=2.0))
@@ -34,28 +37,50 @@ def find(history: History) -> Finding | None:
         return None
     if losses.values.min() < floor - SLACK or losses.values.max() > floor + 1 + SLACK:
         return None
-    own, behind = (_apart(history, history.get(name)) for name in ("loss/probe", "outputs/behind_softmax"))
     told = history.get("outputs/probabilities").finite.values
     of_outputs = len(told) > 0 and bool(told.all())
-    if not (own < NEAR if of_outputs else behind < NEAR and own > max(NEAR, 2 * behind)):
+    evidence = _of_the_network(history) if of_outputs else _by_slope(history, count) or _by_cost(history)
+    if evidence is None:
         return None
-    least = Evidence("least loss of a batch", float(losses.values.min()), "above", floor - SLACK)
-    distance = "distance of the batches' loss from the probe's"
     return Finding(
         "softmax_twice",
         f"The loss is given probabilities in place of logits: no batch can cost less than {floor:.2g}.",
-        (least, Evidence(distance, own, "below", NEAR)) if of_outputs
-        else (least, Evidence(f"{distance} behind a softmax", behind, "below", NEAR),
-              Evidence(distance, own, "above", max(NEAR, 2 * behind))),
+        (Evidence("least loss of a batch", float(losses.values.min()), "above", floor - SLACK), evidence),
         "A softmax or sigmoid comes before a loss that has its own (cross_entropy, binary_cross_entropy_with_logits).",
         "Leave out the softmax or sigmoid before the loss.",
         ("outputs",) if of_outputs else ("loss",),
         float(history.steps[FEW - 1]),
-    )  # fmt: skip
+    )
 
 
-def _apart(history: History, probe: Series) -> float:
+def _of_the_network(history: History) -> Evidence | None:
+    apart = _apart(history, "loss/probe")
+    return Evidence("loss of batches - loss of the probe", apart, "below", NEAR) if apart < NEAR else None
+
+
+def _by_cost(history: History) -> Evidence | None:
+    own, behind = _apart(history, "loss/probe"), _apart(history, "outputs/behind_softmax")
+    if len(history.steps) < ENOUGH or not (behind < NEAR and own > max(NEAR, 2 * behind)):
+        return None
+    return Evidence("loss of batches - loss of the probe behind a softmax", behind, "below", NEAR)
+
+
+def _apart(history: History, name: str) -> float:
     """Median distance of batches and probe with the same weights, in the later half; NaN where there is none."""
-    pairs = np.array(same_weights(history, probe.finite))
+    pairs = np.array(same_weights(history, history.get(name).finite))
     late = pairs[len(pairs) // 2 :]
     return abs(float(np.median(late[:, 0] - late[:, 1]))) if len(late) else float("nan")
+
+
+def _by_slope(history: History, count: float) -> Evidence | None:
+    """The first gradients against the probe's with the same weights; not where all are clipped to one norm."""
+    probe, batches = history.get("gradient_norm").finite, history.get("gradient_given").finite
+    given = dict(zip(batches.steps.tolist(), batches.values.tolist(), strict=True))
+    pairs = [(given[s + 1], own) for s, own in zip(probe.steps.tolist(), probe.values.tolist(), strict=True)
+             if s + 1 in given and own > 0][:FIRST]  # fmt: skip
+    sizes = np.array([size for size, _ in pairs])
+    squared = history.has("yes_or_no/loss")  # then the probe's gradient is that of another loss
+    if squared or len(pairs) < FIRST or np.ptp(sizes) < 1e-3 * sizes.max():
+        return None
+    ratio, bound = float(np.median(sizes / np.array([own for _, own in pairs]))), min(SMALLER / count, 0.5)
+    return Evidence("gradients of batches / of the probe", ratio, "below", bound) if ratio < bound else None
