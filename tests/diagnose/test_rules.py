@@ -113,6 +113,20 @@ def test_losses_below_zero_fall_too():
     assert removed_in_batches(below) == pytest.approx((0.95 - 0.024) / 0.524, rel=0.02)
 
 
+def test_batches_that_were_harder_before_training_are_a_matter_of_the_probe():
+    slow = histories._set(loss__probe=histories._bounded, train_mode__loss=histories._bounded)
+    own = np.array([histories._bounded(step) for step in range(250)])
+    assert kinds(history(slow, np.where(np.arange(250) < 20, own, 1.6 * own)))[0] == "labels"
+    assert kinds(history(slow, 1.6 * own)) == [NOTHING_WRONG]
+
+
+def test_a_network_that_was_trained_before_is_not_lazy():
+    still = histories._set(kernel__drift=0.03, richness__initial_similarity=0.999)
+    assert kinds(history(still))[0] == "lazy"
+    trained = histories._both(still, histories._set(loss__probe=lambda step: 0.9 - step / 400))
+    assert "lazy" not in kinds(history(trained, losses=0.9 - np.arange(250.0) / 400))
+
+
 def test_memory_is_told_by_the_first_loss_where_chance_is_not_known():
     worse = history(histories._set(loss__probe=lambda step: 2.3 + step / 50), losses=batch_losses() - 0.3)
     assert kinds(worse.leaving_out(("probe/chance",)))[0] == "memorization"
