@@ -274,6 +274,16 @@ def test_the_loss_behind_one_more_softmax():
     assert "outputs/behind_softmax" not in first_facts(one, x, x[:, :1])[0]
 
 
+def test_several_labels_vary_along_several_directions():
+    x, _ = data()
+    tags = (x[:, :3] > 0).long()
+    centred = tags.double() - tags.double().mean(0)
+    covariance = centred.T @ centred
+    expected = float(covariance.trace() ** 2 / covariance.square().sum())
+    assert first_facts(nn.Linear(6, 3), x, tags)[0]["probe/target_rank"] == pytest.approx(expected)
+    assert first_facts(nn.Linear(6, 1), x, tags[:, :1])[0]["probe/target_rank"] == 1.0
+
+
 def test_outputs_that_are_probabilities():
     x, y = data()
     logits = nn.Linear(6, 3)
