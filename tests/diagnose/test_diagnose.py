@@ -54,6 +54,13 @@ def test_a_run_without_the_new_measures_says_what_it_cannot_judge(tmp_path):
     assert set(found.not_judged) < set(RULES)
 
 
+def test_a_run_of_another_version_names_it():
+    rows = [(step, {"loss/probe": 2.0 / (1 + step)}) for step in STEPS]
+    reason = diagnosis_of(history_of_records(rows, {}, META | {"gramscope": "0.1.0"})).not_judged["rank_collapse"]
+    assert reason.startswith("gramscope 0.1.0, which recorded this run, may not have measured it")
+    assert "gramscope" not in diagnosis_of(history_of_records(rows, {}, META)).not_judged["rank_collapse"]
+
+
 def test_measures_that_were_left_out_are_the_reason():
     """Whether a network has dropout, batch norm or tokens is not known without the set-up."""
     found = diagnosis_of(history_of_records([(step, {"norm/parameters": 9.0}) for step in STEPS], {}, META))
