@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
@@ -142,6 +144,22 @@ def test_consequences_follow_their_cause_and_the_earlier_of_two_that_explain_eac
     late = rank({"dead_units": _finding("dead_units", 9.0), "half_precision": _finding("half_precision", 4.0)})
     assert [f.kind for f in early] == ["dead_units", "half_precision"]
     assert [f.kind for f in late] == ["half_precision", "dead_units"]
+
+
+def test_of_findings_that_explain_one_another_in_a_circle_the_earliest_leads():
+    steps = {"dead_units": 4.0, "labels": 0.0, "rank_collapse": 0.0}
+    found = rank({kind: _finding(kind, step) for kind, step in steps.items()})
+    assert [f.kind for f in found if not f.follows_from] == ["labels"]
+
+
+@given(st.dictionaries(st.sampled_from(sorted(RULES)), st.integers(0, 3), min_size=1))
+def test_some_finding_leads_and_every_other_goes_back_to_one_that_does(steps):
+    found = {f.kind: f for f in rank({kind: _finding(kind, float(step)) for kind, step in steps.items()})}
+    for kind in found:
+        chain = [kind]
+        while found[chain[-1]].follows_from:
+            chain.append(found[chain[-1]].follows_from)
+            assert len(chain) <= len(found)
 
 
 def test_ranking_drops_no_finding_and_repeats_none():

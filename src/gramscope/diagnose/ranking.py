@@ -37,8 +37,16 @@ def rank(found: Mapping[str, Finding]) -> list[Finding]:
     """Causes first, in the order of their rules; a finding that another one explains follows it.
 
     Where two explain one another, the one that was to be seen earlier is the cause; of equals, that of the lower order.
+    So it is where several explain one another in a circle.
     """
     causes = {kind: _cause(kind, found) for kind in found}
+    for kind in found:
+        chain = [kind]
+        while (cause := causes[chain[-1]]) and cause not in chain:
+            chain.append(cause)
+        if cause:
+            circle = chain[chain.index(cause) :]
+            causes[min(circle, key=lambda k: (found[k].step, RULES[k].order, k))] = ""
     first = sorted((k for k, cause in causes.items() if not cause), key=lambda k: (RULES[k].order, found[k].step))
     rest = sorted((k for k, cause in causes.items() if cause), key=lambda k: (RULES[k].order, found[k].step))
     return [found[kind] for kind in first] + [replace(found[kind], follows_from=causes[kind]) for kind in rest]

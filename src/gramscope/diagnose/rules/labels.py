@@ -86,7 +86,7 @@ def _unrelated(history: History) -> Finding | None:
         "Labels were shuffled against their inputs, or belong to another file or order.",
         "Look at ten examples with their labels; check that inputs and labels are shuffled together.",
         alternatives=("a task that no neighbour tells (modular arithmetic): then see memorization",),
-        step=float(history.steps[0]),
+        step=float(history.steps[FEW - 1]),
     )  # fmt: skip
 
 
