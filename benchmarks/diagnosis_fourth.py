@@ -8,25 +8,15 @@
 for its data.
 """
 
-import argparse
-import math
-import sys
-import time
-import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import gramscope as gs
+from diagnosis_faults import Data
+from diagnosis_loop import Base, Lion, by, main, makers
 from gramscope.tasks import digits
-
-STEPS = 240
-Data = tuple[Tensor, Tensor, Tensor, Tensor]  # x, y, x of the probe, y of the probe
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
@@ -197,61 +187,19 @@ class ViT(nn.Module):
         return self.head(self.norm(h[:, 0]))
 
 
-class Lion(torch.optim.Optimizer):
-    """Steps of one length in every entry, by the sign of a mean of gradients; weight decay apart."""
-
-    def __init__(self, params: Any, lr: float = 3e-4, betas: Any = (0.9, 0.99), weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
-                a, b = group["betas"]
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_(group["lr"] * (a * mean + (1 - a) * p.grad).sign())
-                mean.mul_(b).add_((1 - b) * p.grad)
-
-
 # Runs ----------------------------------------------------------------------------------------------------------------
-Make = Callable[[Any], torch.optim.Optimizer]
-
-
-def by(kind: Any, **settings: Any) -> Make:
-    return lambda params: kind(params, **settings)
-
-
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
-BASES: dict[str, tuple[Any, Any, Make, dict[str, Any]]] = {
-    "unet": (denoised, UNet, by(Adam, lr=3e-3), {}),
-    "graph": (graphs, Graph, by(Adam, lr=5e-3), {}),
-    "causal": (waves, Causal, by(Adam, lr=5e-3), {"batch": 32}),
-    "bigru": (peaks, BothWays, by(Adam, lr=1e-2), {}),
-    "wine": (wine, table_network, by(Adam, lr=3e-3), {"sizes": (13, 3), "batch": 32}),
-    "cancer": (cancer, table_network, by(SGD, lr=0.05, momentum=0.9), {"sizes": (30, 1), "batch": 32}),
-    "diabetes": (diabetes, table_network, by(AdamW, lr=5e-4, weight_decay=0.01), {"sizes": (10, 1), "batch": 32}),
-    "vit": (patches, ViT, by(AdamW, lr=2e-3, weight_decay=0.05), {}),
+BASES = {
+    "unet": Base(denoised, UNet, by(Adam, lr=3e-3), {}),
+    "graph": Base(graphs, Graph, by(Adam, lr=5e-3), {}),
+    "causal": Base(waves, Causal, by(Adam, lr=5e-3), {"batch": 32}),
+    "bigru": Base(peaks, BothWays, by(Adam, lr=1e-2), {}),
+    "wine": Base(wine, table_network, by(Adam, lr=3e-3), {"sizes": (13, 3), "batch": 32}),
+    "cancer": Base(cancer, table_network, by(SGD, lr=0.05, momentum=0.9), {"sizes": (30, 1), "batch": 32}),
+    "diabetes": Base(diabetes, table_network, by(AdamW, lr=5e-4, weight_decay=0.01), {"sizes": (10, 1), "batch": 32}),
+    "vit": Base(patches, ViT, by(AdamW, lr=2e-3, weight_decay=0.05), {}),
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    """``right``: kinds that name the fault, written down beforehand; none for a healthy run."""
-
-    base: str
-    name: str
-    right: tuple[str, ...]
-    optimizer: Make | None = None
-    o: dict[str, Any] = field(default_factory=dict)
-
-
-def broken(base: str, name: str, right: str, optimizer: Make | None = None, **o: Any) -> Run:
-    return Run(base, name, tuple(right.split()), optimizer, o)
-
-
+broken, sound = makers(BASES)
 FAULTS = [
     broken("unet", "no activation", "no_activation", linear=True),
     broken("unet", "gradients clipped to 1e-3", "clipping_always", by(SGD, lr=0.05, momentum=0.9), clip=1e-3),
@@ -294,11 +242,6 @@ FAULTS = [
     broken("vit", "softmax before cross-entropy", "softmax_twice", twice=True),
 ]  # fmt: skip
 
-
-def sound(base: str, name: str = "", optimizer: Make | None = None, **o: Any) -> Run:
-    return Run(base, name or "as it is", (), optimizer, o)
-
-
 HEALTHY = [
     sound("unet"), sound("unet", "Nesterov", by(SGD, lr=0.1, momentum=0.9, nesterov=True)),
     sound("unet", "AdamW, cosine", by(AdamW, lr=3e-3, weight_decay=0.01), cosine=True),
@@ -319,139 +262,5 @@ HEALTHY = [
     sound("vit", "labels smoothed by 0.1", smoothing=0.1), sound("vit", "Lion", by(Lion, lr=3e-4, weight_decay=0.1)),
 ]  # fmt: skip
 
-
-def _spoilt(o: dict[str, Any], data: Data, rng: torch.Generator) -> Data:
-    x, y, x_test, y_test = data
-    if "shuffle" in o:
-        y = y[torch.randperm(len(y), generator=rng)]
-    if "late" in o:
-        x, y = x[:, : -o["late"]], y[:, o["late"] :]
-    if "without" in o:
-        x, y = x[y != o["without"]], y[y != o["without"]]
-    if "sorted" in o:
-        order = y.flatten().argsort(stable=True)
-        x, y = x[order], y[order]
-    if "nan" in o:
-        x = x.clone()
-        x[100, 3] = math.nan
-    if "one" in o:
-        x_test, y_test = x_test[y_test == 0], y_test[y_test == 0]
-    return x, y, x_test, y_test
-
-
-@torch.no_grad()
-def _spoil_network(o: dict[str, Any], model: nn.Module) -> None:
-    for name, p in model.named_parameters():
-        if "scale" in o and p.dim() > 1:
-            p *= o["scale"]
-        if "bias" in o and name.endswith("bias") and not name.startswith("last"):
-            p.fill_(o["bias"])
-        if "frozen" in o and name.startswith(o["frozen"]):
-            p.requires_grad_(False)
-
-
-def loss_of(f: Tensor, y: Tensor, o: dict[str, Any]) -> Tensor:
-    f, reduction = f.float(), o.get("reduction", "mean")
-    if not y.is_floating_point():
-        f = f.softmax(-1) if o.get("twice") else f
-        return F.cross_entropy(f, y, reduction=reduction, label_smoothing=o.get("smoothing", 0.0))
-    if ((y == 0) | (y == 1)).all():
-        return F.binary_cross_entropy_with_logits(f.sigmoid() if o.get("twice") else f, y, reduction=reduction)
-    return F.mse_loss(f, y, reduction=reduction)
-
-
-def _groups(run: Run, model: nn.Module) -> Iterable[Any]:
-    o, free = run.o, [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    if "left" in o:
-        return [p for n, p in free if not n.startswith(o["left"])]
-    if "body" not in o:
-        return [p for _, p in free]
-    head, body = ([p for n, p in free if n.startswith("head") == own] for own in (True, False))
-    return [{"params": head}, {"params": body, "lr": 2e-3 * o["body"]}]
-
-
-def _batch(o: dict[str, Any], step: int, n: int, rng: torch.Generator) -> Tensor:
-    size = min(o.get("batch", 64), n)
-    if o.get("same"):
-        return torch.arange(size)
-    if o.get("sorted"):
-        return torch.arange(size) + (n - size) * step // STEPS
-    return torch.arange(n) if size == n else torch.randint(0, n, (size,), generator=rng)
-
-
-def train(run: Run, seed: int, out: Path | None) -> tuple[float, float]:
-    """Train and watch at default settings; the loss of the probe at the start and at the end."""
-    data, network, usual, settings = BASES[run.base]
-    o = settings | run.o
-    torch.manual_seed(seed)
-    rng = torch.Generator().manual_seed(seed)
-    x, y, x_test, y_test = _spoilt(o, data(seed, o), rng)
-    model = network(o)
-    _spoil_network(o, model)
-    dtype = o.get("dtype", torch.float32)
-    model = model.to(dtype)
-    optimizer = (run.optimizer or usual)(_groups(run, model))
-    rate = (lambda s: min(1.0, (s + 1) / 20) * 0.5 * (1 + math.cos(math.pi * s / STEPS))) if "cosine" in o else None
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate or (lambda s: 1.0))
-    begin = _held_out(model, x_test, y_test, dtype)
-    with gs.watch(model, probe=(x_test, y_test), out=out, measures="*" if out else ["norm"]) as scope:
-        scope.use(optimizer)
-        for step in range(STEPS):
-            model.train("evaluation" not in o)
-            chosen = _batch(o, step, len(x), rng)
-            if not o.get("keep"):
-                optimizer.zero_grad()
-            loss = loss_of(model(x[chosen].to(dtype)), y[chosen], o)
-            loss.backward()
-            if "clip" in o:
-                nn.utils.clip_grad_norm_(model.parameters(), o["clip"])
-            optimizer.step()
-            schedule.step()
-            scope.step(loss=loss)
-    return begin, _held_out(model, x_test, y_test, dtype)
-
-
-@torch.no_grad()
-def _held_out(model: nn.Module, x: Tensor, y: Tensor, dtype: torch.dtype) -> float:
-    model.eval()
-    return float(loss_of(model(x.to(dtype)), y, {}))
-
-
-def show(run: Run, seed: int, out: Path) -> str:
-    found = gs.diagnose(out)
-    kinds = [f.kind for f in found if not f.follows_from] + [f"({f.kind})" for f in found if f.follows_from]
-    if not run.right:
-        verdict = "quiet" if found.healthy else "FALSE ALARM"
-    else:
-        named = {f.kind for f in found}
-        verdict = "first" if found[0].kind in run.right else "named" if named & set(run.right) else "MISSED"
-    print(f"{verdict:12}{run.base}: {run.name} [{seed}]: {', '.join(kinds)}", flush=True)
-    return verdict
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--judge", action="store_true")
-    parser.add_argument("--scores", action="store_true", help="only how well the healthy runs learn")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    begun, verdicts = time.process_time(), dict[str, int]()
-    if given.scores:
-        for run in HEALTHY:
-            print(f"{run.base}: {run.name}: {' to '.join(f'{v:.3g}' for v in train(run, 99, None))}", flush=True)
-        return
-    for place, run in enumerate(FAULTS + HEALTHY):
-        for seed in given.seeds:
-            out = given.out / f"{place}-{seed}"
-            if not given.judge:
-                train(run, seed, out)
-            verdict = show(run, seed, out)
-            verdicts[verdict] = verdicts.get(verdict, 0) + 1
-    print(verdicts, f"{time.process_time() - begun:.0f} s", file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    main(FAULTS, HEALTHY, __doc__)

@@ -7,25 +7,17 @@ What counts as right was written down before the first run: ``right`` of each fa
 have none; what was said of them is printed all the same. Needs Fashion-MNIST, under $GRAMSCOPE_DATA or ../shared/data.
 """
 
-import argparse
-import math
-import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import gramscope as gs
+from diagnosis_faults import Data, Options
+from diagnosis_loop import Base, Run, main, makers
 from gramscope.tasks import delayed_match, digits, mnist
-
-STEPS = 240
 
 
 class Skip(nn.Module):
@@ -144,18 +136,14 @@ def plain(sizes: Iterable[int], act: type[nn.Module] = nn.ReLU, drop: float = 0.
     return nn.Sequential(*layers, nn.Linear(*sizes[-2:]))
 
 
-# Data: (x, y, x of the probe, y of the probe)
-Data = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def fashion(seed: int) -> Data:
+def fashion(seed: int, o: Options) -> Data:
     task, rng = mnist("fashion-mnist", train=6000, test=1000), torch.Generator().manual_seed(seed)
     a, b = torch.randperm(6000, generator=rng)[:2000], torch.randperm(1000, generator=rng)[:128]
     image = [t.clone().reshape(-1, 1, 28, 28) for t in (task.x[a], task.x_test[b])]
     return image[0], task.y[a].clone(), image[1], task.y_test[b].clone()
 
 
-def text(seed: int) -> Data:
+def text(seed: int, o: Options) -> Data:
     """Words of three letters that follow one another at random: 12 letters, 20 words, next letter as the target."""
     rng = torch.Generator().manual_seed(seed)
     words = torch.randint(0, 12, (20, 3), generator=rng)
@@ -163,7 +151,7 @@ def text(seed: int) -> Data:
     return ids[:800, :-1], ids[:800, 1:], ids[800:, :-1], ids[800:, 1:]
 
 
-def smooth(seed: int) -> Data:
+def smooth(seed: int, o: Options) -> Data:
     rng = torch.Generator().manual_seed(seed)
     x, w = torch.randn(1700, 8, generator=rng), torch.randn(8, 3, generator=rng) / 8**0.5
     h = x @ w
@@ -171,20 +159,20 @@ def smooth(seed: int) -> Data:
     return x[:1500], y[:1500], x[1500:], y[1500:]
 
 
-def two_classes(seed: int) -> Data:
-    x, y, *rest = smooth(seed)
+def two_classes(seed: int, o: Options) -> Data:
+    x, y, *rest = smooth(seed, o)
     z = rest[1]
     return x, (y > 0.3).float(), rest[0], (z > 0.3).float()
 
 
-def sequences(seed: int) -> Data:
+def sequences(seed: int, o: Options) -> Data:
     a, b = delayed_match(500, seed=seed), delayed_match(64, seed=seed + 99)
     return a.x, a.y, b.x, b.y
 
 
-def coordinates(seed: int) -> Data:
+def coordinates(seed: int, o: Options) -> Data:
     grid = torch.stack(torch.meshgrid(*2 * (torch.linspace(-1, 1, 28),), indexing="ij"), -1).reshape(-1, 2)
-    pixels = fashion(seed)[0][3].reshape(-1, 1)
+    pixels = fashion(seed, o)[0][3].reshape(-1, 1)
     order = torch.randperm(784, generator=torch.Generator().manual_seed(seed))
     a, b = order[:600], order[600:]
     return grid[a], pixels[a], grid[b], pixels[b]
@@ -217,8 +205,8 @@ class Sets(nn.Module):
         return self.all(self.each(x).mean(1))
 
 
-def as_sets(seed: int) -> Data:
-    x, y, x_test, y_test = fashion(seed)
+def as_sets(seed: int, o: Options) -> Data:
+    x, y, x_test, y_test = fashion(seed, o)
     grid = torch.stack(torch.meshgrid(*2 * (torch.linspace(-1, 1, 14),), indexing="ij"), -1).reshape(1, -1, 2)
 
     def points(image: Tensor) -> Tensor:
@@ -228,39 +216,26 @@ def as_sets(seed: int) -> Data:
     return points(x), y, points(x_test), y_test
 
 
-def flat(seed: int) -> Data:
-    x, y, x_test, y_test = fashion(seed)
+def flat(seed: int, o: Options) -> Data:
+    x, y, x_test, y_test = fashion(seed, o)
     return F.avg_pool2d(x, 2).flatten(1), y, F.avg_pool2d(x_test, 2).flatten(1), y_test
 
 
-def autoencoded(seed: int) -> Data:
-    x, _, x_test, _ = flat(seed)
+def autoencoded(seed: int, o: Options) -> Data:
+    x, _, x_test, _ = flat(seed, o)
     return x, x, x_test, x_test
 
 
-def sevens(seed: int) -> Data:
+def sevens(seed: int, o: Options) -> Data:
     found = digits(seed=seed)
     return found.x, found.y, found.x_test[:160], found.y_test[:160]
 
 
-def several_labels(seed: int) -> Data:
+def several_labels(seed: int, o: Options) -> Data:
     """Five properties of a digit, each 0 or 1."""
-    x, y, x_test, y_test = sevens(seed)
+    x, y, x_test, y_test = sevens(seed, o)
     rules = (lambda t: t % 2, lambda t: t > 4, lambda t: t % 3 == 0, lambda t: t < 2, lambda t: (t == 8) | (t == 9))
     return x, torch.stack([r(y) for r in rules], 1).float(), x_test, torch.stack([r(y_test) for r in rules], 1).float()
-
-
-@dataclass(frozen=True)
-class Run:
-    """``o``: what deviates from a plain loop; ``right``: kinds that name the fault, written down beforehand."""
-
-    name: str
-    data: Callable[[int], Data]
-    network: Callable[[dict[str, Any]], nn.Module]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
-    right: tuple[str, ...] = ()
-    o: dict[str, Any] = field(default_factory=dict)
-    healthy: bool = False
 
 
 def sgd(lr: float = 0.05, momentum: float = 0.9, **more: Any) -> Callable[[Any], torch.optim.Optimizer]:
@@ -275,19 +250,23 @@ def adam(lr: float = 2e-3, **more: Any) -> Callable[[Any], torch.optim.Optimizer
     return lambda p: torch.optim.Adam(p, lr=lr, **more)
 
 
-def broken(base: str, name: str, right: str, optimizer: Any = None, **o: Any) -> Run:
-    data, network, usual = BASES[base]
-    return Run(f"{base}: {name}", data, network, optimizer or usual, tuple(right.split()), o)
+def units(o: Options) -> type[nn.Module]:
+    return nn.Identity if o.get("linear") else nn.ReLU
 
 
-BASES: dict[str, tuple[Any, Any, Any]] = {
-    "mixer": (fashion, mixer, adamw()),
-    "resnet": (fashion, resnet, sgd()),
-    "rnn": (fashion, Rows, adam()),
-    "gpt": (text, GPT, adamw(3e-3, weight_decay=0.1)),
-    "regression": (smooth, lambda o: plain((8, 64, 64, 1), nn.Identity if o.get("linear") else nn.ReLU), adam(3e-3)),
-    "binary": (two_classes, lambda o: plain((8, 32, 32, 1), nn.Identity if o.get("linear") else nn.ReLU), sgd(0.05)),
+BASES = {
+    "mixer": Base(fashion, mixer, adamw()),
+    "resnet": Base(fashion, resnet, sgd()),
+    "rnn": Base(fashion, Rows, adam()),
+    "gpt": Base(text, GPT, adamw(3e-3, weight_decay=0.1)),
+    "regression": Base(
+        smooth, lambda o: plain((8, 64, 64, 1), nn.Identity if o.get("linear") else nn.ReLU), adam(3e-3)
+    ),
+    "binary": Base(
+        two_classes, lambda o: plain((8, 32, 32, 1), nn.Identity if o.get("linear") else nn.ReLU), sgd(0.05)
+    ),
 }
+broken, _ = makers(BASES)
 ZERO = "rank_collapse frozen_layer vanishing_signals dead_units"
 FAULTS = [
     broken("resnet", "loss summed over the batch", "lr_too_large", reduction="sum"),
@@ -296,9 +275,9 @@ FAULTS = [
     broken("mixer", "training labels shifted by one", "labels memorization", shift=1),
     broken("resnet", "training labels shifted by one", "labels memorization", shift=1),
     broken("gpt", "training targets one token too late", "labels memorization", shift=1),
-    broken("mixer", "softmax before cross-entropy", "", softmax=True),
-    broken("resnet", "softmax before cross-entropy", "", softmax=True),
-    broken("binary", "sigmoid before the loss with logits", "", softmax=True),
+    broken("mixer", "softmax before cross-entropy", "", twice=True),
+    broken("resnet", "softmax before cross-entropy", "", twice=True),
+    broken("binary", "sigmoid before the loss with logits", "", twice=True),
     broken("gpt", "AdamW at 0.1 without warm-up", "lr_too_large", adamw(0.1, weight_decay=0.1)),
     broken("rnn", "Adam at 0.1 without warm-up", "lr_too_large saturated_units", adam(0.1)),
     broken("resnet", "batch norm frozen in evaluation mode", "wrong_mode", frozen_norm=True),
@@ -345,7 +324,7 @@ FAULTS = [
 
 
 def _healthy(name: str, data: Any, network: Any, optimizer: Any, **o: Any) -> Run:
-    return Run(name, data, lambda o: network(), optimizer, ("nothing_wrong",), o, healthy=True)
+    return Run(Base(data, lambda o: network(), optimizer), name, (), None, o, healthy=True)
 
 
 def _deep() -> nn.Module:
@@ -380,159 +359,10 @@ HEALTHY = [
 ]  # fmt: skip
 
 
-def _sizes(data: Callable[[int], Data]) -> tuple[int, int]:
-    x, y, *_ = data(0)
+def _sizes(data: Callable[[int, Options], Data]) -> tuple[int, int]:
+    x, y, *_ = data(0, {})
     return x.shape[-1], y.shape[-1]
 
 
-def loss_of(f: Tensor, y: Tensor, o: dict[str, Any]) -> Tensor:
-    f, reduction = f.float(), o.get("reduction", "mean")
-    if not y.is_floating_point():
-        f = f.softmax(-1) if o.get("softmax") else f
-        return F.cross_entropy(f.flatten(0, -2), y.flatten(), reduction=reduction,
-                               label_smoothing=o.get("smoothing", 0.0))  # fmt: skip
-    if ((y == 0) | (y == 1)).all():
-        return F.binary_cross_entropy_with_logits(f.sigmoid() if o.get("softmax") else f, y, reduction=reduction)
-    return F.mse_loss(f, y, reduction=reduction)
-
-
-def _spoil_data(o: dict[str, Any], data: Data, rng: torch.Generator) -> Data:
-    x, y, x_test, y_test = data
-    if "shift" in o:
-        y = (y + 1) % 10 if y.dim() == 1 else y.roll(-1, 1)
-    if "pixels" in o:
-        x, x_test = ((t - t.min()) / (t.max() - t.min()) * o["pixels"] for t in (x, x_test))
-    if "targets" in o:
-        y, y_test = 1000 * y + 5000, 1000 * y_test + 5000
-    if "sorted" in o:
-        order = y.flatten().argsort(stable=True)
-        x, y = x[order], y[order]
-    if "imbalance" in o:
-        keep = (y == 3) | (torch.rand(len(y), generator=rng) < 0.001)
-        x, y = x[keep], y[keep]
-    if "shuffle" in o:
-        chosen = (torch.rand(len(y), generator=rng) < o["shuffle"]).nonzero()[:, 0]
-        y = y.clone()
-        y[chosen] = y[chosen[torch.randperm(len(chosen), generator=rng)]]
-    if "rare" in o:
-        parts = [(t > 0.5)[:, 0] & (torch.rand(len(t), generator=rng) > 0.15) for t in (y, y_test)]
-        x, y, x_test, y_test = x[~parts[0]], y[~parts[0]], x_test[~parts[1]], y_test[~parts[1]]
-    return x, y, x_test, y_test
-
-
-@torch.no_grad()
-def _spoil_network(o: dict[str, Any], model: nn.Module) -> None:
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    for module in linear if o.get("zero") == "all" else linear[1:2] if o.get("zero") else []:
-        module.weight.zero_(), module.bias.zero_()
-    for module in linear[:-1] if "bias" in o else []:
-        module.bias.fill_(o["bias"])
-    for p in model.parameters() if "scale" in o else []:
-        p *= o["scale"] if p.dim() > 1 else 1
-    if o.get("frozen") == "norm":
-        for module in model.modules():
-            module.requires_grad_(not isinstance(module, nn.BatchNorm2d)) if not list(module.children()) else None
-    if o.get("frozen") == "body":
-        for module in linear[:-1]:
-            module.requires_grad_(False)
-
-
-def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
-    made: Any = [p for p in model.parameters() if p.requires_grad]
-    if "body" in run.o:
-        head = list(model.head.parameters())  # type: ignore[union-attr]
-        body = [p for p in made if all(p is not q for q in head)]
-        made = [{"params": head}, {"params": body, "lr": 2e-3 * run.o["body"]}]
-    return run.optimizer(made)
-
-
-def _mode(o: dict[str, Any], model: nn.Module) -> None:
-    model.train("evaluation" not in o)
-    for module in model.modules() if "frozen_norm" in o else []:
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-
-
-def _batch(o: dict[str, Any], step: int, n: int, rng: torch.Generator) -> Tensor:
-    size = min(o.get("batch", 64), n)
-    if o.get("same"):
-        return torch.arange(size)
-    if o.get("sorted"):
-        return torch.arange(size) + (n - size) * step // STEPS
-    return torch.arange(n) if size == n else torch.randint(0, n, (size,), generator=rng)
-
-
-def _rate(o: dict[str, Any], step: int) -> float:
-    if o.get("decay"):
-        return float(0.1 ** (step // 10))
-    return min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / STEPS)) if o.get("cosine") else 1.0
-
-
-def train(run: Run, seed: int, out: Path) -> None:
-    torch.manual_seed(seed)
-    rng, o = torch.Generator().manual_seed(seed), run.o
-    x, y, x_test, y_test = _spoil_data(o, run.data(seed), rng)
-    model = run.network(o)
-    _spoil_network(o, model)
-    dtype = o.get("dtype", torch.float32)
-    model = model.to(dtype)
-    optimizer = _optimizer(run, model)
-    if "stale" in o:
-        model[-1] = nn.Linear(32, 10)  # type: ignore[operator]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(o, step))
-    with gs.watch(model, probe=(x_test, y_test), out=out) as scope:
-        scope.use(optimizer)
-        for step in range(STEPS):
-            _mode(o, model)
-            chosen = _batch(o, step, len(x), rng)
-            inputs = x[chosen] + o["noise"] * torch.randn(x[chosen].shape) if "noise" in o else x[chosen]
-            if not o.get("keep"):
-                optimizer.zero_grad()
-            f = model(inputs.to(dtype) if inputs.is_floating_point() else inputs)
-            loss = o.get("sign", 1.0) * loss_of(f, y[chosen], o)
-            loss.backward()
-            if "clip" in o:
-                nn.utils.clip_grad_norm_(model.parameters(), o["clip"])
-            optimizer.step()
-            schedule.step()
-            scope.step(loss=loss)
-
-
-def show(run: Run, seed: int, out: Path) -> str:
-    """One line on what was said; returns the verdict."""
-    found = gs.diagnose(out)
-    kinds = [f.kind for f in found if not f.follows_from] + [f"({f.kind})" for f in found if f.follows_from]
-    first = found[0].kind
-    if run.healthy:
-        verdict = "quiet" if found.healthy else "FALSE ALARM"
-    elif not run.right:
-        verdict = "no rule"
-    else:
-        named = {f.kind for f in found}
-        verdict = "first" if first in run.right else "named" if named & set(run.right) else "MISSED"
-    print(f"{verdict:12}{run.name} [{seed}]: {', '.join(kinds)}", flush=True)
-    return verdict
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--only", default="")
-    parser.add_argument("--judge", action="store_true")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    begun, verdicts = time.process_time(), dict[str, int]()
-    for place, run in enumerate(FAULTS + HEALTHY):
-        for seed in given.seeds if given.only in run.name else ():
-            out = given.out / f"{place}-{seed}"
-            if not given.judge:
-                train(run, seed, out)
-            verdict = show(run, seed, out)
-            verdicts[verdict] = verdicts.get(verdict, 0) + 1
-    print(verdicts, f"{time.process_time() - begun:.0f} s", file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    main(FAULTS, HEALTHY, __doc__, seeds=(0, 1))

@@ -18,11 +18,12 @@ def healthy_scalars(step: int) -> dict[str, float]:
         "loss/probe": 0.2 + 2.1 * fall, "accuracy/probe": accuracy, "kernel/drift": 3.0 * (1 - fall),
         "richness/initial_similarity": 1 - 0.4 * (1 - fall), "norm/parameters": 9.0 + step / 250,
         "gradient_norm": 0.4 + 0.4 * fall, "gradient_given": (0.6 + 0.4 * fall) * (1 + 0.2 * np.sin(step)),
-        "gradient_overlap": 0.1 + 0.5 * fall, "gradient_zeros": 0.02, "update_size": 0.05, "precision": 1.2e-7,
+        "gradient_overlap": 0.1 + 0.5 * fall, "gradient_zeros": 0.02, "noise_scale": 40.0 + step,
+        "update_size": 0.05, "precision": 1.2e-7,
         "step/error": 0.05, "step/predicted_loss_change": -0.03 * fall, "step/true_loss_change": -0.028 * fall,
         "optimizer/lr": 0.1, "optimizer/lowest_lr": 0.1, "optimizer/weight_decay": 0.0, "optimizer/momentum": 0.0,
         "optimizer/adaptive": 0.0, "optimizer/decoupled": 0.0, "training_mode": 1.0, "dropout": 0.1,
-        "outputs/probabilities": 0.0,
+        "outputs/probabilities": 0.0, "outputs/behind_softmax": 2.4 - np.exp(-0.2 - 2.1 * fall),
         "train_mode/loss": 0.25 + 2.1 * fall, "train_mode/accuracy": accuracy - 0.02,
     }  # fmt: skip
     for layer in LAYERS:
@@ -158,7 +159,7 @@ BROKEN = {
     "lr_too_large": lambda: history(_both(_stuck, _set(step__true_loss_change=3.0, step__error=4.0)), losses=FLAT),
     "lr_too_small": lambda: history(
         _both(_stuck, _set(update_ratio__all=1e-5, step__error=1e-4, kernel__drift=1e-3)), losses=FLAT),
-    "batch_too_small": lambda: history(_set(gradient_overlap=0.02, gradient_given=3.0)),
+    "batch_too_small": lambda: history(_set(gradient_overlap=0.02, gradient_given=3.0, noise_scale=60.0)),
     "oversmoothing": lambda: history(_by_layer("token_variance", [0.9, 0.3, 0.05, 0.01, 0.002])),
     "rank_collapse": lambda: history(_set(feature_rank__all=lambda s: 1.2 if s else 6.0, loss__probe=1.9), losses=FLAT),
     "lazy": lambda: history(_set(kernel__drift=0.03, richness__initial_similarity=0.999)),

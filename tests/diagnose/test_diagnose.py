@@ -1,13 +1,18 @@
 """Bad input, rules that cannot judge, ranking, the command and the page; and small real runs."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
 import gramscope as gs
+from diagnose import histories
 from diagnose.histories import BROKEN, META, STEPS, healthy_scalars, history
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.cli.main import app
@@ -51,6 +56,13 @@ def test_a_run_without_the_new_measures_says_what_it_cannot_judge(tmp_path):
     assert set(found.not_judged) < set(RULES)
 
 
+def test_a_run_of_another_version_names_it():
+    rows = [(step, {"loss/probe": 2.0 / (1 + step)}) for step in STEPS]
+    reason = diagnosis_of(history_of_records(rows, {}, META | {"gramscope": "0.1.0"})).not_judged["rank_collapse"]
+    assert reason.startswith("gramscope 0.1.0, which recorded this run, may not have measured it")
+    assert "gramscope" not in diagnosis_of(history_of_records(rows, {}, META)).not_judged["rank_collapse"]
+
+
 def test_measures_that_were_left_out_are_the_reason():
     """Whether a network has dropout, batch norm or tokens is not known without the set-up."""
     found = diagnosis_of(history_of_records([(step, {"norm/parameters": 9.0}) for step in STEPS], {}, META))
@@ -58,6 +70,29 @@ def test_measures_that_were_left_out_are_the_reason():
     assert found.not_judged["labels"] == "pass a probe with targets: probe=(x, y); leave measures= at its default"
     without = {name: value for name, value in healthy_scalars(1).items() if name != "training_mode"}
     assert "not needed" in diagnosis_of(history_of_records([(0, without)] * 4, {}, META)).not_judged["wrong_mode"]
+
+
+def test_one_rule_that_fails_does_not_lose_what_the_others_find(monkeypatch):
+    def fail(history):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setitem(RULES, "head_only", replace(RULES["head_only"], find=fail))
+    found = diagnosis_of(BROKEN["frozen_layer"]())
+    assert found[0].kind == "frozen_layer"
+    assert "division by zero" in found.not_judged["head_only"]
+
+
+def test_a_run_that_has_not_learnt_is_not_called_sound_without_a_word():
+    idle = diagnosis_of(history(histories._stuck, losses=np.full(250, 2.3)).leaving_out(("probe/neighbors",)))
+    assert "hardly learnt: 0 %" in idle[0].what
+    assert np.isnan(idle[0].confidence)
+    assert "hardly" not in diagnosis_of(history())[0].what
+
+
+def test_a_loss_of_ones_own_is_the_reason_where_chance_is_not_known():
+    own = diagnosis_of(history().leaving_out(("probe/chance",)))
+    for kind in ("labels", "classes_in_order"):
+        assert "loss= of your own" in own.not_judged[kind]
 
 
 def test_a_run_without_any_record(tmp_path):
@@ -109,6 +144,22 @@ def test_consequences_follow_their_cause_and_the_earlier_of_two_that_explain_eac
     late = rank({"dead_units": _finding("dead_units", 9.0), "half_precision": _finding("half_precision", 4.0)})
     assert [f.kind for f in early] == ["dead_units", "half_precision"]
     assert [f.kind for f in late] == ["half_precision", "dead_units"]
+
+
+def test_of_findings_that_explain_one_another_in_a_circle_the_earliest_leads():
+    steps = {"dead_units": 4.0, "labels": 0.0, "rank_collapse": 0.0}
+    found = rank({kind: _finding(kind, step) for kind, step in steps.items()})
+    assert [f.kind for f in found if not f.follows_from] == ["labels"]
+
+
+@given(st.dictionaries(st.sampled_from(sorted(RULES)), st.integers(0, 3), min_size=1))
+def test_some_finding_leads_and_every_other_goes_back_to_one_that_does(steps):
+    found = {f.kind: f for f in rank({kind: _finding(kind, float(step)) for kind, step in steps.items()})}
+    for kind in found:
+        chain = [kind]
+        while found[chain[-1]].follows_from:
+            chain.append(found[chain[-1]].follows_from)
+            assert len(chain) <= len(found)
 
 
 def test_ranking_drops_no_finding_and_repeats_none():

@@ -1,13 +1,16 @@
 """Each rule names its fault on series written by hand, and is silent on a healthy run and on what is close."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from diagnose import histories
-from diagnose.histories import BROKEN, CLASSES, TEST_STEPS, history
+from diagnose.histories import BROKEN, CLASSES, TEST_STEPS, batch_losses, history
 from gramscope.diagnose import RULES
 from gramscope.diagnose.finding import NOTHING_WRONG
 from gramscope.diagnose.history import Series
+from gramscope.diagnose.progress import removed_in_batches
 from gramscope.diagnose.ranking import diagnosis_of
 
 
@@ -75,9 +78,68 @@ def test_what_is_close_to_a_fault_is_left_alone(close):
     assert kinds(close) == [NOTHING_WRONG]
 
 
-def test_mostly_frozen_is_fine_tuning():
-    frozen = {f"frozen__{layer}": 1.0 for layer in histories.LAYERS[:-1]}
-    assert "frozen_layer" not in kinds(change(**{k.replace("__", "__"): v for k, v in frozen.items()}))
+@pytest.mark.parametrize("count", [3, 4])
+def test_mostly_frozen_is_fine_tuning(count):
+    frozen = {f"frozen__{layer}": 1.0 for layer in histories.LAYERS[:count]}
+    assert "frozen_layer" not in kinds(change(**frozen))
+
+
+def test_one_frozen_layer_is_named_however_large():
+    run = change(frozen__2=1.0)
+    assert kinds(replace(run, sizes=run.sizes | {"2": 10**6}))[0] == "frozen_layer"
+
+
+def test_a_layer_that_acts_in_training_only_is_not_cut_off():
+    assert kinds(change(gradient_norm__2=0.0)) == [NOTHING_WRONG]
+    cut = change(gradient_norm__2=0.0)
+    silent = {name: s for name, s in cut.measured.items() if name != "effective_lr/2"}
+    assert kinds(replace(cut, measured=silent))[0] == "frozen_layer"
+
+
+def test_a_network_that_was_trained_before_has_learnt():
+    low = histories._set(update_ratio__all=1e-5, step__error=1e-4, kernel__drift=1e-3, loss__probe=0.2)
+    assert kinds(history(low, losses=np.full(250, 0.2))) == [NOTHING_WRONG]
+
+
+def test_layers_that_do_not_move_at_all_are_no_division_by_zero():
+    still = {
+        f"{family}__{layer}": 0.0 for family in ("update_ratio", "effective_lr") for layer in histories.LAYERS[:-1]
+    }
+    assert "head_only" in kinds(change(**still))
+
+
+def test_losses_below_zero_fall_too():
+    below = history(losses=-0.5 - np.arange(250.0) / 250)
+    assert removed_in_batches(below) == pytest.approx((0.95 - 0.024) / 0.524, rel=0.02)
+
+
+def test_batches_that_were_harder_before_training_are_a_matter_of_the_probe():
+    slow = histories._set(loss__probe=histories._bounded, train_mode__loss=histories._bounded)
+    own = np.array([histories._bounded(step) for step in range(250)])
+    assert kinds(history(slow, np.where(np.arange(250) < 20, own, 1.6 * own)))[0] == "labels"
+    assert kinds(history(slow, 1.6 * own)) == [NOTHING_WRONG]
+
+
+def test_a_network_that_was_trained_before_is_not_lazy():
+    still = histories._set(kernel__drift=0.03, richness__initial_similarity=0.999)
+    assert kinds(history(still))[0] == "lazy"
+    trained = histories._both(still, histories._set(loss__probe=lambda step: 0.9 - step / 400))
+    assert "lazy" not in kinds(history(trained, losses=0.9 - np.arange(250.0) / 400))
+
+
+def test_memory_is_told_by_the_first_loss_where_chance_is_not_known():
+    worse = history(histories._set(loss__probe=lambda step: 2.3 + step / 50), losses=batch_losses() - 0.3)
+    assert kinds(worse.leaving_out(("probe/chance",)))[0] == "memorization"
+    better = history(histories._set(loss__probe=2.2), losses=batch_losses() - 0.3)
+    assert "memorization" not in kinds(better.leaving_out(("probe/chance",)))
+
+
+def test_noise_of_batches_that_are_not_small_or_that_is_gone_later_is_not_the_batch_size():
+    noisy = {"gradient_overlap": 0.02, "gradient_given": 3.0}
+    assert kinds(change(**noisy)) == ["batch_too_small"]
+    assert kinds(change(**noisy, noise_scale=1000.0)) == [NOTHING_WRONG], "the batch has some forty examples"
+    later = lambda step: 3.0 if step < 20 else 0.5  # noqa: E731
+    assert kinds(change(gradient_overlap=0.02, gradient_given=later)) == [NOTHING_WRONG]
 
 
 def test_units_that_die_later_follow_from_long_steps():
@@ -341,7 +403,7 @@ def test_a_plateau_on_which_gradients_agree_is_no_matter_of_labels():
 
 def test_batches_of_another_task_make_the_probe_worse():
     def rises(step, scalars):
-        scalars |= {"loss/probe": 2.3 + step / 250, "accuracy/probe": 0.1}
+        scalars |= {"loss/probe": 2.3 + step / 250, "accuracy/probe": 0.1, "outputs/behind_softmax": 2.4}
 
     part = 1.6 + 0.7 * np.exp(-np.arange(250) / 40)
     assert kinds(history(rises, losses=part))[0] == "labels"
@@ -375,16 +437,13 @@ def test_outputs_that_are_sure_before_training_are_too_large():
     assert kinds(history(histories._both(sure, histories._set(probe__outputs=1000.0)), losses)) == [NOTHING_WRONG]
 
 
-def test_a_softmax_inside_the_loss_is_told_by_its_slope_and_its_bound():
-    bounded = np.array([histories._bounded(step) for step in range(1, 251)])
-
-    def damped(step, scalars):
-        if step:
-            scalars["gradient_given"] *= 0.15
-
-    assert kinds(history(damped, bounded))[0] == "softmax_twice"
-    assert "softmax_twice" not in kinds(history(damped))  # the batches fall below the bound
-    assert "softmax_twice" not in kinds(history(histories._set(loss__probe=histories._bounded), bounded))
+def test_a_softmax_inside_the_loss_is_told_by_what_the_probe_costs_behind_one():
+    bounded = 2.4 - np.exp(-0.2 - 2.1 * np.exp(-np.arange(1, 251) / 60))
+    assert kinds(history(losses=bounded))[0] == "softmax_twice"
+    assert "softmax_twice" not in kinds(history())  # the batches fall below the bound
+    assert "softmax_twice" not in kinds(history(losses=bounded + 0.15)), "nor the cost behind a softmax"
+    alike = histories._set(loss__probe=lambda step: 2.4 - np.exp(-0.2 - 2.1 * np.exp(-step / 60)))
+    assert "softmax_twice" not in kinds(history(alike, bounded)), "the probe costs the same by itself"
 
 
 def test_probabilities_for_a_loss_that_takes_their_logarithm_are_right():

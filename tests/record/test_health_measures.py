@@ -263,6 +263,27 @@ def test_what_cannot_be_told_affine_is_not_recorded():
     assert "outputs/not_affine" not in first_facts(constant, x, y)[0]
 
 
+def test_the_loss_behind_one_more_softmax():
+    x, y = data()
+    logits = nn.Linear(6, 3)
+    expected = nn.functional.cross_entropy(logits(x).softmax(-1), y).item()
+    assert first_facts(logits, x, y)[0]["outputs/behind_softmax"] == pytest.approx(expected, rel=1e-6)
+    one, yes = nn.Linear(6, 1), (y > 0).long()[:, None]
+    expected = nn.functional.binary_cross_entropy_with_logits(one(x).sigmoid(), yes.float()).item()
+    assert first_facts(one, x, yes)[0]["outputs/behind_softmax"] == pytest.approx(expected, rel=1e-6)
+    assert "outputs/behind_softmax" not in first_facts(one, x, x[:, :1])[0]
+
+
+def test_several_labels_vary_along_several_directions():
+    x, _ = data()
+    tags = (x[:, :3] > 0).long()
+    centred = tags.double() - tags.double().mean(0)
+    covariance = centred.T @ centred
+    expected = float(covariance.trace() ** 2 / covariance.square().sum())
+    assert first_facts(nn.Linear(6, 3), x, tags)[0]["probe/target_rank"] == pytest.approx(expected)
+    assert first_facts(nn.Linear(6, 1), x, tags[:, :1])[0]["probe/target_rank"] == 1.0
+
+
 def test_outputs_that_are_probabilities():
     x, y = data()
     logits = nn.Linear(6, 3)

@@ -217,6 +217,16 @@ def test_a_unit_that_one_use_turns_on_is_alive():
     assert first(model, x, torch.arange(4) % 2, "dead_units")["dead_units/cell"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(("act", "dead"), [(nn.ReLU6(), 0.5), (nn.ReLU6(inplace=True), 0.5), (nn.Hardtanh(), None)])
+def test_units_that_pass_nothing_below_zero_may_die(act, dead):
+    linear = nn.Linear(3, 4)
+    with torch.no_grad():
+        linear.weight.zero_()
+        linear.bias.copy_(torch.tensor([-1.0, 1.0, -2.0, 2.0]))
+    model = nn.Sequential(linear, act, nn.Linear(4, 2))
+    assert first(model, torch.randn(5, 3), torch.arange(5) % 2, "dead_units").get("dead_units/0") == dead
+
+
 def test_networks_without_relu_have_no_dead_units():
     model, x, y = case("mlp")
     assert not [name for name in first(model, x, y, "dead_units") if name.startswith("dead")]

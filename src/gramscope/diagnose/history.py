@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from gramscope import __version__
 from gramscope.diagnose.divergence import Numbers as Numbers
 from gramscope.diagnose.divergence import speaks_of_finite
 from gramscope.store import Run
@@ -63,6 +64,7 @@ class History:
     steps: Numbers = field(default_factory=lambda: np.empty(0))
     ruined: Sequence[int] = ()  # steps at which measures refused numbers that were not finite
     sizes: Mapping[str, int] = field(default_factory=dict)  # entries of each layer's parameters
+    other_version: str = ""  # of gramscope, where another one recorded the run
 
     def get(self, name: str) -> Series:
         """The measured series of this name, else an empty one."""
@@ -125,7 +127,7 @@ class History:
 
         steps = self.steps[self.steps <= step]
         ruined = [refused for refused in self.ruined if refused <= step]
-        return History(cut(self.measured), cut(self.logged), self.layers, steps, ruined, self.sizes)
+        return replace(self, measured=cut(self.measured), logged=cut(self.logged), steps=steps, ruined=ruined)
 
     def leaving_out(self, prefixes: tuple[str, ...]) -> "History":
         """The run without the measured series whose names begin so."""
@@ -156,7 +158,9 @@ def history_of_records(
                 values.append(float(value))
     measured = {name: Series(np.array(steps), np.array(values)) for name, (steps, values) in found.items()}
     all_steps = np.array([float(step) for step, _ in rows])
-    return History(measured, dict(logged), _layers(meta), all_steps, ruined, _sizes(meta))
+    version = meta.get("gramscope", __version__)
+    other = version if isinstance(version, str) and version != __version__ else ""
+    return History(measured, dict(logged), _layers(meta), all_steps, ruined, _sizes(meta), other)
 
 
 def _layers(meta: Mapping[str, object]) -> list[str]:

@@ -12,11 +12,15 @@ LEARNT = 0.5  # of the first loss: a run that removed more of it is learning
 
 
 def removed(history: History) -> float:
-    """The part of the first loss that is gone at the end, on the probe where it was measured: 0 nothing, 1 all."""
+    """The part of the first loss that is gone at the end, on the probe where it was measured: 0 nothing, 1 all.
+
+    A network that was trained before starts below chance, and what it had learnt then counts too.
+    """
     loss = history.loss.finite
-    if len(loss) < 2 or loss.first == 0:
+    if len(loss) < 2:
         return math.nan
-    return 1 - end_of(loss) / loss.first
+    chance = history.value("probe/chance") if history.has("loss/probe") else math.nan
+    return _fallen(max(loss.first, np.nan_to_num(chance, nan=loss.first)), end_of(loss))
 
 
 def removed_in_batches(history: History) -> float:
@@ -25,7 +29,12 @@ def removed_in_batches(history: History) -> float:
     if len(loss) < 10:
         return math.nan
     first = float(np.median(loss.values[: max(3, len(loss) // 20)]))
-    return 1 - end_of(loss) / first if first else math.nan
+    return _fallen(first, end_of(loss))
+
+
+def _fallen(first: float, last: float) -> float:
+    """The fall against the size of what was there first, which may be negative: a likelihood has no zero."""
+    return (first - last) / abs(first) if first else math.nan
 
 
 def falls(history: History) -> bool:

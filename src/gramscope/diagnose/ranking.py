@@ -9,9 +9,11 @@ from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis, Finding
 from gramscope.diagnose.held_out_rates import confidence
 from gramscope.diagnose.history import History
 from gramscope.diagnose.loss_of_probe import by_the_loss_of_the_batches
+from gramscope.diagnose.progress import removed
 from gramscope.diagnose.rule_registry import NOT_NEEDED, RULES
 
 FEW_RECORDS = 3
+NOT_LEARNT = 0.1  # of the first loss is gone, at most
 
 
 def diagnosis_of(history: History, name: str = "run") -> Diagnosis:
@@ -19,7 +21,14 @@ def diagnosis_of(history: History, name: str = "run") -> Diagnosis:
     known, other = by_the_loss_of_the_batches(history)
     lacking = {kind: rule.lacks(history) or other for kind, rule in RULES.items() if rule.lacks(known)}
     history = known
-    found = [made for kind, rule in RULES.items() if kind not in lacking and (made := rule.find(history)) is not None]
+    found = []
+    for kind, rule in RULES.items():
+        try:
+            made = None if kind in lacking else rule.find(history)
+        except (ArithmeticError, LookupError, ValueError) as error:  # one rule must not lose what the others found
+            lacking[kind] = f"the rule failed on this run: {error!r}; please report it"
+        else:
+            found += [made] if made is not None else []
     ranked = rank({finding.kind: replace(finding, confidence=confidence(finding.kind)) for finding in found})
     return Diagnosis(name, tuple(ranked) or (_nothing(history, lacking),), lacking, history.end)
 
@@ -28,8 +37,16 @@ def rank(found: Mapping[str, Finding]) -> list[Finding]:
     """Causes first, in the order of their rules; a finding that another one explains follows it.
 
     Where two explain one another, the one that was to be seen earlier is the cause; of equals, that of the lower order.
+    So it is where several explain one another in a circle.
     """
     causes = {kind: _cause(kind, found) for kind in found}
+    for kind in found:
+        chain = [kind]
+        while (cause := causes[chain[-1]]) and cause not in chain:
+            chain.append(cause)
+        if cause:
+            circle = chain[chain.index(cause) :]
+            causes[min(circle, key=lambda k: (found[k].step, RULES[k].order, k))] = ""
     first = sorted((k for k, cause in causes.items() if not cause), key=lambda k: (RULES[k].order, found[k].step))
     rest = sorted((k for k, cause in causes.items() if cause), key=lambda k: (RULES[k].order, found[k].step))
     return [found[kind] for kind in first] + [replace(found[kind], follows_from=causes[kind]) for kind in rest]
@@ -46,13 +63,15 @@ def _before(one: str, other: str, found: Mapping[str, Finding]) -> bool:
 
 
 def _nothing(history: History, lacking: Mapping[str, str]) -> Finding:
-    if len(history.steps) < FEW_RECORDS:
+    few, gone = len(history.steps) < FEW_RECORDS, removed(history)
+    if few:
         what = (
             f"There is too little to judge: {len(history.steps)} measurements. Most rules need "
             f"{FEW_RECORDS} to 8 of them."
         )
     else:
-        judged = len(RULES) - len(lacking)
-        what = f"Nothing wrong found, by {judged} of {len(RULES)} rules."
-    whole = all(reason.startswith(NOT_NEEDED) for reason in lacking.values()) and len(history.steps) >= FEW_RECORDS
-    return Finding(NOTHING_WRONG, what, (), "", "", confidence=confidence(NOTHING_WRONG) if whole else math.nan)
+        what = f"Nothing wrong found, by {len(RULES) - len(lacking)} of {len(RULES)} rules."
+        if gone < NOT_LEARNT:
+            what += f" But the run has hardly learnt: {100 * gone:.0f} % of the first loss is gone."
+    sure = all(reason.startswith(NOT_NEEDED) for reason in lacking.values()) and not few and not gone < NOT_LEARNT
+    return Finding(NOTHING_WRONG, what, (), "", "", confidence=confidence(NOTHING_WRONG) if sure else math.nan)

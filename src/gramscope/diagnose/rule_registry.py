@@ -31,13 +31,18 @@ class Rule:
         """Why this rule cannot judge, or an empty string."""
         for names, advice in self.needs:
             if not any(_recorded(history, name) for name in names):
-                return advice if "precision" in history.measured else _with_measures(advice)
+                advice = advice if "precision" in history.measured else _with_measures(advice)
+                return advice.replace(MEASURES, _of_version(history.other_version))
         return ""
 
 
 def _with_measures(advice: str) -> str:
     """Where even the set-up was not recorded, nobody knows what the network has: more than one thing may be lacking."""
     return MEASURES if advice == MEASURES or advice.startswith(NOT_NEEDED) else f"{advice}; {MEASURES}"
+
+
+def _of_version(other: str) -> str:
+    return f"gramscope {other}, which recorded this run, may not have measured it; or {MEASURES}" if other else MEASURES
 
 
 def _recorded(history: History, name: str) -> bool:
@@ -54,6 +59,7 @@ OPTIMIZER = "show the optimiser: scope.use(optimizer)"
 TARGETS = "pass a probe with targets: probe=(x, y)"
 LOSS = "log the loss: scope.step(loss=loss)"
 LABELS = "pass a probe with a class label for each example"
+CHANCE = "with a loss= of your own it is not known what the best constant outputs cost"
 NOT_NEEDED = "not needed: "
 MEASURES = "leave measures= at its default"
 

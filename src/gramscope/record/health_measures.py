@@ -48,7 +48,8 @@ def measure_feature_rank(measurement: Measurement) -> MeasuredValues:
 @watched_measure(
     "classes",
     "Share of each class that the network names right, and share of the probe that it calls so; whether the outputs "
-    "are probabilities already; binary cross-entropy, where the targets are the numbers 0 and 1.",
+    "are probabilities already, and the loss if they went through one more softmax; binary cross-entropy, where the "
+    "targets are the numbers 0 and 1.",
 )
 def measure_classes(measurement: Measurement) -> MeasuredValues:
     y, objective = measurement.labels_or_values, measurement.subject.objective
@@ -59,14 +60,18 @@ def measure_classes(measurement: Measurement) -> MeasuredValues:
     if objective.kind == "classes":
         labels = y.reshape(-1)
         counted = (labels != IGNORED).to(f.device)
-        named, labels, count = objective.by_class(f).argmax(1)[counted], labels.to(f.device)[counted], objective.count
+        rows, labels, count = objective.by_class(f)[counted], labels.to(f.device)[counted], objective.count
+        named, behind = rows.argmax(1), F.cross_entropy(rows.float().softmax(1), labels.long())
     elif objective.own is None and zero_or_one(y):
-        named, labels, count = (f.reshape(-1) > 0).long(), y.reshape(-1).to(f.device), 2
+        flat, labels, count = f.reshape(-1), y.reshape(-1).to(f.device), 2
+        named, behind = (flat > 0).long(), F.binary_cross_entropy_with_logits(flat.float().sigmoid(), labels.float())
         if objective.kind == "numbers":  # which binary cross-entropy takes as well
-            found["yes_or_no/loss"] = float(F.binary_cross_entropy_with_logits(f.reshape(-1).float(), labels.float()))
+            found["yes_or_no/loss"] = float(F.binary_cross_entropy_with_logits(flat.float(), labels.float()))
             found["yes_or_no/accuracy"] = float((named == labels).double().mean())
     else:
         return MeasuredValues(found)
+    if objective.own is None and len(labels):
+        found["outputs/behind_softmax"] = float(behind)
     return MeasuredValues(found | _by_class(named.cpu(), labels.long().cpu(), count))
 
 

@@ -90,8 +90,10 @@ def _targets(y: Tensor, objective: Objective) -> dict[str, float]:
     shares = counts / counts.sum()
     found = {"probe/classes": float(len(counts)), "probe/target_rank": float(len(counts) - 1)}
     found |= {"probe/outputs": float(objective.count)} if objective.kind == "classes" else {}
-    if objective.kind == "binary" and objective.own is None:
-        found["probe/chance"] = _entropy(y.reshape(len(y), -1).double())
+    if objective.kind == "binary":
+        rows = y.reshape(len(y), -1).double()
+        found |= {"probe/target_rank": ratio_of_rows(rows[:MOST])} if rows.shape[1] > 1 else {}
+        found |= {"probe/chance": _entropy(rows)} if objective.own is None else {}
     if objective.own is None and objective.kind == "classes":
         found["probe/chance"] = float(-(shares * shares.log()).sum())
     return found

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.ops.torch_calls import RELUS
 
-DYING = RELUS | {F.relu6}  # units that pass nothing below zero
+DYING = RELUS | {F.relu6}
 Operation: TypeAlias = Callable[..., object]  # a function of torch, as a mode meets it
 UNITS_SECOND = ("conv", "batch_norm", "instance_norm", "group_norm")  # operations that have channels on axis 1
 
@@ -47,7 +47,7 @@ class ReluUnits(TorchFunctionMode):
         return result
 
     def _look_at(self, func: Operation, given: tuple[object, ...], result: object) -> None:
-        if func in DYING and isinstance(result, Tensor):
+        if _cuts_at_zero(func, given) and isinstance(result, Tensor):
             self._note(result.detach())
             return
         layer = self._layer_among(given)
@@ -81,6 +81,11 @@ class ReluUnits(TorchFunctionMode):
         for (layer, _), masks in found.items():
             by_layer.setdefault(layer, []).append(torch.cat(masks))
         return by_layer
+
+
+def _cuts_at_zero(func: Operation, given: tuple[object, ...]) -> bool:
+    """Whether units pass nothing below zero; ``nn.ReLU6`` is a hard tanh from 0 to 6."""
+    return func in DYING or (func is F.hardtanh and len(given) > 1 and given[1] == 0)
 
 
 def dead_share(masks: list[Tensor]) -> float:

@@ -8,8 +8,9 @@ from gramscope.diagnose.progress import later_half
 from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
 NOISE = 5.0  # times the signal, in the squared norm of the batches' gradients
-LATE = 2.5  # the same in the later half, where the batch acts like one example
-SMALL = 1.5  # examples, as far as the batch can be told from its gradients
+LATE = 2.5  # the same in the later half
+SMALL = 8.0  # examples at most, as far as the batch can be told from its gradients,
+SINGLE = 1.5  # or one: then the noise of the later half is enough
 ALIKE = 0.9  # cosine of two gradients in a row: of noise it would be near 0
 FEW = 14  # measurements,
 YOUNG = 60  # and steps: the noise of a few measurements decides nothing
@@ -27,8 +28,9 @@ def find(history: History) -> Finding | None:
     ``E|g_B|² = |G|² + tr Σ / B`` (McCandlish et al., arXiv:1812.06162), so ``(|g_B| / |G|)² - 1`` is the noise scale
     divided by the batch. G is the gradient of the probe. At the end of training it grows in every run; so the median
     over all measurements, most of which come early, counts; two gradients in a row must then have a cosine below
-    1/(1 + 5), or it is not noise (batch norm: G is taken in evaluation mode, with running means that lag). Or the later
-    half counts, where the batch acts like one example: ``B = noise scale / ((|g_B| / |G|)² - 1)``.
+    1/(1 + 5), or it is not noise (batch norm: G is taken in evaluation mode, with running means that lag), and the
+    noise must last to the later half. The batch itself must be small: ``B = noise scale / ((|g_B| / |G|)² - 1)`` is
+    below 8. Where it acts like one example, the noise of the later half is enough.
     """
     given, probe = history.get("gradient_given").finite, history.get("gradient_norm").finite
     steps = np.intersect1d(given.steps, probe.steps)
@@ -40,14 +42,16 @@ def find(history: History) -> Finding | None:
     overlap = history.get("gradient_overlap").finite
     alike = len(overlap) > 0 and overlap.median() > ALIKE and later_half(overlap).median() > ALIKE
     noisy = whole > NOISE and not overlap.median() > 1 / (1 + NOISE)
-    if alike or not (noisy or (late > LATE and batch < SMALL)):
+    if alike or not (late > LATE and batch < (SMALL if noisy else SINGLE)):
         return None
-    evidence = [Evidence("noise / signal of a batch's gradient", max(whole, late), "above", min(NOISE, LATE))]
-    evidence += [Evidence("batch, as its gradients show it", batch, "below", SMALL)] if batch < SMALL else []
+    evidence = (
+        Evidence("noise / signal of a batch's gradient", max(whole, late), "above", NOISE if noisy else LATE),
+        Evidence("batch, as its gradients show it", batch, "below", SMALL if noisy else SINGLE),
+    )
     return Finding(
         "batch_too_small",
         "The batches are too small: their gradients are mostly noise.",
-        tuple(evidence),
+        evidence,
         "The batch has far fewer examples than the gradient noise scale.",
         "Take 8 to 32 times as many examples in a batch, or accumulate gradients.",
         step=first_step(noise, lambda values: values > LATE) or float(steps[0]),

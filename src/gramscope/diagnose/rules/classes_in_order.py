@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Numbers
-from gramscope.diagnose.rule_registry import LABELS, LOSS, TARGETS, rule
+from gramscope.diagnose.rule_registry import CHANCE, LABELS, LOSS, rule
 
 ONE = 0.7  # of the probe is called by one name,
 OF_TWO = 0.9  # of two names,
@@ -17,7 +17,7 @@ FEW = 8
 
 @rule(
     "classes_in_order",
-    needs=((("class_predicted/*",), LABELS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)),
+    needs=((("class_predicted/*",), LABELS), (("batch loss",), LOSS), (("probe/chance",), CHANCE)),
     explains=("class_missing", "rank_collapse", "lr_too_large", "labels", "loss_spikes", "batch_too_small",
               "memorization", "head_only", "dead_units", "oversmoothing"),
     order=1,

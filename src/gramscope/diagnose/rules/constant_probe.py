@@ -2,14 +2,14 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.rule_registry import TARGETS, rule
+from gramscope.diagnose.rule_registry import CHANCE, TARGETS, rule
 
 ONE = 1.0
 
 
 @rule(
     "constant_probe",
-    needs=((("probe/classes", "probe/chance"), TARGETS),),
+    needs=((("probe/target_rank",), TARGETS), (("probe/classes", "probe/chance"), CHANCE)),
     explains=("doubled_examples", "class_missing", "classes_in_order", "labels", "memorization", "rank_collapse",
               "batch_too_small"),
     order=1,

@@ -4,7 +4,8 @@ from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.rule_registry import MEASURES, rule
 
-MOST = 0.5  # of all layers and entries: a network that is mostly frozen is fine-tuned on purpose
+MOST = 0.5  # of all entries,
+SEVERAL = 2  # in so many layers: a network that is mostly frozen is fine-tuned on purpose
 TWICE = 3  # measurements at which the gradient must be exactly zero
 
 
@@ -17,9 +18,10 @@ TWICE = 3  # measurements at which the gradient must be exactly zero
 def find(history: History) -> Finding | None:
     """Parameters with ``requires_grad=False`` in a network that otherwise trains, or whose gradient is exactly zero.
 
-    Facts of the set-up, so no threshold is fitted. Where more than half of the layers and of all entries are frozen,
-    that is taken for fine-tuning. A zero gradient without a dead layer above it means that the graph was cut
-    (``detach``, ``no_grad``, ``.data``), or that the layer is not used.
+    Facts of the set-up, so no threshold is fitted. Where more than half of all entries are frozen, in several layers,
+    that is taken for fine-tuning (of a head, or of low-rank matrices beside the frozen ones). A zero gradient on the
+    probe and in the batches, without a dead layer above it, means that the graph was cut (``detach``, ``no_grad``,
+    ``.data``), or that the layer is not used. On the probe alone it means nothing: some layers act in training only.
     """
     frozen = {layer: s.last for layer, s in history.family("frozen").items() if s.last > 0}
     if frozen and not _fine_tuned(history, frozen):
@@ -47,18 +49,17 @@ def find(history: History) -> Finding | None:
 
 
 def _fine_tuned(history: History, frozen: dict[str, float]) -> bool:
-    """Most of the layers are frozen, and with them most of the entries."""
-    whole = sum(history.sizes.values())
+    """Several layers are frozen, and with them most of the entries."""
     part = sum(share * history.sizes.get(layer, 0) for layer, share in frozen.items())
-    layers = max(len(history.layers), 1)
-    return bool(whole) and part / whole > MOST and len(frozen) / layers > MOST
+    return len(frozen) >= SEVERAL and part > MOST * sum(history.sizes.values())
 
 
 def _without_gradient(history: History) -> tuple[str, ...]:
-    family = history.family("gradient_norm")
+    family, given = history.family("gradient_norm"), history.family("effective_lr")  # the latter where a batch gave one
     if any(series.last > 0.99 for series in history.family("dead_units").values()):
         return ()  # nothing flows back through a dead layer
     cut = [layer for layer, s in family.items() if len(s.finite) >= TWICE and not s.finite.values.any()]
+    cut = [layer for layer in cut if layer not in given]
     return tuple(cut) if len(cut) < len(family) else ()
 
 

@@ -32,7 +32,8 @@ def find(history: History) -> Finding | None:
     evidence = [
         Evidence("update_ratio of the head / median of the others", own / max(others, own / CAPPED), "above", APART)
     ]
-    evidence += [Evidence("effective_lr, the same", rate / other_rates, "above", APART)] if by_rate else []
+    if by_rate:
+        evidence.append(Evidence("effective_lr, the same", rate / max(other_rates, rate / CAPPED), "above", APART))
     return Finding(
         "head_only",
         f"Layer {head} does all the learning: it moves {own:.1e} of its norm in a step, the others {others:.1e}.",

@@ -4,8 +4,9 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
-from gramscope.diagnose.progress import LEARNT, at, end_of, later_half, later_part, removed_in_batches
-from gramscope.diagnose.rule_registry import LOSS, TARGETS, rule
+from gramscope.diagnose.loss_of_probe import same_weights
+from gramscope.diagnose.progress import LEARNT, at, end_of, falls, later_half, later_part, removed_in_batches
+from gramscope.diagnose.rule_registry import CHANCE, LOSS, TARGETS, rule
 
 UNRELATED = 0.1  # agreement of nearest neighbours above chance
 RELATED = 0.3
@@ -17,7 +18,9 @@ STUCK = 0.3  # of the batches' first loss is gone, at most
 LEVEL = 0.985  # the last quarter of the batches against the quarter before: it does not fall
 PLATEAU = 0.08  # relative distance from the loss of chance
 MOVING = 1e-3  # of its norm a layer moves in one step
-PATH = 1.0  # of its norm a layer has moved in all steps, if they went one way
+PATH = 1.0  # of its norm a layer has moved in all steps, if they went one way,
+STARTED = 0.5  # and where neighbours do not agree either
+BATCHES = 40  # before a level is told from chance
 LEFT = 0.5  # of the loss of chance
 LITTLE = 0.15  # agreement of neighbours, where both losses stay at chance
 NOISE = 0.8  # cosine of two gradients in a row, at most: unrelated targets leave noise
@@ -25,12 +28,12 @@ ABOVE = 1.2  # times the loss of chance: the probe
 BELOW = 0.9  # times it: the batches,
 KEPT = 0.3  # and so much of it at least: they are not memorised,
 SLOW = 0.9  # nor on the way to that: last quarter against the one before
-FEW = 8
+FEW, FIRST = 8, 5
 
 
 @rule(
     "labels",
-    needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)),
+    needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), CHANCE)),
     explains=("batch_too_small", "lr_too_small", "rank_collapse", "memorization", "class_missing"),
     order=3,
 )
@@ -38,10 +41,10 @@ def find(history: History) -> Finding | None:
     """Five signs, each with what makes it one:
 
     1. The probe's labels have nothing to do with its inputs: the nearest neighbour of an example shares its label no
-       more often than chance allows, and after training the probe's loss is no better than the best constant.
+       more often than chance allows, and the probe's loss is no better than the best constant and falls no more.
     2. The batches are much harder than held-out examples: their loss stays 30 % above the probe's (in the mode
-       of training, so dropout does not count). Fresh examples cannot be easier, unless the labels of the
-       training examples are wrong.
+       of training, so dropout does not count), and did not before training. Fresh examples cannot be easier, unless
+       the labels of the training examples are wrong.
     3. The labels of the probe do belong to its inputs, and both losses stay at that of the best constant outputs,
        though the weights move: the network was shown other labels. Faults of the network or of the steps explain
        this better, where they are found. Gradients that agree from batch to batch are no noise: that is a plateau.
@@ -68,7 +71,12 @@ def _unrelated(history: History) -> Finding | None:
     agree, chance = history.value("probe/neighbors_agree"), history.value("probe/chance")
     best = float(history.probe_loss.finite.values.min())
     fitted = history.value("probe/discrete") == 1 and removed_in_batches(history) > STUCK
-    if fitted or not (agree < UNRELATED and best > CONSTANT * chance):
+    if (
+        fitted
+        or falls(history)
+        or not _moved(history) * history.end > STARTED
+        or not (agree < UNRELATED and best > CONSTANT * chance)
+    ):
         return None
     return Finding(
         "labels",
@@ -78,7 +86,7 @@ def _unrelated(history: History) -> Finding | None:
         "Labels were shuffled against their inputs, or belong to another file or order.",
         "Look at ten examples with their labels; check that inputs and labels are shuffled together.",
         alternatives=("a task that no neighbour tells (modular arithmetic): then see memorization",),
-        step=float(history.steps[0]),
+        step=float(history.steps[FEW - 1]),
     )  # fmt: skip
 
 
@@ -87,12 +95,14 @@ def _harder(history: History) -> Finding | None:
     easier = history.get("train_mode/loss") if history.has("train_mode/loss") else history.probe_loss
     # Where losses fall, batches lag behind: the probe is asked at the first of them.
     probe, batches = max(at(easier.finite, float(late.steps[0])), end_of(easier)), late.median()
-    if not (batches > HARDER * probe and batches > LEFT * chance):
+    first = [batch / own for batch, own in same_weights(history, easier)[:FIRST] if own > 0]
+    ratio = batches / max(probe, 1e-30) / max(1.0, float(np.median(first)) if first else 1.0)
+    if not (ratio > HARDER and batches > LEFT * chance):
         return None
     return Finding(
         "labels",
         f"The training batches stay harder than the probe: loss {batches:.2g} against {probe:.2g}.",
-        (Evidence("loss of batches / loss of the probe", batches / max(probe, 1e-30), "above", HARDER),
+        (Evidence("loss of batches / loss of the probe", ratio, "above", HARDER),
          Evidence("loss of batches / loss of chance", batches / chance, "above", LEFT)),
         "Many labels of the training examples are wrong.",
         "Look at the training examples with the greatest loss, and correct or leave out wrong labels.",
@@ -119,6 +129,12 @@ def _other_code(history: History) -> Finding | None:
         "Print the labels of both beside their inputs, and make them by the same code.",
         step=float(history.steps[FEW - 1]),
     )  # fmt: skip
+
+
+def _moved(history: History) -> float:
+    """What a layer moves in one step, against its norm."""
+    ratios = [s.median() for s in history.family("update_ratio").values() if len(s.finite)]
+    return float(np.median(ratios)) if ratios else 0.0
 
 
 def _level(history: History) -> float:
@@ -150,12 +166,10 @@ def _other_labels(history: History) -> Finding | None:
     loss = history.batch_loss.finite
     late = loss.values[len(loss) // 2 :]
     flat = float(np.median(late)) / chance
-    ratios = [s.median() for s in history.family("update_ratio").values() if len(s.finite)]
-    moved = float(np.median(ratios)) if ratios else 0.0
-    probe = history.probe_loss.last / chance
+    moved, probe = _moved(history), history.probe_loss.last / chance
     overlap = later_half(history.get("gradient_overlap").finite).median()
     near = _level(history) > LEVEL and not overlap > NOISE and all(abs(ratio - 1) < PLATEAU for ratio in (flat, probe))
-    if not (agree > LITTLE and near and moved > MOVING and moved * history.end > PATH):
+    if len(loss) < BATCHES or not (agree > LITTLE and near and moved > MOVING and moved * history.end > PATH):
         return None
     return Finding(
         "labels",

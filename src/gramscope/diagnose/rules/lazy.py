@@ -4,18 +4,19 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, first_step
-from gramscope.diagnose.rule_registry import MEASURES, TARGETS, rule
+from gramscope.diagnose.rule_registry import CHANCE, MEASURES, TARGETS, rule
 from gramscope.diagnose.thresholds import ENOUGH_STEPS, LAZY_FEATURES, LAZY_KERNEL
 
 FEW = 5
 LEARNT = 0.02  # of the loss, beyond what constant outputs reach, is gone
 LESS = 0.5  # times this part: the kernel drift of a network whose features learn is at least as large as it
+TRAINED = 0.5  # of the loss of the best constant outputs, or less, at the start: the network has learnt before
 STILL = 0.02  # feature change, one minus the CKA with the features at the start
 
 
 @rule(
     "lazy",
-    needs=((("kernel/drift",), MEASURES), (("loss/probe",), TARGETS)),
+    needs=((("kernel/drift",), MEASURES), (("loss/probe",), TARGETS), (("probe/chance",), CHANCE)),
     explains=("lr_too_small",),
     order=3,
 )
@@ -26,14 +27,18 @@ def find(history: History) -> Finding | None:
     ``1/α``: the lazy regime of Chizat, Oyallon & Bach (arXiv:1812.07956, section 1.1), by a large output scale or a
     width parametrisation under which features do not move (arXiv:2011.14522). In a run whose steps are merely short
     both are small, and the kernel moves the more: its drift is 0.9 to 10 times the part of the loss that is gone. Only
-    what falls below the loss of the best constant outputs counts, since fitting a mean moves no features. The
-    features, by CKA, moved by less than 2 %. Every run that is named here is also lazy by the verdict of the report.
+    what falls below the loss of the best constant outputs counts, since fitting a mean moves no features; a network
+    that starts below half of it was trained before, and its features need not move. The features, by CKA, moved by less
+    than 2 %. Every run that is named here is also lazy by the verdict of the report.
     """
     drift = history.get("kernel/drift").finite
     if len(drift) < FEW or drift.steps[-1] - drift.steps[0] < ENOUGH_STEPS or not drift.values[1:].all():
         return None  # a drift that is 0 again was measured anew, as after a restart
     loss = history.until(float(drift.steps[-1])).probe_loss.finite
-    start = np.nanmin([loss.first, history.value("probe/chance")])
+    chance = history.value("probe/chance")
+    if loss.first < TRAINED * chance:
+        return None
+    start = min(loss.first, chance)
     gone, moved = 1 - loss.last / start if start > 0 else np.nan, float(drift.values.max())
     similar = history.get("richness/initial_similarity").finite
     changed = 1 - float(similar.values.min()) if len(similar) else np.nan

@@ -15,23 +15,23 @@ SMOOTH = 0.9  # of the steps lower the loss of the batches: the same examples ea
 FEW = 6
 
 
-@rule(
-    "memorization", needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS), (("probe/chance",), TARGETS)), order=4
-)
+@rule("memorization", needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS)), order=4)
 def find(history: History) -> Finding | None:
     """The batches' loss is gone by 90 %, and the probe's is no better than that of the best constant outputs.
 
     Half of that loss, at most, is left to the batches: targets far from zero have a first loss next to which their
     variance is nothing, and a run that has only found their mean has learnt no example. Or next to nothing (5 %) is
-    left to the batches, and half of it to the probe.
+    left to the batches, and half of it to the probe. With a loss of one's own, whose best constant is not known, the
+    probe's first loss takes its place: the batches are learnt, and the probe costs more than before training.
     So far this is what grokking looks like before it generalises (Power et al., arXiv:2201.02177); labels without a
     rule look the same. What may tell them apart is whether the inputs are tokens. Where the loss of the batches falls
     at nearly every step, each batch holds the same examples.
     """
-    fitted, chance, probe = removed_in_batches(history), history.value("probe/chance"), end_of(history.probe_loss)
+    known, probe = history.has("probe/chance"), end_of(history.probe_loss)
+    fitted, chance = removed_in_batches(history), history.value("probe/chance") if known else history.probe_loss.first
     left = end_of(history.batch_loss) / max(chance, 1e-30)
     learnt = fitted > FITTED and left < BELOW and probe > chance
-    if len(history.steps) < FEW or not (learnt or (left < NOTHING and probe > HALF * chance)):
+    if len(history.steps) < FEW or not (learnt or (known and left < NOTHING and probe > HALF * chance)):
         return None
     same = _falls_at_each_step(history)
     return Finding(

@@ -19,7 +19,7 @@ YOUNG = 10  # measurements, of a collapse: a fresh network may start narrow and 
 @rule(
     "rank_collapse",
     needs=((("feature_rank/*",), MEASURES),),
-    explains=("class_missing", "head_only", "lr_too_large", "dead_units", "labels", "loss_spikes"),
+    explains=("head_only", "lr_too_large", "dead_units", "labels", "loss_spikes"),
     order=3,
 )
 def find(history: History) -> Finding | None:

@@ -14,7 +14,7 @@ LEFT = 0.5  # of the loss of the best constant, or more
 
 @rule(
     "targets_not_normalized",
-    needs=((("probe/targets_rms",), f"{NOT_NEEDED}the targets are no numbers"),),
+    needs=((("probe/targets_rms",), f"{NOT_NEEDED}the targets are no numbers, or the loss= is your own"),),
     explains=("lr_too_small", "lr_too_large", "labels", "lazy", "loss_spikes", "batch_too_small", "clipping_always",
               "dead_units", "saturated_units", "head_only", "rank_collapse", "vanishing_signals"),
     order=1,
