@@ -59,6 +59,12 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
 
     Reference: arXiv:2008.08186 (NC1-NC4); arXiv:2105.02375, eq. 4 (NC2); arXiv:2112.15121, definition 1 (CDNV);
     arXiv:2410.04264, appendix H.2 (ridge 1e-4). Its proposition 1 sums over classes; its published numbers fit means.
+
+    >>> features, labels = torch.tensor([[0.0], [0.2], [1.0], [1.2]]), torch.tensor([0, 0, 1, 1])
+    >>> measure = Collapse()
+    >>> state = measure.merge(measure.update(features[:3], labels[:3]), measure.update(features[3:], labels[3:]))
+    >>> round(measure.compute(state).nc1, 6)
+    0.04
     """
 
     def __init__(
