@@ -122,7 +122,7 @@ def _noted(module: nn.Module) -> Iterator[Callable[[], object]]:
 
 def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
     if tensor.shape == value.shape and not torch.equal(tensor, value):
-        tensor.copy_(value)
+        tensor.data.copy_(value)  # a graph of the user's that holds this tensor must not see a change
 
 
 def _refill(collection: Collection, kept: Collection) -> None:
