@@ -465,6 +465,15 @@ def test_references_from_the_sizes_of_the_run(tmp_path):
     assert [mark.y.tolist() for mark in nulls] == [[0.64, 0.64, 0.64]]
 
 
+def test_features_that_changed_for_nothing(tmp_path):
+    """A learning rate that kills the network: the kernel moved far, and the loss is that of the start."""
+    write_meta(tmp_path / "a", "a")
+    for step, loss in ((0, 2.32), (10, 4.2), (20, 2.33)):
+        append(tmp_path / "a", step, {"loss/probe": loss, "kernel/drift": step / 2})
+    told = said(views_of(open_all(tmp_path / "a"))[0])
+    assert "The run is rich: it changed its features, but its loss did not fall (largest kernel drift 10" in told
+
+
 def test_an_estimated_kernel_says_so_and_facts_of_the_set_up_are_not_drawn(tmp_path):
     write_meta(tmp_path / "a", "a")
     for step in (0, 10):

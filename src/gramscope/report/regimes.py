@@ -124,7 +124,7 @@ def verdict(view: RunView, end: Divergence | None) -> str:
         lazy += ", though its kernel did, as where the last layer does the learning"
     told = {
         "lazy": f"The run is lazy: {lazy}",
-        "rich": "The run is rich: it changed its features",
+        "rich": f"The run is rich: it changed its features{', but its loss did not fall' * unlearnt(view)}",
         "in between": "The run lies between lazy and rich",
     }[kind]
     return f"{told} ({', '.join(grounds)})."
