@@ -1,4 +1,4 @@
-"""Writes the section "The rules" of docs/diagnosis.md: docstrings, examples, thresholds, and how often each was right.
+"""Writes the sections "The kinds" and "The rules" of docs/diagnosis.md: docstrings, examples, thresholds, rates.
 
     PYTHONPATH=src:tests python benchmarks/diagnosis_docs.py
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "diagnosis.md"
 RESULTS = HERE / "results" / "diagnosis.md"
 CELLS = 6
-HEADING = "## The rules\n"
+KINDS_HEADING, NEXT, HEADING = "## The kinds\n", "## Where it fails\n", "## The rules\n"
 
 
 def section(kind: str, row: str) -> str:
@@ -54,14 +54,27 @@ def published() -> dict[str, str]:
     return rows
 
 
+def summary(rows: dict[str, str]) -> str:
+    """One line a kind: what it is and how often it was named."""
+    from gramscope.diagnose.rules import KINDS
+
+    lines = ["| kind | what the rule looks for | held-out runs | named first | named at all | from step (median) |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for kind in KINDS:
+        title = import_module(f"gramscope.diagnose.rules.{kind}").__doc__.strip().rstrip(".")
+        _, runs, first, ever, step, _ = (cell.strip() for cell in rows[kind].strip("|").split("|"))
+        lines.append(f"| [{kind}](#{kind.replace('_', '-')}) | {title} | {runs} | {first} | {ever} | {step} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     from gramscope.diagnose.rules import KINDS
 
     rows = published()
     text = PAGE.read_text(encoding="utf-8")
-    before = text[: text.index(HEADING)]
+    before, after = text[: text.index(KINDS_HEADING)], text[text.index(NEXT) : text.index(HEADING)]
     body = "\n\n".join(section(kind, rows[kind]) for kind in KINDS)
-    PAGE.write_text(f"{before}{HEADING}\n{body}\n", encoding="utf-8")
+    PAGE.write_text(f"{before}{KINDS_HEADING}\n{summary(rows)}\n\n{after}{HEADING}\n{body}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

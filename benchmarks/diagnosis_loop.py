@@ -243,8 +243,9 @@ def show(run: Run, seed: int, out: Path, must_learn: bool) -> str:
 
 
 def _learnt(out: Path) -> bool:
-    """Whether the probe's loss has fallen by a fifth."""
-    loss = gs.open_run(out).scalars()["loss/probe"].dropna()
+    """Whether the probe's loss has fallen by a fifth: of numbers 0 and 1 binary cross-entropy, which is trained on."""
+    found = gs.open_run(out).scalars()
+    loss = found["yes_or_no/loss" if "yes_or_no/loss" in found else "loss/probe"].dropna()
     return bool(loss.iloc[0] - loss.iloc[-1] > 0.2 * abs(loss.iloc[0]))
 
 

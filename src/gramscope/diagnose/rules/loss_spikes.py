@@ -8,7 +8,7 @@ from gramscope.diagnose.rule_registry import LOSS, rule
 
 HIGH = 8.0  # deviations above the running median
 TIMES = 3.0  # and times it
-SIZE = 0.2  # of the first losses, at least
+SIZE = 1.0  # times the first losses, at least
 SEVERAL = 3
 WINDOW = 15
 
@@ -17,7 +17,8 @@ WINDOW = 15
 def find(history: History) -> Finding | None:
     """Three batches or more whose loss lies 8 deviations above the median of the batches around, and above thrice it.
 
-    Deviations are 1.48 times the median distance from the median, which single spikes do not move.
+    Deviations are 1.48 times the median distance from the median, which single spikes do not move. And it lies above
+    the loss before training: where the loss is nearly gone, one hard example in a batch is many deviations and no harm.
     """
     losses = history.batch_loss.finite
     if len(losses) < 3 * WINDOW:

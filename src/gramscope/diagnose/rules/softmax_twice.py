@@ -5,6 +5,7 @@ import numpy as np
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.loss_of_probe import same_weights
+from gramscope.diagnose.progress import later_part
 from gramscope.diagnose.rule_registry import LABELS, LOSS, MEASURES, rule
 
 NEAR = 0.1  # of a loss whose values span one: what batches and probe may differ by
@@ -28,8 +29,9 @@ def find(history: History) -> Finding | None:
     (Of a sigmoid: C = 2.) Every batch must lie there. Then one of three things: the outputs of the network are
     probabilities at every measurement, and the batches cost what the probe costs; or the softmax is in the loss, and
     the gradients of the first batches are smaller than the probe's, by the slope of a softmax, ``1/C``; or, in the
-    later half, the batches cost what the probe costs behind one more softmax, and not what it costs by itself. Outputs
-    that are probabilities are right for a loss that takes their logarithm: it soon falls below the bound.
+    last third, the batches cost what the probe costs behind one more softmax, and not what it costs by itself, and less
+    than chance, where all of these meet. Outputs that are probabilities are right for a loss that takes their
+    logarithm: it soon falls below the bound.
     """
     count = max(2.0, np.nan_to_num(history.value("probe/outputs"), nan=2.0))
     floor, losses = float(np.log(np.e + count - 1)) - 1, history.batch_loss.finite
@@ -60,15 +62,16 @@ def _of_the_network(history: History) -> Evidence | None:
 
 def _by_cost(history: History) -> Evidence | None:
     own, behind = _apart(history, "loss/probe"), _apart(history, "outputs/behind_softmax")
-    if len(history.steps) < ENOUGH or not (behind < NEAR and own > max(NEAR, 2 * behind)):
+    learnt = later_part(history.batch_loss.finite).median() < history.value("probe/chance") - NEAR
+    if len(history.steps) < ENOUGH or not (learnt and behind < NEAR and own > max(NEAR, 2 * behind)):
         return None
     return Evidence("loss of batches - loss of the probe behind a softmax", behind, "below", NEAR)
 
 
 def _apart(history: History, name: str) -> float:
-    """Median distance of batches and probe with the same weights, in the later half; NaN where there is none."""
+    """Median distance of batches and probe with the same weights, in the last third; NaN where there is none."""
     pairs = np.array(same_weights(history, history.get(name).finite))
-    late = pairs[len(pairs) // 2 :]
+    late = pairs[2 * len(pairs) // 3 :]
     return abs(float(np.median(late[:, 0] - late[:, 1]))) if len(late) else float("nan")
 
 
