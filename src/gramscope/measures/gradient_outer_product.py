@@ -301,10 +301,11 @@ def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
 def _in_batches(measure: Measure[S, V], x: ModelInput, batch_size: int | None) -> V:
     n = count_examples(x)
     size = n if batch_size is None else check_count(batch_size, "batch_size")
-    states: list[S] = []
     with progress(type(measure).__name__, -(-n // size)) as step:
-        for start in range(0, n, size):
-            state = measure.update(slice_examples(x, n, slice(start, start + size)))
-            states = [measure.merge(states[0], state)] if states else [state]
-            step()
-    return measure.compute(states[0])
+
+        def parts() -> Iterator[tuple[ModelInput]]:
+            for start in range(0, n, size):
+                yield (slice_examples(x, n, slice(start, start + size)),)
+                step()
+
+        return measure.over(parts())

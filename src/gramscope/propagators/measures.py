@@ -167,24 +167,15 @@ def mean_response(op: LinearOperator, over: Sequence[str]) -> Dense:
     >>> mean_response(A, ["trial"]).dense().tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
-    kept = _kept_axes(op, over)
-    axes = op.rows
-    stay = [axes.names.index(name) for name in kept]
+    kept, axes = _kept_axes(op, over), op.rows
     gone = [axes.names.index(name) for name in over]
-    size = (axes.size // kept.size) ** 0.5
-    labels = torch.arange(kept.size, device=op.device).reshape(kept.shape + (1,) * len(gone))
-    labels = labels.expand(*kept.shape, *(axes.shape[axis] for axis in gone))
-    order = [*stay, *gone]
-    flat = labels.permute([order.index(axis) for axis in range(len(order))]).reshape(-1)
-    result = torch.zeros(kept.size, kept.size, dtype=op.dtype, device=op.device)
+    result = []
     for start in range(0, kept.size, 256):
-        stop = min(start + 256, kept.size)
-        probe = torch.zeros(axes.size, stop - start, dtype=op.dtype, device=op.device)
-        inside = (flat >= start) & (flat < stop)
-        probe[inside.nonzero()[:, 0], flat[inside] - start] = 1 / size
-        summed = torch.zeros(kept.size, stop - start, dtype=op.dtype, device=op.device)
-        result[:, start:stop] = summed.index_add_(0, flat, op @ probe) / size
-    return Dense(result, kept, kept, symmetric=op.symmetric)
+        columns = torch.eye(kept.size, dtype=op.dtype, device=op.device)[:, start : start + 256]
+        spread = columns.reshape([1 if axis in gone else n for axis, n in enumerate(axes.shape)] + [-1])
+        image = op @ spread.expand(*axes.shape, -1).reshape(axes.size, -1)
+        result.append(image.reshape(*axes.shape, -1).sum(gone).reshape(columns.shape))
+    return Dense(torch.cat(result, 1) * kept.size / axes.size, kept, kept, symmetric=op.symmetric)
 
 
 def _kept_axes(op: LinearOperator, over: Sequence[str]) -> Axes:

@@ -10,7 +10,6 @@ step: ``A_t = ∂y_t/∂y_{t-1}`` is never formed.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise, product
 
 import torch
@@ -83,8 +82,6 @@ class RecurrentLayer:
         self, q: Float[Tensor, "T k B C H"], initial: Float[Tensor, "k B C H"] | None = None
     ) -> Float[Tensor, "T k B C H"]:
         """``y_t = q_t + A_t y_{t-1}``; ``q`` is overwritten."""
-        if initial is None and q.shape[3] == 1:
-            return self._scan_one(q)
         before = None
         for t in self.order:
             if initial is not None:
@@ -97,47 +94,9 @@ class RecurrentLayer:
 
     def scan_adjoint(self, q: Float[Tensor, "T k B C H"]) -> Float[Tensor, "T k B C H"]:
         """``λ_t = q_t + A_{t+1}ᵀ λ_{t+1}``; ``q`` is overwritten."""
-        if q.shape[3] == 1:
-            return self._scan_adjoint_one(q)
-        later = self.order[::-1]
-        for t, before in pairwise(later):
+        for t, before in pairwise(self.order[::-1]):
             q[before] += self.step_adjoint(t, q[t])
         return q
-
-    # The same for one component, in place and with as few operations a step as there are: a step of 32 trials takes
-    # a tenth of a millisecond, and half of that would be spent between operations.
-
-    def _scan_one(self, q: Float[Tensor, "T k B 1 H"]) -> Float[Tensor, "T k B 1 H"]:
-        states, weight = q[:, :, :, 0].unbind(0), self.weights.w_hh.mT
-        count, trials, width = states[0].shape
-        for before, t in pairwise(self.order):
-            gates = torch.mm(states[before].view(count * trials, width), weight)
-            now = states[t]
-            for gate, factor in zip(gates.view(count, trials, -1, width).unbind(2), self._factors[t], strict=True):
-                now.addcmul_(gate, factor)
-            if self._carries is not None:
-                now.addcmul_(states[before], self._carries[t])
-        return q
-
-    def _scan_adjoint_one(self, q: Float[Tensor, "T k B 1 H"]) -> Float[Tensor, "T k B 1 H"]:
-        states, weight = q[:, :, :, 0].unbind(0), self.weights.w_hh
-        count, trials, width = states[0].shape
-        wide, across = q.unbind(0), self.across[:, :, 0].unbind(0)
-        for t, before in pairwise(self.order[::-1]):
-            gates = (wide[t] * across[t]).view(count * trials, -1)
-            to = states[before]
-            to.view(count * trials, width).addmm_(gates, weight)
-            if self._carries is not None:
-                to.addcmul_(states[t], self._carries[t])
-        return q
-
-    @cached_property
-    def _factors(self) -> list[tuple[Tensor, ...]]:
-        return [step.unbind(1) for step in self.across[:, :, 0].unbind(0)]
-
-    @cached_property
-    def _carries(self) -> tuple[Tensor, ...] | None:
-        return None if self.carry is None else self.carry[:, :, 0, 0].unbind(0)
 
     def initial_adjoint(self, total: Float[Tensor, "T k B C H"]) -> Float[Tensor, "k B C H"]:
         """The adjoint at the initial state, from the adjoint at all states."""

@@ -95,7 +95,7 @@ class _Collector:
 
 
 def _from_module(model: nn.Module, found: _Collector) -> None:
-    strip = _prefix_stripper(model)
+    strip = _stripper(isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel))
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         computed, replaced = effective_weights(module)
@@ -121,7 +121,7 @@ def _cutter(module: nn.Module, path: str, name: str) -> Callable[[Tensor, Layout
 
 def _from_mapping(tensors: Mapping[str, Any], found: _Collector) -> None:
     named = {str(name): value for name, value in tensors.items()}
-    strip = _key_stripper(named)
+    strip = _stripper(len(named) > 0 and all(name.startswith("module.") for name in named))
     shapes = {strip(name): tuple(value.shape) for name, value in named.items() if isinstance(value, Tensor)}
     for key, value in named.items():
         name = strip(key)
@@ -175,11 +175,6 @@ def _identity(tensor: Tensor) -> object:
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _prefix_stripper(model: nn.Module) -> Callable[[str], str]:
-    wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-    return lambda name: (name.removeprefix("module.") if wrapped else name).replace("_orig_mod.", "")
-
-
-def _key_stripper(named: Mapping[str, object]) -> Callable[[str], str]:
-    wrapped = len(named) > 0 and all(name.startswith("module.") for name in named)
+def _stripper(wrapped: bool) -> Callable[[str], str]:
+    """Names without what data parallelism and torch.compile put in front of them."""
     return lambda name: (name.removeprefix("module.") if wrapped else name).replace("_orig_mod.", "")
