@@ -1,4 +1,4 @@
-"""A process whose disk becomes full: ``python full_disk_process.py FOLDER``, where FOLDER is a small disk of its own."""
+"""A process whose disk becomes full: ``python full_disk_process.py FOLDER``, FOLDER being a small disk."""
 
 import sys
 from pathlib import Path
