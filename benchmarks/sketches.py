@@ -2,6 +2,7 @@
 
     python benchmarks/sketches.py                         # both networks, all methods; some minutes on one thread
     python benchmarks/sketches.py --network cnn --sizes 8 16
+    python benchmarks/sketches.py --network gpt --shapes 16x4 4x64 32x4    # few numbers many times, or many few times?
     python benchmarks/sketches.py --picture docs/images/sketches.svg --json sketches.json
 
 Uses: norms of gradients, alignment with the labels, the ten leading eigenvectors, the ten nearest neighbours. Peers:
@@ -232,6 +233,24 @@ def study(net: Trained, sizes: list[int], seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def compare_shapes(net: Trained, shapes: list[tuple[int, int]], seeds: int) -> None:
+    """Sizes against repeats: CPU seconds, kB held of an example, and the errors, means over seeds."""
+    exact = gs.ntk(net.model, net.x, reduce="trace", **net.options)
+    for size, repeats in shapes:
+        for method in ("orthogonal", "srht", "learned"):
+            rows = []
+            for seed in range(seeds):
+                begin = time.process_time()
+                found = gs.sketch(
+                    net.model, net.x, size=size, repeats=repeats, method=method, seed=seed, **net.options
+                )
+                kernel, spent = found.kernel().value, time.process_time() - begin
+                rows.append([spent, found.nbytes / EXAMPLES / 1e3, *errors(kernel, exact, net.labels).values()])
+            mean = torch.tensor(rows).mean(0).tolist()
+            told = " ".join(f"{use} {value:.4f}" for use, value in zip(USES, mean[2:], strict=True))
+            print(f"size {size:3d} x {repeats:3d} {method:11s} {mean[0]:.2f} s {mean[1]:.0f} kB  {told}", flush=True)
+
+
 HEADINGS = ("method", "size", "seconds", *USES)
 
 
@@ -273,6 +292,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, nargs=2, default=[300, 500], help="training steps of the cnn, of the gpt")
+    parser.add_argument("--shapes", nargs="+", help="SIZExREPEATS ...: only compare these")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--drawn-from", type=Path, nargs="+", help="only draw, from what --json wrote earlier")
@@ -287,6 +307,11 @@ def main() -> None:
     for name, build, steps in (("cnn", trained_cnn, options.steps[0]), ("gpt", trained_gpt, options.steps[1])):
         if options.network in (name, "all"):
             net = build(steps)
+            if options.shapes:
+                print(net.note)
+                pairs = [text.split("x") for text in options.shapes]
+                compare_shapes(net, [(int(size), int(repeats)) for size, repeats in pairs], options.seeds)
+                continue
             print(f"\n{net.note}; N = {EXAMPLES}, {REPEATS} repeats, CPU seconds on one thread, errors over seeds")
             print_row(None)
             found[name.upper()] = study(net, options.sizes, options.seeds)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import gramscope as gs
-from scale import filling_process, limited_process
+from scale import filling_process, full_disk_process, limited_process
 
 SCRIPT = Path(filling_process.__file__)
 ROOT = Path(gs.__file__).parents[1]
@@ -110,3 +111,17 @@ def test_a_kernel_larger_than_what_the_system_gives(tmp_path):
     some = [0, 1234, 5999]
     found = torch.tensor(kernel.array[some, some].values)
     torch.testing.assert_close(found, gs.ntk(model, x[some], reduce="trace"), rtol=1e-4, atol=1e-4)
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """A real one: a small file system in a name space of its own, where the system lets us make it."""
+    mounted = f"mount -t tmpfs -o size={full_disk_process.DISK} none {tmp_path}"
+    own = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*own, mounted], capture_output=True).returncode:
+        pytest.skip("this system gives us no file system of our own")
+    command = f"{mounted} && exec {sys.executable} {full_disk_process.__file__} {tmp_path}"
+    done = subprocess.run([*own, command], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "No space left on device. The disk is full: free some space and go on" in done.stdout
+    assert "bytes, but its disk has" in done.stderr, "it was said before"
+    assert done.stdout.endswith("went on\n")

@@ -436,7 +436,7 @@ def test_bad_data_and_results_say_what_to_do(tmp_path):
     with pytest.raises(CoupledExamplesError):
         gs.sketch(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).double().train(), x)
     found = gs.sketch(model, x, size=3)
-    with pytest.raises(InputError, match="k must be a whole number between 1 and 4"):
+    with pytest.raises(InputError, match="k must be a whole number from 1 to 4, the examples to choose from"):
         found.nearest(5)
     with pytest.raises(InputError, match="one row for each of the 5 examples, got 4"):
         found.alignment(y[:4])

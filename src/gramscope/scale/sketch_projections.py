@@ -25,7 +25,7 @@ def random_projection(d: int, m: int, method: Method, *, seed: int) -> Float[Ten
 
     - "gaussian": independent entries, variance 1/m.
     - "orthogonal": m orthonormal columns in uniformly random directions, times √(d/m).
-    - "srht": random signs, then m columns of a Hadamard matrix, taken without replacement.
+    - "srht": random signs, then m columns of a Hadamard matrix, without replacement (Tropp 2011, arXiv:1011.1595).
     - "sjlt": some entries ±1/√s in each row, s of them, the others zero (Kane & Nelson 2014, arXiv:1012.1577).
 
     >>> P = random_projection(6, 3, "orthogonal", seed=0)

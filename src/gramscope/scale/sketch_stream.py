@@ -81,7 +81,7 @@ def sketch(
         frozen, precision: see ``gramscope.capture``.
 
     References: Park et al. 2023 (arXiv:2303.14186, TRAK) project formed gradients; Choe et al. 2024
-    (arXiv:2405.13954, LoGra, equation 5) project the two factors.
+    (arXiv:2405.13954, LoGra) project the two factors.
 
     Example:
         >>> import torch, gramscope as gs
