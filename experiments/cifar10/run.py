@@ -19,6 +19,7 @@ import gramscope as gs
 TITLE = "ResNet18 and an MLP on CIFAR-10 (table 3 and figure 2 of 2410.04264)"
 QUESTION = "How do weight decay, shuffled labels, the architecture and the number of images change D_LR?"
 NEEDS = "cifar10"
+QUICK_NEEDS = ""
 SEEDS = 2
 IMAGES, SHUFFLED_IMAGES, BATCH = 12_000, 10_000, 128
 EPOCHS = {"resnet18": 12, "mlp": 100}
@@ -36,6 +37,18 @@ def cases(quick: bool) -> list[dict[str, str | int | float | bool]]:
     curve = [{**base, "part": "learning curve", "images": images} for images in (250, 1000, 4000)]
     networks = [{**base, "part": "network", "network": name} for name in ("resnet18", "mlp")]
     return [curve[1]] if quick else [*decays, *labels, *networks, *curve]
+
+
+def data(images: int, quick: bool) -> gs.tasks.Task:
+    """The first images of CIFAR-10; in the quick version the 8 x 8 digits, enlarged and grey."""
+    if not quick:
+        return gs.tasks.cifar10(train=images)
+    small = gs.tasks.digits()
+    x, x_test = (
+        nn.functional.interpolate(part.reshape(-1, 1, 8, 8), size=32).repeat(1, 3, 1, 1)
+        for part in (small.x[:images], small.x_test)
+    )
+    return gs.tasks.Task(x, small.y[:images], x_test, small.y_test)
 
 
 def network(name: str, seed: int, quick: bool) -> nn.Module:
@@ -80,7 +93,7 @@ def fit(model: nn.Module, x: Tensor, targets: Tensor, decay: float, epochs: int,
 def run(
     case: dict[str, str | int | float | bool], seed: int, *, quick: bool, device: str, out: Path
 ) -> dict[str, float]:
-    task = gs.tasks.cifar10(train=int(case["images"]), test=500 if quick else None)
+    task = data(int(case["images"]), quick)
     x, x_test, y_test = task.x.to(device), task.x_test.to(device), task.y_test.to(device)
     y = labels(task.y, float(case["shuffled"]), seed).to(device)
     # The same number of steps for few images as for 4,000: the small sets must be fitted too.

@@ -67,9 +67,7 @@ def reproduce(
     _show(experiment.title, [cells(one) for one in verdicts], console)
     console.print(summary(verdicts), markup=False)
     if quick:
-        console.print(
-            "This is the quick version, smaller than what was published: it shows that all runs, not who is right."
-        )
+        console.print("Quick version, smaller than what was published: its numbers are not comparable.", soft_wrap=True)
     for line in failed:
         console.print(f"failed: {line}", markup=False, soft_wrap=True)
     console.print(f"Result: {folder / RESULT_FILE}, page: {folder / PAGE_FILE}", markup=False, soft_wrap=True)

@@ -39,7 +39,6 @@ class Options:
     seeds: int
     device: str
     jobs: int
-    retries: int = 0
     only_write: bool = False  # run nothing: the result of the jobs that are done
 
     def command(self, name: str) -> str:
@@ -126,7 +125,7 @@ def _run(
     engine = LocalEngine(options.jobs, threads=1) if options.jobs > 1 else InThisProcess()
     with told(experiment.name, len(points), console) as tell:
         found = run_sweep(
-            out, points, command, engine, jobs=options.jobs, retries=options.retries, tell=tell, complete=is_complete
+            out, points, command, engine, jobs=options.jobs, retries=0, tell=tell, complete=is_complete
         )  # fmt: skip
     return found.runs
 
