@@ -34,12 +34,12 @@ CALLS = {
     "esds": (START + "gs.spectra.esds(net)", ALWAYS),
     "alternatives": (
         START + "f = gs.spectra.fit_tail([1., 2., 4., 9.]); gs.spectra.alternatives([1., 2., 4., 9.], f)",
-        ALWAYS,
+        ALWAYS | {"scipy"},
     ),
-    "analyze": (START + "gs.spectra.analyze(net, workers=1)", ALWAYS | {"pandas"}),
+    "analyze": (START + "gs.spectra.analyze(net, workers=1)", ALWAYS | {"pandas", "scipy"}),
     "analyze in threads": (
         START + "gs.spectra.analyze({'a': net.weight, 'b': net.weight.T}, workers=2)",
-        ALWAYS | {"pandas", "threadpoolctl"},
+        ALWAYS | {"pandas", "scipy", "threadpoolctl"},
     ),
     "states": (START + "gs.propagators.GlobalNTK(torch.nn.RNN(30, 3, batch_first=True), x[None])", ALWAYS),
     "traces": (START + "gs.linalg.xtrace(gs.linalg.Identity(9, dtype=x.dtype), 4).interval()", ALWAYS),

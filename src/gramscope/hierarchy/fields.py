@@ -311,6 +311,15 @@ class Fields:
         return f"Fields of {self.n} examples, widths {widths}, {count} output{'s' if count > 1 else ''}"
 
 
+def targets_like(fields: Fields, y: Tensor) -> Tensor:
+    """Checked targets with the shape, dtype and device of the outputs."""
+    target = y.detach().to(fields.outputs)
+    if target.shape != fields.outputs.shape:
+        raise InputError(f"y must have shape {tuple(fields.outputs.shape)} like the outputs, got {tuple(y.shape)}.")
+    check_finite(target, "y", "Clean the targets first.")
+    return target
+
+
 def squared_norms(weights: list[Tensor], biases: list[Tensor | None]) -> Float[Tensor, " L"]:
     """``|∂loss/∂W^ℓ|² + |∂loss/∂b^ℓ|² = eᵀ K^ℓ e`` for each layer."""
     return torch.stack(

@@ -17,12 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_count, check_finite, check_lr
+from gramscope.base.checks import check_count, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
-from gramscope.hierarchy.fields import Fields
+from gramscope.hierarchy.fields import Fields, targets_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class ReducedState:
             biases=chain.biases[1:],
             negative_slopes=chain.negative_slopes[1:],
         )
-        targets = _targets(fields, y)
+        targets = targets_like(fields, y)
         return cls(
             input_overlap=fields.overlap(0),
             drive_overlap=fields.drive_overlap(1),
@@ -237,7 +237,7 @@ def compare_reduced(fields: Fields, y: Tensor, lr: float, steps: int) -> Reduced
     check_lr(lr)
     check_count(steps, "steps")
     state, true = ReducedState.of(fields, y), fields
-    targets = _targets(fields, y)
+    targets = targets_like(fields, y)
     rows = [_differences(state, true, targets)]
     with progress("steps of the reduced state", steps) as advance:
         for _ in range(steps):
@@ -260,11 +260,3 @@ def _differences(state: ReducedState, true: Fields, targets: Tensor) -> tuple[Te
 def _relative(ours: Tensor, true: Tensor) -> Tensor:
     size = true.norm()
     return (ours - true).norm() / (size if bool(size > 0) else torch.ones_like(size))
-
-
-def _targets(fields: Fields, y: Tensor) -> Tensor:
-    target = y.detach().to(fields.outputs)
-    if target.shape != fields.outputs.shape:
-        raise InputError(f"y must have shape {tuple(fields.outputs.shape)} like the outputs, got {tuple(y.shape)}.")
-    check_finite(target, "y", "Clean the targets first.")
-    return target

@@ -16,7 +16,7 @@ from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
-from gramscope.hierarchy.fields import Fields
+from gramscope.hierarchy.fields import Fields, targets_like
 
 Residual = Callable[[Tensor], Tensor]
 
@@ -91,7 +91,7 @@ def predict_trajectory(
     predicted, outputs, field_drift, flips = (
         [state.outputs],
         [fields.outputs],
-        [_no_drift(fields)],
+        [fields.outputs.new_zeros(fields.depth + 1)],
         [[0] * fields.depth],
     )
     ended = ""
@@ -196,14 +196,8 @@ class _IntegratedFields:
 def _residual(fields: Fields, y: Tensor | Residual) -> Residual:
     if callable(y) and not isinstance(y, Tensor):
         return y
-    target = y.detach().to(fields.outputs)
-    if target.shape != fields.outputs.shape:
-        raise InputError(f"y must have shape {tuple(fields.outputs.shape)} like the outputs, got {tuple(y.shape)}.")
+    target = targets_like(fields, y)
     return lambda f: f - target
-
-
-def _no_drift(fields: Fields) -> Tensor:
-    return fields.outputs.new_zeros(fields.depth + 1)
 
 
 def _field_drift(start: Fields, state: _IntegratedFields, true: Fields) -> Tensor:

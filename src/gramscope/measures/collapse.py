@@ -55,6 +55,10 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
 
     Every class counts alike, whatever its size. The state keeps the rows, in their own dtype.
 
+    >>> labels = torch.arange(12) % 3
+    >>> Collapse().over((torch.eye(3)[some], some) for some in labels.split(5)).nc1 < 1e-12
+    True
+
     Directions of the class means that are no more than rounding of the features do not count (docs/notation.md).
 
     Reference: arXiv:2008.08186 (NC1-NC4); arXiv:2105.02375, eq. 4 (NC2); arXiv:2112.15121, definition 1 (CDNV);
