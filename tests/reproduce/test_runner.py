@@ -201,6 +201,9 @@ def test_data_that_is_missing_is_named(folder, monkeypatch):
     monkeypatch.setenv("GRAMSCOPE_DATA", str(folder))
     run.write_text(RUN + 'NEEDS = "no-such-images"\n')
     assert "no-such-images" in call(folder, *out(folder), code=2)["error"]
+    run.write_text(RUN + 'NEEDS = "no-such-images"\nQUICK_NEEDS = ""\n')
+    shown = CliRunner().invoke(app, ["reproduce", "list", "--experiments", str(folder / "experiments")])
+    assert "not for --quick" in " ".join(shown.output.replace("│", " ").split())
     listed = call(folder, name="list")["experiments"]
     assert listed[0]["name"] == "toy"
     assert "no-such-images" in listed[0]["missing"]
