@@ -16,7 +16,7 @@ from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
 from gramscope.base.html import html_table
-from gramscope.base.products import product_with_transpose
+from gramscope.base.products import onednn_pays, product_with_transpose
 
 UNFOLDED = 2  # examples of a convolution whose patches are made at once: few, so that they stay in the cache
 
@@ -177,12 +177,13 @@ class OuterSite(Site):
         One example after the other: signals are multiplied as they lie in memory.
         """
         k, g, width = self.directions, self.groups, channels.stop - channels.start
+        positions_innermost = g == 1 and onednn_pays(out, k * width * self.positions * self.fan_in)
         for first in range(0, self.examples, UNFOLDED):
             some = slice(first, min(self.examples, first + UNFOLDED))
             inputs = self.inputs_of(some).to(out.dtype).transpose(1, 2)  # (n, g, T, i)
             for v, signals, rows in zip(inputs, self.signals[some, ..., channels], out[some], strict=True):
                 s = signals.to(out.dtype)  # (k, T, g, o)
-                if g == 1 and s.stride(1) == v.stride(1) == 1:  # positions innermost, as convolutions have them
+                if positions_innermost:
                     product = product_with_transpose(s[:, :, 0].mT.reshape(k * width, -1), v[0].mT)
                     rows.view(k * width, -1).copy_(product)
                 elif g == 1:
