@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
+from gramscope.base import products
 from gramscope.capture import OuterSite
 from references.jacobian import assert_kernel_close, reference_ntk
 
@@ -36,3 +37,27 @@ def test_products_in_every_order_of_memory(fan_in, groups, dtype, positions_firs
     expected = torch.einsum("nkTgo,nTgi->nkgoi", signals.double(), inputs.double()).flatten(2)
     tolerance = 1e-13 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close(site.rows().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("reduce", ["none", "trace"])
+def test_kernels_by_the_products_of_onednn(monkeypatch, reduce):
+    """Convolutions have their positions innermost, linear layers outermost."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 40, 3), nn.Tanh(), nn.Conv2d(40, 30, 3, padding=1), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Flatten(2), nn.Linear(16, 5), nn.Tanh(), nn.Flatten(), nn.Linear(150, 3))
+    x = torch.randn(3, 2, 6, 6)
+    exact = reference_ntk(model.double(), x.double(), reduce=reduce)
+    model.float()
+    multiply, shapes = torch.ops.mkldnn._linear_pointwise, set()
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(
+        torch.ops.mkldnn,
+        "_linear_pointwise",
+        lambda left, right, *rest: shapes.add((len(left), *right.shape)) or multiply(left, right, *rest),
+    )
+    found = gs.ntk(model, x, reduce=reduce)
+    assert float((found - exact).norm() / exact.norm()) < 2e-6
+    assert shapes >= {(120, 18, 16), (15, 16, 30)}  # rows of the first convolution and of a linear layer

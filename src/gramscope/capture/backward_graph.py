@@ -128,6 +128,12 @@ class BackwardGraph:
         passed_on = [node._input_metadata[number] for node, number in edges]
         return sum(math.prod(each.shape) * each.dtype.itemsize for each in passed_on if not each.is_nested_tensor)
 
+    @property
+    def _loops(self) -> bool:
+        """Would a batched pass take directions one by one in any case? torch goes back through convolutions so."""
+        passing = (node for node in self.nodes if node.name().startswith("ConvolutionBackward"))
+        return any(node.next_functions[0][0] in self.consumers for node in passing)
+
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""
         if node not in self._leaves:
@@ -157,7 +163,7 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        together = self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
+        together = self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"]) and not self._loops
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
 from gramscope.base.html import html_table
-from gramscope.base.products import product_with_transpose
+from gramscope.base.products import onednn_pays, product_with_transpose
 
 OWN_PRODUCT = 2**18  # multiply-adds of an example from which it has a product of its own, its signals as they lie
 UNFOLDED = 2  # examples of a convolution whose patches are made at once, at least,
@@ -177,7 +177,8 @@ class OuterSite(Site):
         """``Σ_T s ⊗ v`` for some output channels of each group, written into ``out`` in the order (g, o, i)."""
         k, g, width = self.directions, self.groups, channels.stop - channels.start
         each = self.positions * g * (self.fan_in + k * width) * out.element_size()
-        size = max(UNFOLDED, AT_ONCE.get(out.device.type, AT_ONCE["cuda"]) // max(1, each))
+        most = min(AT_ONCE.get(out.device.type, AT_ONCE["cuda"]), out.nbytes // 8)  # little beside the rows
+        size = max(UNFOLDED, most // max(1, each))
         large = out.is_cpu and g == 1 and k * width * self.positions * self.fan_in >= OWN_PRODUCT
         for first in range(0, self.examples, size):
             some = slice(first, min(self.examples, first + size))
@@ -204,7 +205,7 @@ class OuterSite(Site):
 
 def _rows_of_one(s: Inexact[Tensor, "k T o"], v: Inexact[Tensor, "T i"], out: Inexact[Tensor, "k o i"]) -> None:
     """``Σ_T s ⊗ v`` of one example."""
-    if s.stride(1) == v.stride(0) == 1:  # positions innermost, as convolutions have them
+    if onednn_pays(out, s.numel() * v.shape[1]):
         out.copy_(product_with_transpose(s.mT.flatten(0, 1), v.mT).view(out.shape))
     else:
         torch.bmm(s.mT, v.expand(len(s), -1, -1), out=out)

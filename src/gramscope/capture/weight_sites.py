@@ -355,7 +355,8 @@ def _may_route(node: Node) -> bool:
     """May the values of data decide where entries go? Then few examples tell nothing of the others."""
     if isinstance(node, BackwardCFunction):  # one of ours may say that it moves nothing
         return not getattr(getattr(node, "_forward_cls", None), "keeps_places", False)
-    return any(word in node.name() for word in ROUTES)
+    name = node.name()
+    return any(word in name for word in ROUTES)
 
 
 def _edges(node: Node) -> list[Edge]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site
 from gramscope.kernels.contractions import (
-    LONGEST,
     HadamardPiece,
     HalfPiece,
     LookupPiece,
@@ -146,15 +145,9 @@ class Accumulator:
             )
 
     def _channel_steps(self, site: OuterSite, examples: int) -> Iterator[slice]:
-        """Output channels, as many at a time as may be held as rows of all examples.
-
-        On a CPU rows no longer than one sum, which is then a product of whole matrices.
-        """
-        entries = site.groups * site.fan_in
-        bytes_each = examples * site.directions * entries * self.dtype.itemsize
+        """Output channels, as many at a time as may be held as rows of all examples."""
+        bytes_each = examples * site.directions * site.groups * site.fan_in * self.dtype.itemsize
         step = max(1, min(site.fan_out, self.chunk // max(1, bytes_each)))
-        if site.signals.is_cpu:
-            step = max(1, min(step, LONGEST // max(1, entries)))
         for start in range(0, site.fan_out, step):
             yield slice(start, min(site.fan_out, start + step))
 

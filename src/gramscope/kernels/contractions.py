@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gramscope.base.products import product_with_transpose
+from gramscope.base.products import onednn_pays, product_with_transpose
 from gramscope.linalg.split_product import Halves, add_split_product, split_halves, split_product_pays
 
 Range = tuple[int, int]
@@ -128,6 +128,9 @@ class RowPiece:
 
 def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q p"]) -> None:
     """``out += left rightᵀ`` in sums of bounded length; on a GPU many at once where each would be small."""
+    if onednn_pays(out, len(left) * right.numel()):
+        out += product_with_transpose(left, right)
+        return
     length = left.shape[1]
     at_once = SUMMED // max(1, out.numel()) if out.is_cuda else 0
     while at_once > 1 and length > LONGEST:
@@ -136,11 +139,7 @@ def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q
         out += torch.bmm(some, others.mT).sum(0)
         left, right, length = left[:, count * LONGEST :], right[:, count * LONGEST :], length - count * LONGEST
     for start, stop in strips(length, LONGEST):
-        some, others = left[:, start:stop], right[:, start:stop]
-        if out.is_cpu:
-            out += product_with_transpose(some, others)
-        else:
-            out.addmm_(some, others.T)
+        out.addmm_(left[:, start:stop], right[:, start:stop].T)
 
 
 class HadamardPiece:
