@@ -16,8 +16,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from gramscope.ops.kinks import TwiceDifferentiable
 from gramscope.linalg import eigenvalues_top, hutchpp, one_sided_trace
+from gramscope.ops.kinks import TwiceDifferentiable
 from gramscope.propagators import GlobalNTK
 
 
