@@ -161,3 +161,16 @@ def test_pickled_and_saved(tmp_path):
         assert all(torch.equal(a.rows(), b.rows()) for a, b in zip(snapshot.sites, other.sites, strict=True))
         inputs = [site.inputs_of(slice(1, 2)) for site in other.sites if isinstance(site, OuterSite)]
         assert [len(part) for part in inputs] == [1, 1]
+
+
+def test_a_loss_before_the_outputs_is_passed_over():
+    class WithLoss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.layer(x).square().mean(), self.layer(x)
+
+    model, x = WithLoss(), torch.randn(4, 3)
+    assert torch.equal(gs.capture(model, x).outputs, model.layer(x).detach())

@@ -283,16 +283,16 @@ def _channels(vector: Tensor, like: Tensor) -> Tensor:
 
 
 def _embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: int | float | None = None,
+    norm_type: int | float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     """A table's gradient as a dense tensor; sparse ones cannot be differentiated further."""
     return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
 
 
 def _embedding_bag(
-    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: int | float | None = None,
+    norm_type: int | float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
     per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
     if max_norm is not None:
