@@ -175,7 +175,8 @@ class OuterSite(Site):
         """``Σ_T s ⊗ v`` for some output channels of each group, written into ``out`` in the order (g, o, i)."""
         k, g, width = self.directions, self.groups, channels.stop - channels.start
         each = self.positions * g * (self.fan_in + k * width) * out.element_size()
-        size = max(UNFOLDED, AT_ONCE.get(out.device.type, AT_ONCE["cuda"]) // max(1, each))
+        most = min(AT_ONCE.get(out.device.type, AT_ONCE["cuda"]), out.nbytes // 8)  # little beside the rows
+        size = max(UNFOLDED, most // max(1, each))
         for first in range(0, self.examples, size):
             some = slice(first, min(self.examples, first + size))
             v = self.inputs_of(some).to(out.dtype).transpose(1, 2)  # (n, g, T, i)
