@@ -70,3 +70,15 @@ def test_wrapped_models_train_the_same_and_are_measured(wrap, tmp_path):
     assert {*names, "dead_units/transformer.h.0.mlp.c_fc", "gradient_norm/transformer.h.0.attn.c_attn"} <= last[
         "scalars"
     ].keys()
+
+
+def test_an_encoder_decoder_is_given_what_it_makes_of_its_labels():
+    """As T5's: the decoder's inputs are the labels, moved by one."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    ids = torch.randint(1, 50, (4, 6))
+    scope = gs.watch(model, {"input_ids": ids, "labels": ids}, measures=["loss", "shares"], on_error="raise")
+    expected = float(model(input_ids=ids, labels=ids).loss.detach())
+    assert scope.records[0]["scalars"]["loss/probe"] == pytest.approx(expected, rel=1e-5)

@@ -85,6 +85,9 @@ def _split_labels(probe: object, model: nn.Module) -> object:
         return probe
     x = {key: value for key, value in probe.items() if key != "labels"}
     labels = probe["labels"]
+    decoder_input = getattr(model, "prepare_decoder_input_ids_from_labels", None)  # of encoder-decoder models
+    if decoder_input is not None and "decoder_input_ids" not in x:
+        x["decoder_input_ids"] = decoder_input(labels=labels)
     if labels.dim() < 2 or not type(model).__name__.endswith(CAUSAL):
         return x, labels
     return x, torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
