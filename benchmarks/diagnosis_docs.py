@@ -15,6 +15,10 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "diagnosis.md"
 RESULTS = HERE / "results" / "diagnosis.md"
 CELLS = 6
+ABOUT = (
+    "Rates of the third set, by the rules as they were then. From step: the first step from which on the cause was "
+    "named for good, of runs of 200 to 250 steps."
+)
 KINDS_HEADING, NEXT, HEADING = "## The kinds\n", "## Where it fails\n", "## The rules\n"
 
 
@@ -64,7 +68,7 @@ def summary(rows: dict[str, str]) -> str:
         title = import_module(f"gramscope.diagnose.rules.{kind}").__doc__.strip().rstrip(".")
         _, runs, first, ever, step, _ = (cell.strip() for cell in rows[kind].strip("|").split("|"))
         lines.append(f"| [{kind}](#{kind.replace('_', '-')}) | {title} | {runs} | {first} | {ever} | {step} |")
-    return "\n".join(lines)
+    return f"{ABOUT}\n\n" + "\n".join(lines)
 
 
 def main() -> None:

@@ -153,7 +153,8 @@ BROKEN = {
         _both(_stuck, _set(optimizer__weight_decay=0.5, norm__parameters=lambda s: 9 * np.exp(-s / 40))), losses=FLAT),
     "clipping_always": lambda: history(_set(gradient_given=0.01)),
     "exploding_signals": lambda: history(_by_layer("signal", [1.0, 10.0, 100.0, 1e3, 1e4])),
-    "vanishing_signals": lambda: history(_by_layer("gradient_norm", [1e-6, 1e-5, 1e-3, 1e-2, 0.3])),
+    "vanishing_signals": lambda: history(
+        _both(_stuck, _by_layer("gradient_norm", [1e-6, 1e-5, 1e-3, 1e-2, 0.3])), losses=FLAT),
     "dead_units": lambda: history(_set(dead_units__2=0.95)),
     "saturated_units": lambda: history(_set(saturated_units__2=0.9)),
     "lr_too_large": lambda: history(_both(_stuck, _set(step__true_loss_change=3.0, step__error=4.0)), losses=FLAT),

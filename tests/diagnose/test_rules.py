@@ -127,6 +127,10 @@ def test_a_network_that_was_trained_before_is_not_lazy():
     assert "lazy" not in kinds(history(trained, losses=0.9 - np.arange(250.0) / 400))
 
 
+def test_gradients_that_vanish_and_are_overcome_are_left_alone():
+    assert kinds(history(histories._by_layer("gradient_norm", [1e-6, 1e-5, 1e-3, 1e-2, 0.3]))) == [NOTHING_WRONG]
+
+
 def test_memory_is_told_by_the_first_loss_where_chance_is_not_known():
     worse = history(histories._set(loss__probe=lambda step: 2.3 + step / 50), losses=batch_losses() - 0.3)
     assert kinds(worse.leaving_out(("probe/chance",)))[0] == "memorization"

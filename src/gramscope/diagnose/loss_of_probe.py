@@ -18,12 +18,12 @@ def by_the_loss_of_the_batches(history: History) -> tuple[History, str]:
     """The run with what can be compared with its batches, and why something was left out; empty where nothing was.
 
     Targets 0.0 and 1.0 are numbers to the watch, which also records their binary cross-entropy: where that lies nearer
-    to the loss of the batches than the squared error does, it takes the place of that.
+    to the loss of the batches than the squared error does, and near to it or twice as near, it takes the place of that.
     """
     other = other_loss(history)
     squared, binary = (_apart(history, history.get(name)) for name in ("loss/probe", "yes_or_no/loss"))
     known = history.leaving_out(OF_THE_LOSS)
-    if not binary < min(squared, np.log(MATCHES)):
+    if not (binary < min(squared, np.log(MATCHES)) or binary < squared / 2):
         return (known, other) if other else (history, "")
     taken = {new: history.get(old) for old, new in YES_OR_NO.items() if history.has(old)}
     return replace(known, measured={**known.measured, **taken}), ""

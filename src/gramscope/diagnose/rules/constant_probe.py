@@ -1,4 +1,4 @@
-"""A probe whose targets or inputs are all the same."""
+"""A probe whose targets are all the same."""
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History

@@ -4,6 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
+from gramscope.diagnose.progress import LEARNT, removed
 from gramscope.diagnose.rule_registry import OPTIMIZER, rule
 
 CAPPED = 1e9  # of a ratio to layers that do not move at all
@@ -17,7 +18,7 @@ def find(history: History) -> Finding | None:
 
     ``update_ratio`` is |Δθ|/|θ| of the optimiser's true step, ``effective_lr`` |Δθ|/|g|. Where both are a hundred times
     as large at the head as at the median of the other layers, the rest stands still by its learning rate, not by
-    its gradient; where only the first is, gradients do not reach the rest.
+    its gradient; where only the first is, gradients do not reach the rest, unless the run learns all the same.
     """
     ratios = {layer: s.finite for layer, s in history.family("update_ratio").items() if len(s.finite) >= FEW}
     head = history.head
@@ -29,6 +30,8 @@ def find(history: History) -> Finding | None:
     rates = {layer: s.finite for layer, s in history.family("effective_lr").items() if len(s.finite) >= FEW}
     rate, other_rates = _against(rates, head) if head in rates and len(rates) > 1 else (np.nan, np.nan)
     by_rate = bool(rate > APART * other_rates)
+    if not by_rate and removed(history) > LEARNT:
+        return None
     evidence = [
         Evidence("update_ratio of the head / median of the others", own / max(others, own / CAPPED), "above", APART)
     ]

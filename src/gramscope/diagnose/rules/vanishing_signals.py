@@ -2,6 +2,7 @@
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
+from gramscope.diagnose.progress import LEARNT, removed
 from gramscope.diagnose.rule_registry import TARGETS, rule
 from gramscope.diagnose.rules.depth import FEW_LAYERS, early, slope
 
@@ -20,14 +21,14 @@ def find(history: History) -> Finding | None:
 
     Backward signals pass ``√(fan_out σ_w² E[φ'²])`` from layer to layer (arXiv:1502.01852; arXiv:1611.01232): for
     sigmoids E[φ'²] is at most 1/16. The least gradient is less than a thousandth of the greatest. A layer whose units
-    are dead passes exactly nothing, which is another finding.
+    are dead passes exactly nothing, which is another finding. A run that learns all the same is left alone.
     """
     layers, sizes = early(history, "gradient_norm")
     if len(sizes) < FEW_LAYERS or not (sizes > 0).all():
         return None
     factor, least = slope(sizes), int(sizes.argmin())
     ratio = float(sizes[least] / sizes.max())
-    if not (factor > FACTOR and ratio < WHOLE and least < len(sizes) / 2):
+    if removed(history) > LEARNT or not (factor > FACTOR and ratio < WHOLE and least < len(sizes) / 2):
         return None
     return Finding(
         "vanishing_signals",
