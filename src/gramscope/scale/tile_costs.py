@@ -19,7 +19,8 @@ class TileCost(Result):
 
     ``by_example`` goes with each example that passes through the network, ``by_pair`` with each pair of examples whose
     kernel is computed. ``again`` is how often an example passes for one tile: once, or more where the memory holds
-    some of the tile's examples at a time. Not in them: elementwise work, gains and biases, lookups, attention's own products.
+    some of the tile's examples at a time. Not in them: elementwise work, gains and biases, lookups, attention's own
+    products.
     """
 
     shown: ClassVar[tuple[str, ...]] = ("total", "passes", "contractions")
@@ -49,9 +50,9 @@ class TileCost(Result):
         return computed if disk is None else max(computed, self.plan.bytes / disk)
 
     def __str__(self) -> str:
-        blocks = f"Within the memory an example passes {self.again:.1f} times for each tile.\n" if self.again > 1 else ""
-        return (
-            f"{blocks}At least {self.total:.3g} operations of matrix products: {self.passes / self.total:.0%} for passes "
+        blocks = f"Within the memory an example passes {self.again:.1f} times for each tile.\n"
+        return (blocks if self.again > 1 else "") + (
+            f"At least {self.total:.3g} operations of matrix products: {self.passes / self.total:.0%} for passes "
             f"through the network, {self.contractions / self.total:.0%} for pairs of examples."
         )
 
