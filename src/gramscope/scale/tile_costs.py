@@ -82,7 +82,7 @@ def _passes_for_a_tile(job: KernelJob, plan: TilePlan) -> float:
         outputs=job.outputs, frozen=job.frozen, precision=None if job.precision == "split" else job.precision,
     )  # fmt: skip
     if columns is None:
-        return len(inner.rows)
+        return float(len(inner.rows))
     passed = sum(
         mine.examples[1] - mine.examples[0] + theirs.examples[1] - theirs.examples[0]
         for mine in inner.rows
