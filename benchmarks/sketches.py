@@ -241,9 +241,7 @@ def compare_shapes(net: Trained, shapes: list[tuple[int, int]], seeds: int) -> N
             rows = []
             for seed in range(seeds):
                 begin = time.process_time()
-                found = gs.sketch(
-                    net.model, net.x, size=size, repeats=repeats, method=method, seed=seed, **net.options
-                )
+                found = gs.sketch(net.model, net.x, size=size, repeats=repeats, method=method, seed=seed, **net.options)
                 kernel, spent = found.kernel().value, time.process_time() - begin
                 rows.append([spent, found.nbytes / EXAMPLES / 1e3, *errors(kernel, exact, net.labels).values()])
             mean = torch.tensor(rows).mean(0).tolist()

@@ -332,3 +332,20 @@ def test_the_cost_of_a_small_network_by_hand():
     assert cost.by_pair == 2 * (5 * 24 + (12 + 5 * 5))
     assert cost.total == cost.by_example * 12 + cost.by_pair * 27  # three tiles, two of them on the diagonal
     assert math.isclose(cost.seconds(1e9, processes=2), cost.total / 2e9)
+
+
+def test_the_cost_counts_what_a_tight_memory_makes_pass_again():
+    model = nn.Sequential(nn.Linear(4, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 1))
+    passed = []
+    model.register_forward_hook(lambda module, args, output: passed.append(len(output) * output.requires_grad))
+    job = KernelJob(model, torch.randn(40, 4), None, "trace")
+    for memory in ("1GB", "400kB"):
+        plan = job.plan(memory, tile=20)
+        cost = tile_cost(job, plan)
+        passed.clear()
+        job.compute(plan, (0, 1))
+        expected = cost.again * 40
+        # Beside it: examples pass up to four times when it is tried whether they may be joined and cut, two tell the
+        # sizes, and for each pair of blocks three tell where weights meet data.
+        assert expected <= sum(passed) <= 1.5 * expected + 4 * 40 + 2, (memory, expected, passed)
+        assert (cost.again > 1) == (memory == "400kB") == ("an example passes" in str(cost))

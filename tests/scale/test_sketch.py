@@ -438,7 +438,7 @@ def test_bad_data_and_results_say_what_to_do(tmp_path):
     found = gs.sketch(model, x, size=3)
     with pytest.raises(InputError, match="k must be a whole number from 1 to 4, the examples to choose from"):
         found.nearest(5)
-    with pytest.raises(InputError, match="one row for each of the 5 examples, got 4"):
+    with pytest.raises(InputError, match=r"one row for each of the 5 examples, got shape \(4,\)"):
         found.alignment(y[:4])
     with pytest.raises(InputError, match="must name a parameter"):
         found.kernel(layers="7.weight")

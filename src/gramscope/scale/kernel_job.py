@@ -107,12 +107,7 @@ class KernelJob:
 
     def compute(self, plan: TilePlan, tile: Tile) -> Tensor:
         """One tile, on the model's device: (a, b) or (a, C, b, C)."""
-        i, j = tile
-        rows = self._examples(self.x, plan.rows, plan.range(i, 0))
-        columns = None
-        if not (self.symmetric and i == j):
-            columns = self._examples(self.x if self.x2 is None else self.x2, plan.cols, plan.range(j, 1))
-        values = self._within_memory(rows, columns, self._affordable(plan.compute_memory))
+        values = self._within_memory(*self.examples_of(plan, tile), self._affordable(plan.compute_memory))
         expected = getattr(torch, plan.dtype)
         if values.dtype != expected:
             raise InputError(
@@ -120,6 +115,14 @@ class KernelJob:
                 "cast meanwhile? Give it the dtype that it had, or choose another folder."
             )
         return values
+
+    def examples_of(self, plan: TilePlan, tile: Tile) -> tuple[ModelInput, ModelInput]:
+        """The examples of a tile's rows and of its columns, None where they are the same, on the model's device."""
+        i, j = tile
+        rows = self._examples(self.x, plan.rows, plan.range(i, 0))
+        if self.symmetric and i == j:
+            return rows, None
+        return rows, self._examples(self.x if self.x2 is None else self.x2, plan.cols, plan.range(j, 1))
 
     def _within_memory(self, rows: ModelInput, columns: ModelInput, memory: int) -> Tensor:
         """With half of the memory, and so smaller blocks, where there turns out to be less than was thought."""

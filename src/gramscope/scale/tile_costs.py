@@ -8,6 +8,7 @@ import torch
 
 from gramscope.base.results import Result
 from gramscope.capture import OuterSite, capture
+from gramscope.kernels.memory import make_plan
 from gramscope.scale.kernel_job import KernelJob
 from gramscope.scale.tile_plan import TilePlan
 
@@ -17,7 +18,9 @@ class TileCost(Result):
     """Operations of matrix products, two for each multiply-add: the fewest that the kernel takes.
 
     ``by_example`` goes with each example that passes through the network, ``by_pair`` with each pair of examples whose
-    kernel is computed. Not in them: elementwise work, gains and biases, lookups, attention's own products.
+    kernel is computed. ``again`` is how often an example passes for one tile: once, or more where the memory holds
+    some of the tile's examples at a time. Not in them: elementwise work, gains and biases, lookups, attention's own
+    products.
     """
 
     shown: ClassVar[tuple[str, ...]] = ("total", "passes", "contractions")
@@ -25,11 +28,12 @@ class TileCost(Result):
     by_example: float
     by_pair: float
     plan: TilePlan
+    again: float = 1.0
 
     @property
     def passes(self) -> float:
         """Operations of all forward and backward passes, and of forming gradients."""
-        return self.by_example * self.plan.passes
+        return self.by_example * self.plan.passes * self.again
 
     @property
     def contractions(self) -> float:
@@ -46,7 +50,8 @@ class TileCost(Result):
         return computed if disk is None else max(computed, self.plan.bytes / disk)
 
     def __str__(self) -> str:
-        return (
+        blocks = f"Within the memory an example passes {self.again:.1f} times for each tile.\n"
+        return (blocks if self.again > 1 else "") + (
             f"At least {self.total:.3g} operations of matrix products: {self.passes / self.total:.0%} for passes "
             f"through the network, {self.contractions / self.total:.0%} for pairs of examples."
         )
@@ -66,7 +71,24 @@ def tile_cost(job: KernelJob, plan: TilePlan) -> TileCost:
     for site in (site for site in found.sites if isinstance(site, OuterSite)):
         example, pair = _multiply_adds(site, plan.outputs, plan.reduce == "trace")
         by_example, by_pair = by_example + example, by_pair + pair
-    return TileCost(2 * by_example, 2 * by_pair, plan)
+    return TileCost(2 * by_example, 2 * by_pair, plan, _passes_for_a_tile(job, plan))
+
+
+def _passes_for_a_tile(job: KernelJob, plan: TilePlan) -> float:
+    """How often an example goes through the network for one tile, by the blocks that the memory allows."""
+    rows, columns = job.examples_of(plan, plan.tiles[min(1, len(plan.tiles) - 1)])
+    inner = make_plan(
+        job.model, rows, columns, trace=plan.reduce == "trace", blocked=True, memory=plan.compute_memory,
+        outputs=job.outputs, frozen=job.frozen, precision=None if job.precision == "split" else job.precision,
+    )  # fmt: skip
+    if columns is None:
+        return float(len(inner.rows))
+    passed = sum(
+        mine.examples[1] - mine.examples[0] + theirs.examples[1] - theirs.examples[0]
+        for mine in inner.rows
+        for theirs in inner.columns
+    )
+    return passed / (inner.n + inner.m)
 
 
 def product_rate(device: torch.device) -> float:
