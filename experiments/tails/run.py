@@ -23,10 +23,10 @@ from torch.nn.functional import cross_entropy
 
 from gramscope.hierarchy import (
     AccumulatedFlow,
-    coactivation_rank,
     coactivation_subspace,
     frozen_masks,
     metric_spectrum,
+    overlap_rank,
     shared_activation,
     update_alignment,
 )
@@ -146,8 +146,8 @@ def _concentrations(
     found: dict[str, float] = {}
     for place in (1, 2):
         layer, old, new = place + 1, (before[place], first[place]), (after[place], last[place])
-        found[f"coactivation_rank_{layer}"] = coactivation_rank(last[place])
-        found[f"coactivation_ratio_{layer}"] = coactivation_rank(last[place]) / coactivation_rank(first[place])
+        found[f"coactivation_rank_{layer}"] = overlap_rank(last[place])
+        found[f"coactivation_ratio_{layer}"] = overlap_rank(last[place]) / overlap_rank(first[place])
         found[f"pattern_ratio_{layer}"] = _patterns(last[place]) / _patterns(first[place])
         found[f"metric_ratio_{layer}"] = _metric_rank(*new) / _metric_rank(*old)
         found[f"update_in_metric_{layer}"] = update_alignment(new[0] - old[0], *new, k=10).excess
@@ -164,7 +164,7 @@ def _metric_rank(weight: Tensor, masks: Tensor) -> float:
 def _patterns(masks: Tensor) -> float:
     """Participation ratio beside the mean pattern; NaN where all examples have one pattern (no masks)."""
     same = bool((masks == masks[0]).all())
-    return float("nan") if same else coactivation_rank(masks, center=True)
+    return float("nan") if same else overlap_rank(masks, center=True)
 
 
 def _tails(before: list[Tensor], after: list[Tensor], seed: int, bootstrap: int) -> dict[str, float]:

@@ -523,7 +523,7 @@ def test_the_verdict_never_contradicts_the_diagnosis(tmp_path_factory, columns):
 
 
 def test_a_lazy_run_is_lazy_in_both(tmp_path):
-    columns = {"loss_of_probe": [2.3, 2.2, 2.0, 1.5, 1.0, 0.8], SIMILAR: [1.0] * 6}
+    columns = {"loss_of_probe": [2.3, 2.2, 2.0, 1.5, 1.0, 0.8], "probe_of_chance": [2.3] * 6, SIMILAR: [1.0] * 6}
     run = view(tmp_path, kernel_of_drift=[0.0, 0.01, 0.01, 0.02, 0.03, 0.04], **columns)
     assert regime(run) == "lazy"
     assert [finding.kind for finding in diagnose(tmp_path / "a").findings] == ["lazy"]
