@@ -91,7 +91,9 @@ def ntk(
         plan = make_plan(model, x, x2, trace=trace, blocked=coupled == "refuse", memory=memory, **options)
         run = partial(outputs_of, model, **options)
         check_blocks(plan, run, x, x2)
-        open_ = partial(opened, model, coupled=coupled, room=plan.signals, large=plan.large, **options)
+        small = plan.outputs < 0 and coupled == "refuse"  # the search then needs no pass of a few examples before
+        room = UNLIMITED if small else plan.signals
+        open_ = partial(opened, model, coupled=coupled, room=room, large=plan.large, **options)
         job = _Job(open_, plan, memory, trace, by_site, split)
         begun = time.perf_counter()
         if x2 is None:
