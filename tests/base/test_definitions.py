@@ -17,6 +17,7 @@ from gramscope.base.effective_rank import effective_rank, participation_ratio, p
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import json_values
 from gramscope.base.moments import centered_kernel, centered_rows
+from gramscope.base.rng import child_seed
 from gramscope.base.shares import shares
 from gramscope.base.user_warnings import UndefinedMeasureWarning
 from gramscope.linalg import Dense
@@ -124,6 +125,29 @@ def test_one_rule_for_learning_rates():
                 call(bad)
 
 
+def test_one_rule_for_seeds():
+    operator, weight, x = Dense(torch.eye(4, dtype=torch.float64), symmetric=True), drawn(0, 8, 4), drawn(1, 6, 3)
+    calls = (
+        lambda seed: gs.linalg.eigenvalues_top(operator, 1, seed=seed).vectors.sum(),
+        lambda seed: gs.linalg.hutchinson(operator, 4, seed=seed).value,
+        lambda seed: gs.measures.target_linearity(x, x[:, 0], permutations=3, seed=seed).permuted,
+        lambda seed: gs.measures.held_out_target_linearity(x, x[:, 0], seed=seed),
+        lambda seed: gs.propagators.random_modes(5, 2, seed=seed).sum(),
+        lambda seed: gs.spectra.shuffled_null(weight, shuffles=2, seed=seed).distance,
+        lambda seed: gs.spectra.p_value(np.linspace(1, 5, 40), replicates=5, seed=seed),
+        lambda seed: gs.tasks.mlp((2, 3), seed=seed)[0].weight.detach().sum(),
+    )
+    for call in calls:
+        assert float(call(3)) == float(call(3))
+        for bad in (-1, True, 2**63):  # other types are refused by annotations under pytest, by the same check else
+            with pytest.raises(InputError, match="seed must be a whole number from 0 to"):
+                call(bad)
+    assert child_seed(np.int64(3), "a") == child_seed(torch.tensor(3), "a") == child_seed(3, "a")
+    for bad in (1.5, "x", None):
+        with pytest.raises(InputError, match="seed must be a whole number from 0 to"):
+            child_seed(bad, "a")
+
+
 @pytest.mark.parametrize("bad", [True, "1", None, math.nan, math.inf, 1j, torch.tensor([1.0, 2.0]), torch.tensor(True)])
 def test_what_is_no_number(bad):
     with pytest.raises(InputError, match="size must be one finite number greater than 0, got"):
@@ -200,3 +224,21 @@ def test_which_parameters_are_matrices(model, wanted):
     frame = gs.spectra.analyze(model, min_size=1)
     cut = {name.split("[")[0].split(".q")[0].split(".k")[0].split(".v")[0] for name in frame["name"]}
     assert set(wanted) <= cut
+
+
+def test_labels_count_as_one_hot_targets_everywhere():
+    x, labels = drawn(5, 30, 4), torch.arange(30) % 3
+    hot = torch.nn.functional.one_hot(labels)
+    kernel = x @ x.T
+    calls = (
+        lambda y: float(gs.measures.target_linearity(x, y)),
+        lambda y: gs.measures.held_out_target_linearity(x, y),
+        lambda y: gs.measures.kernel_target_alignment(kernel, y),
+        lambda y: float(gs.Kernel(kernel).target_alignment(y)),
+        lambda y: float(gs.measures.richness_curves(x, x, y).quality.sum()),
+        lambda y: gs.measures.projections_without_qr(x, x, y).total,
+        lambda y: float(gs.measures.linearity_penalty(x, y)),
+    )
+    for call in calls:
+        wanted = call(hot.double())
+        assert [call(y) for y in (labels, labels[:, None], labels.int(), hot)] == pytest.approx([wanted] * 4, rel=1e-9)

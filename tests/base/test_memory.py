@@ -42,7 +42,8 @@ def test_control_groups_of_the_second_kind(tmp_path):
     root, own = tmp_path / "cgroup", tmp_path / "self"
     own.write_text("0::/pod/box\n")
     write(root / "pod" / "box", memory__max="max", memory__current=10)
-    write(root / "pod", memory__max=1000, memory__current=700, memory__stat="anon 5\ninactive_file 100\n")
+    stat = "anon 5\ninactive_file 60\nactive_file 70\nfile_mapped 30\n"  # what is mapped, such as libraries, is in use
+    write(root / "pod", memory__max=1000, memory__current=700, memory__stat=stat)
     assert list(cgroup_rooms(root, own)) == [400]
     write(root / "pod" / "box", memory__max=500, memory__current=200)
     assert sorted(cgroup_rooms(root, own)) == [300, 400]

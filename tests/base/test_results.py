@@ -1,5 +1,6 @@
 """Results say their main numbers, give a table and a picture, all in one way."""
 
+import typing
 from dataclasses import dataclass, is_dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from gramscope.base.charts import agreement_chart, heat_map, line_chart
 from gramscope.base.results import Result, TableResult, in_short
 from gramscope.linalg import Diagonal, conjugate_gradient, eigenvalues_top, hutchinson
 from gramscope.measures.influence import Influence
+from test_arguments import public_callables
 
 F64 = torch.float64
 OP = Diagonal(torch.tensor([4.0, 2.0, 1.0], dtype=F64))
@@ -147,9 +149,10 @@ def test_rows_of_dataclasses_are_a_table_and_a_picture() -> None:
 
 # No results: data that a run is described by, settings, and what is a result of nothing yet.
 NO_RESULTS = {
-    "Activation", "Alert", "CubicKernels", "CubicModel", "Damage", "Evidence", "Facts", "Fields", "Finding",
+    "Activation", "Alert", "CubicModel", "Damage", "Evidence", "Facts", "Fields", "Finding",
     "Fingerprints", "KernelJob", "LookupSite", "OuterSite", "Projection", "QuadraticModel", "Reader", "Reading",
     "Record", "ReducedState", "RowSite", "Rule", "Site", "Snapshot", "TilePlan",
+    "LoggedScalars", "MeasuredValues", "Rates", "Row",
 }  # fmt: skip
 PACKAGES = (
     "diagnose",
@@ -174,3 +177,40 @@ def test_every_public_result_shows_itself(package: str) -> None:
     assert not dumb
     tables = [c.__name__ for c in results if hasattr(c, "to_dataframe") and not hasattr(c, "plot")]
     assert not tables
+
+
+def classes_in(annotation: object) -> set[type]:
+    """gramscope's classes in a type, however deep."""
+    outer = typing.get_origin(annotation) or annotation
+    found = {outer} if isinstance(outer, type) and outer.__module__.startswith("gramscope.") else set()
+    return found.union(*map(classes_in, typing.get_args(annotation)))
+
+
+def test_what_public_calls_return_shows_itself() -> None:
+    """Also where the class itself is not public: `layer_agop` returns a `LayerAGOPs`."""
+    returned: dict[type, str] = {}
+    for name, call in public_callables().items():
+        try:
+            annotation = typing.get_type_hints(call).get("return")
+        except NameError:  # a class that is imported for type checkers alone: a frame, a figure
+            continue
+        state = name.endswith((".update", ".merge", ".merged"))
+        returned |= {} if state else dict.fromkeys(classes_in(annotation), name)
+    dumb = {c.__name__: call for c, call in returned.items() if is_dataclass(c) and not hasattr(c, "_repr_html_")}
+    assert not {name: call for name, call in dumb.items() if name not in NO_RESULTS}
+    assert len(returned) > 100, "annotations are no longer read"
+
+
+def test_results_by_layer_are_a_table_and_a_picture() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    x, y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+    found = gs.measures.layer_target_linearity(model, x, y, ["1", "2"])
+    frame = found.to_dataframe()
+    assert frame.index.tolist() == list(found) == ["(input)", "1", "2"]
+    assert frame["value"].tolist() == [float(value) for value in found.values()]
+    assert frame.loc["1", "null"] == found["1"].null
+    axes = found.plot().axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(found)
+    changes = gs.measures.feature_learning(model, x, lambda f: f.square().sum())
+    assert "residual=" in repr(changes["0.weight"])
+    assert changes.to_dataframe()["residual"].max() == changes.residual

@@ -170,6 +170,23 @@ def test_columns_of_zeros_span_nothing_and_need_no_svd(monkeypatch, width):
     assert torch.equal(basis.mT @ zero, torch.zeros(basis.shape[1], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("lost", [1, 3, 20])
+def test_a_few_directions_of_rounding_are_left_out_without_an_svd_of_all(monkeypatch, lost):
+    """As behind a layer norm; more than a few are left to the SVD. Of rounding there is more and less."""
+    rng = torch.Generator().manual_seed(0)
+    h = torch.randn(90, 40, generator=rng, dtype=torch.float64)
+    h[:, :lost] = h[:, -lost:] @ torch.randn(lost, lost, generator=rng, dtype=torch.float64)
+    h[:, :lost] += 10.0 ** -torch.arange(9, 9 + lost) * torch.randn(90, lost, generator=rng, dtype=torch.float64)
+    u, s, _ = torch.linalg.svd(h / Rounding.of(h.float()).errors(h.norm(dim=0)), full_matrices=False)
+    exact = u[:, :-lost]
+    assert s[-lost] < floor(90, 40) < s[-lost - 1]
+    squares, svd = list[torch.Size](), torch.linalg.svd
+    monkeypatch.setattr(torch.linalg, "svd", lambda a, **how: squares.append(a.shape) or svd(a, **how))
+    basis = column_basis(h, Rounding.of(h.float()), 90, h.norm(dim=0))
+    assert ((40, 40) in squares) == (lost == 20)
+    assert torch.allclose(basis @ basis.mT, exact @ exact.mT, atol=1e-11)  # float64, singular values above 1e-4
+
+
 def test_a_few_numbers_tell_rounding_only_where_all_do():
     """The short way is taken for most numbers; where few digits stand first and many later, the long way decides."""
     some = torch.zeros(64, 8)

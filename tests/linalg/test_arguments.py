@@ -7,8 +7,9 @@ import torch
 from fresh import run_after_torch
 from gramscope.base.checks import check_counts
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.rng import stream
 from gramscope.linalg import Dense, Diagonal, Identity, conjugate_gradient, eigenvalues_top
-from gramscope.linalg.arguments import require_operator, stream
+from gramscope.linalg.arguments import require_operator
 
 F64 = torch.float64
 EYE = Identity(4, dtype=F64)
@@ -49,7 +50,7 @@ def test_messages() -> None:
         require_operator(torch.eye(3), "xtrace")
     with pytest.raises(InputError, match=r"k must be a whole number of at least 1, got 1.5"):
         check_counts(1, k=1.5)
-    with pytest.raises(InputError, match="seed must be a whole number, got 'x'"):
+    with pytest.raises(InputError, match="seed must be a whole number from 0 to 9223372036854775807, got 'x'"):
         stream("x", "a")
     assert stream(np.int64(3), "a").initial_seed() == stream(3, "a").initial_seed()
 

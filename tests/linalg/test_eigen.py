@@ -18,7 +18,7 @@ from gramscope.linalg import (
     Zero,
     eigenvalues_top,
 )
-from gramscope.linalg.krylov_space import KrylovSpace
+from gramscope.linalg.eigen import KrylovSpace
 from linalg.operator_cases import matrix, with_spectrum
 
 F64 = torch.float64

@@ -144,7 +144,10 @@ def test_to_scipy_solves_with_scipy() -> None:
         (lambda: Kronecker(torch.ones(2, 2), torch.ones(2, 2).double()), "share one dtype"),
         (lambda: HadamardGram(torch.ones(3, 1), torch.ones(3, 2)), r"got \(3, 1\) and \(3, 1\)"),
         (lambda: HadamardGram(torch.ones(3, 1), torch.ones(3, 3).double()), "share one dtype"),
-        (lambda: HadamardGram(torch.ones(3, 1), torch.ones(3, 3), block=0), "block must be at least 1"),
+        (
+            lambda: HadamardGram(torch.ones(3, 1), torch.ones(3, 3), block=0),
+            "block must be a whole number of at least 1",
+        ),
         (lambda: Function(torch.neg, None, 2, 2, dtype=torch.float64), "transposed product, got None"),
         (
             lambda: Function(lambda x: x[:1], torch.neg, 2, 2, dtype=torch.float64) @ torch.ones(2).double(),

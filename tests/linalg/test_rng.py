@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gramscope.base import rng
+from gramscope.base.errors import InputError
 
 KINDS = ["rademacher", "gaussian", "sphere"]
 
@@ -58,8 +59,9 @@ def test_child_seeds_are_distinct_and_valid() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**63, True])
 def test_bad_seed_is_refused(seed: int) -> None:
-    with pytest.raises(ValueError, match="0 <= seed"):
-        rng.generator(seed)
+    for take in (rng.generator, rng.child_seed):
+        with pytest.raises(InputError, match="seed must be a whole number from 0 to"):
+            take(seed)
 
 
 def test_unknown_distribution_is_refused() -> None:

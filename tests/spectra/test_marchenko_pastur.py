@@ -117,5 +117,5 @@ def test_density_takes_tensors_and_needs_a_width():
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     assert marchenko_pastur_density(x, (4, 3)).tolist() == marchenko_pastur_density([1.0, 2.0], (4, 3)).tolist()
     for sigma in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(InputError, match="sigma must be positive"):
+        with pytest.raises(InputError, match="sigma must be one finite number greater than 0"):
             marchenko_pastur_density(x, (4, 3), sigma)

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
 from gramscope.spectra import esd, fit_tail, p_value, scan_tail
-from gramscope.spectra.bootstrap import _replicates
-from gramscope.spectra.tail import require_convention
-from gramscope.spectra.tails import Tails
+from gramscope.spectra.tail import Tails, _replicates, require_convention
 from references.spectra import tail_fit
 
 REFERENCE = [

@@ -1,5 +1,6 @@
 """Checks of tensors and numbers that come from a user."""
 
+import cmath
 import math
 import operator
 from collections.abc import Iterable
@@ -38,6 +39,19 @@ def check_plain(tensor: Tensor, what: str, complex_numbers: bool = False) -> Non
         )
 
 
+def check_tensor(x: object, what: str) -> Tensor:
+    """``x``, once it is known to be a plain tensor (:func:`check_plain`)."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{what} must be a torch.Tensor, got {type(x).__name__}. Convert it: torch.as_tensor(...).")
+    check_plain(x, what)
+    return x
+
+
+def shape_or_type(x: object) -> tuple[int, ...] | str:
+    """What was got, for a message: the shape of a tensor, the class of anything else."""
+    return tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+
+
 def check_one_device(named: Iterable[tuple[str, Tensor]], reference: torch.device, what: str) -> None:
     """Raise unless all tensors lie on the device ``reference`` of ``what``."""
     for name, tensor in named:
@@ -50,8 +64,7 @@ def check_one_device(named: Iterable[tuple[str, Tensor]], reference: torch.devic
 
 def check_finite(values: Tensor | NDArray[np.floating], what: str, remedy: str) -> None:
     """Raise if a tensor or an array has a NaN or an infinity."""
-    total = values.sum()
-    if not bool(total - total == 0):  # NaN or infinite, perhaps as a sum of finite numbers: then each is looked at
+    if not cmath.isfinite(values.sum().item()):  # perhaps as a sum of finite numbers: then each is looked at
         finite = torch.isfinite(values) if isinstance(values, Tensor) else np.isfinite(values)
         bad = int((~finite).sum())
         if bad:
@@ -120,6 +133,16 @@ def check_counts(least: int, **values: object) -> None:
     """Raise unless every value is a whole number of at least ``least``; their names are those of the arguments."""
     for name, value in values.items():
         check_count(value, name, least)
+
+
+def check_choice(value: object, name: str, allowed: Iterable[object]) -> None:
+    """Raise unless ``value`` is one of a few.
+
+    >>> check_choice("largest", "end", ("largest", "smallest"))
+    """
+    known = tuple(allowed)
+    if value not in known:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
 def check_symmetric(matrix: Tensor | NDArray[np.floating], what: str, tol: float, remedy: str) -> None:

@@ -29,7 +29,7 @@ def participation_ratio(eigenvalues: Float[Tensor, " p"]) -> float:
     >>> round(participation_ratio(torch.tensor([9.0, 1.0, 1.0, 1.0])), 3)
     1.714
     """
-    values = _checked(eigenvalues)
+    values = _relative(eigenvalues)
     return float(ratio_of_traces(values.sum(), values.square().sum(), "a participation ratio"))
 
 
@@ -61,15 +61,15 @@ def effective_rank(eigenvalues: Float[Tensor, " p"]) -> float:
     >>> round(effective_rank(torch.tensor([9.0, 1.0, 1.0, 1.0])), 3)
     2.309
     """
-    values = _checked(eigenvalues)
+    values = _relative(eigenvalues)
     if not bool(values.any()):
         return undefined("an effective rank", "all eigenvalues are zero")
     p = values / values.sum()
     return float(torch.special.entr(p).sum().exp())
 
 
-def _checked(eigenvalues: Tensor) -> Float[Tensor, " p"]:
-    """The eigenvalues in float64, the largest 1; those below zero by rounding are zero."""
+def check_eigenvalues(eigenvalues: Tensor) -> Float[Tensor, " p"]:
+    """The eigenvalues of a positive semi-definite matrix in float64; those below zero by rounding are zero."""
     if eigenvalues.dim() != 1 or len(eigenvalues) == 0:
         raise InputError(f"eigenvalues must have shape (p,) with p > 0, got {tuple(eigenvalues.shape)}.")
     check_plain(eigenvalues, "eigenvalues")
@@ -82,4 +82,10 @@ def _checked(eigenvalues: Tensor) -> Float[Tensor, " p"]:
             "eigenvalues must be those of a positive semi-definite matrix, so at least 0, got "
             f"{float(values.min()):.3g} as the least and {float(values.max()):.3g} as the greatest."
         )
-    return (values / largest if largest else values).clamp(min=0)
+    return values.clamp(min=0)
+
+
+def _relative(eigenvalues: Tensor) -> Float[Tensor, " p"]:
+    """The eigenvalues, the largest of which is 1: their squares stay within float64."""
+    values = check_eigenvalues(eigenvalues)
+    return values / values.max() if bool(values.any()) else values

@@ -53,9 +53,10 @@ def cgroup_rooms(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            names, base = ("memory.max", "memory.current", "inactive_file"), root
+            names, base = ("memory.max", "memory.current", "{}_file", "file_mapped"), root
         elif "memory" in controllers.split(","):
-            names, base = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), root / "memory"
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_{}_file", "total_mapped_file"
+            base = root / "memory"
         else:
             continue
         group = base / path.lstrip("/")
@@ -65,8 +66,11 @@ def cgroup_rooms(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
                 yield room
 
 
-def _room(folder: Path, limit: str, usage: str, cache: str) -> int | None:
-    """Limit less usage, where files that are merely cached do not count as used; None without a limit."""
+def _room(folder: Path, limit: str, usage: str, cache: str, mapped: str) -> int | None:
+    """Limit less usage, where files that are merely cached do not count as used; None without a limit.
+
+    Both lists of cached files count: the kernel moves files that are read twice from the inactive to the active one.
+    """
     try:
         most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
         stat = (folder / "memory.stat").read_text() if (folder / "memory.stat").exists() else ""
@@ -74,8 +78,9 @@ def _room(folder: Path, limit: str, usage: str, cache: str) -> int | None:
         return None
     if not most.isdigit():  # "max"
         return None
-    found = re.search(rf"^{cache} (\d+)", stat, re.MULTILINE)
-    return max(0, int(most) - used + (int(found[1]) if found else 0))
+    bytes_of = {name: int(count) for name, count in (line.split() for line in stat.splitlines())}
+    cached = sum(bytes_of.get(cache.format(kind), 0) for kind in ("inactive", "active")) - bytes_of.get(mapped, 0)
+    return max(0, int(most) - used + max(0, cached))
 
 
 def address_space(statm: Path = Path("/proc/self/statm")) -> int | None:

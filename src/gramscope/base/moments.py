@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_finite, check_tensor
 from gramscope.base.errors import InputError
 
 
@@ -22,17 +22,17 @@ def as_rows(x: Tensor, what: str = "x") -> Float[Tensor, "n p"]:
     >>> as_rows(torch.ones(2, 3, 4, dtype=torch.bfloat16)).shape
     torch.Size([2, 12])
     """
-    if not isinstance(x, Tensor):
-        raise InputError(f"{what} must be a torch.Tensor, got {type(x).__name__}. Convert it: torch.as_tensor(...).")
-    check_plain(x, what)
-    if x.dim() == 0:
-        raise InputError(f"{what} must have examples on its first axis, got a single number. Add a batch axis.")
-    x = x.detach()
-    if x.device.type == "mps":  # the one common device that knows no float64
-        x = x.cpu()
+    x = examples_first(x, what)
     rows = x.to(torch.float64).reshape(len(x), math.prod(x.shape[1:]))
     check_finite(rows, what, "Look for overflow (float16, bfloat16) or for a run that has diverged.")
     return rows
+
+
+def examples_first(x: Tensor, what: str) -> Tensor:
+    """``x`` (n, ...), detached, where float64 is known."""
+    if check_tensor(x, what).dim() == 0:
+        raise InputError(f"{what} must have examples on its first axis, got a single number. Add a batch axis.")
+    return x.detach().cpu() if x.device.type == "mps" else x.detach()  # the one common device that has no float64
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,23 +16,32 @@ MAX_ITEMS = 4  # of a list, a tuple or a dict that are written out
 class Result:
     """Mixin of result dataclasses (made with ``repr=False``): their main numbers, four digits each.
 
-    ``shown`` names the fields, properties and methods to show, the main one first; all fields if empty. Tensors and
-    arrays are shown by shape and dtype.
+    ``class Found(Result, shown=("value", "error"))`` names the fields, properties and methods to show, the main one
+    first; all fields if empty. Tensors and arrays are shown by shape and dtype.
     """
 
     shown: ClassVar[tuple[str, ...]] = ()
 
-    def _shown_values(self) -> dict[str, str]:
+    def __init_subclass__(cls, shown: tuple[str, ...] = (), **options: object) -> None:
+        super().__init_subclass__(**options)
+        cls.shown = shown or cls.shown
+
+    def _shown_values(self) -> dict[str, object]:
         names = self.shown or tuple(field.name for field in fields(self) if field.repr)  # type: ignore[arg-type]
         values = {name: value() if ismethod(value := getattr(self, name)) else value for name in names}
-        told = {name: value for name, value in values.items() if value is not None}
-        return {name: in_short(value) for name, value in told.items() if not isinstance(value, tuple) or value}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and not (isinstance(value, tuple) and not value)
+        }
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in self._shown_values().items())})"
+        told = [f"{name}={in_short(value)}" for name, value in self._shown_values().items()]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def _repr_html_(self) -> str:
-        return html_table(type(self).__name__, ["", "value"], [list(pair) for pair in self._shown_values().items()])
+        rows = [[name, in_short(value)] for name, value in self._shown_values().items()]
+        return html_table(type(self).__name__, ["", "value"], rows)
 
 
 class TableResult(Result):
@@ -45,6 +54,10 @@ class TableResult(Result):
     columns: ClassVar[tuple[str, ...]] = ()
     rows_from: ClassVar[str] = ""
     plotted: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, columns: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.columns = columns or cls.columns
 
     def to_dataframe(self) -> "DataFrame":
         """The table as a pandas frame."""
@@ -67,7 +80,12 @@ class TableResult(Result):
         frame = self.to_dataframe()
         names = self.plotted or tuple(frame.select_dtypes("number").columns)
         lines = {name: frame[name].to_numpy() for name in names}
-        return line_chart(range(len(frame)), lines, type(self).__name__, "row", axes=axes)
+        figure = line_chart(range(len(frame)), lines, type(self).__name__, "row", axes=axes)
+        if frame.index.inferred_type == "string":
+            drawn = axes or figure.axes[0]
+            drawn.set_xticks(range(len(frame)), list(frame.index), rotation=90)
+            drawn.set_xlabel("")
+        return figure
 
     def _repr_html_(self) -> str:
         frame = self.to_dataframe()
@@ -98,4 +116,7 @@ def in_short(value: Any) -> str:
 
 def as_column(value: Any) -> Any:
     """A tensor as the array that pandas takes; anything else as it is."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy has no bfloat16

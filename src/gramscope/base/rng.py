@@ -8,12 +8,19 @@ or the dtype. Vectors are drawn one after another, so the first of a long run ar
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from gramscope.base.checks import check_choice, check_count
+
 Distribution = Literal["rademacher", "gaussian", "sphere"]
+
+
+def check_seed(seed: object) -> int:
+    """A seed as an int: whole, and what torch and numpy both take."""
+    return check_count(seed, "seed", 0, 2**63 - 1)
 
 
 def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -22,9 +29,12 @@ def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     >>> float(torch.rand((), generator=generator(3))) == float(torch.rand((), generator=generator(3)))
     True
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be an int with 0 <= seed < 2**63, got {seed!r}. Pass e.g. seed=0.")
-    return torch.Generator(device=device).manual_seed(seed)
+    return torch.Generator(device=device).manual_seed(check_seed(seed))
+
+
+def stream(seed: object, *labels: str | int) -> torch.Generator:
+    """The random numbers of one part of a computation at ``seed``."""
+    return generator(child_seed(seed, *labels))
 
 
 @contextmanager
@@ -34,11 +44,11 @@ def seeded(seed: int) -> Iterator[None]:
     Not ``torch.manual_seed``, which would seed every GPU as well.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(check_seed(seed))
         yield
 
 
-def child_seed(seed: int, *labels: str | int) -> int:
+def child_seed(seed: object, *labels: str | int) -> int:
     """A seed for one part of a computation, set by the parent's seed and the part's name.
 
     Hashing, unlike ``seed + 1``, keeps the streams of neighbouring parents apart; and a method that names
@@ -49,7 +59,7 @@ def child_seed(seed: int, *labels: str | int) -> int:
     >>> child_seed(0, "probes", 1) == child_seed(1, "probes", 0)
     False
     """
-    text = repr((seed, *labels)).encode()
+    text = repr((check_seed(seed), *labels)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) % 2**63
 
 
@@ -80,12 +90,8 @@ def probes(
     device: torch.device | str,
 ) -> Tensor:
     """``k`` columns ``z`` with ``E[z zᵀ] = I``, shape ``(n, k)``, drawn from the named distribution."""
-    draw = {"rademacher": rademacher, "gaussian": gaussian, "sphere": sphere}.get(distribution)
-    if draw is None:
-        raise ValueError(
-            f"distribution must be 'rademacher', 'gaussian' or 'sphere', got {distribution!r}. "
-            "Rademacher has the least variance for a plain Hutchinson estimate."
-        )
+    check_choice(distribution, "distribution", get_args(Distribution))
+    draw = {"rademacher": rademacher, "gaussian": gaussian, "sphere": sphere}[distribution]
     return draw(n, k, rng=rng, dtype=dtype, device=device)
 
 

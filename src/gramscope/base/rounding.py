@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 SOME = 16  # rows, and of them about so many numbers, that most often show whether all are rounded
+FEW = 8  # directions that are looked at one by one for being rounding
 EPS32, EPS64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
@@ -95,18 +96,33 @@ def column_basis(
     else:
         q, r = torch.linalg.qr(unit)
     own = max(n, p) * EPS64  # the error of the SVD, relative to the greatest singular value
-    if _all_above(r, max(floor(n, p), own * float(r.norm()))):
-        return q
+    below = _few_below(r.mT if wide else r, max(floor(n, p), own * float(r.norm())), upper=not wide)
+    if below is not None:
+        return q @ torch.linalg.qr(below, mode="complete")[0][:, below.shape[1] :] if below.shape[1] else q
     u, s, _ = torch.linalg.svd(r.mT if wide else r)
     return q @ u[:, s > max(floor(n, p), own * float(s[0]))]
 
 
-def _all_above(r: Float[Tensor, "k k"], bound: float) -> bool:
-    """Whether all singular values of a triangle are certainly above a bound, since ``1/‖R⁻¹‖_F`` is. Saves an SVD."""
-    if not bool((r.diagonal().abs() > bound).all()):  # the smallest singular value is below each of these
-        return False
-    eye = torch.eye(len(r), dtype=r.dtype, device=r.device)
-    return float(torch.linalg.solve_triangular(r, eye, upper=True).norm()) * bound < 1
+def _few_below(triangle: Float[Tensor, "k k"], bound: float, upper: bool) -> Float[Tensor, "k few"] | None:
+    """The left singular vectors of a triangle up to a bound, if they are certainly few; else None.
+
+    Saves an SVD: most often there are none, behind a layer norm there is one. They are the right ones of the inverse X
+    with the greatest singular values; what is left of X without them must be shorter than ``1/bound``.
+    """
+    eye = torch.eye(len(triangle), dtype=triangle.dtype, device=triangle.device)
+    x = torch.linalg.solve_triangular(triangle, eye, upper=upper)
+    size = float(x.norm()) * bound
+    if size < 1 or not math.isfinite(size):
+        return eye[:, :0] if size < 1 else None
+    few = x[x.norm(dim=1).topk(min(FEW, len(x))).indices].mT
+    for turned in (x, x.mT, x, x.mT):
+        few = turned @ torch.linalg.qr(few)[0]
+    few = torch.linalg.qr(few)[0]
+    sent = x @ few
+    if float((x - sent @ few.mT).norm()) * bound >= 1:
+        return None
+    _, s, v = torch.linalg.svd(sent, full_matrices=False)
+    return few @ v[s * bound >= 1].mT
 
 
 def above_rounding(values: Float[Tensor, " k"], floors: Float[Tensor, " k"] | float) -> Bool[Tensor, " k"]:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from gramscope.linalg.kronecker import Kronecker as Kronecker
     from gramscope.linalg.linear_solve import Solution as Solution
     from gramscope.linalg.linear_solve import conjugate_gradient as conjugate_gradient
-    from gramscope.linalg.one_sided import one_sided_trace as one_sided_trace
     from gramscope.linalg.operator import LinearOperator as LinearOperator
     from gramscope.linalg.traces import TraceEstimate as TraceEstimate
     from gramscope.linalg.traces import hutchinson as hutchinson
     from gramscope.linalg.traces import hutchpp as hutchpp
+    from gramscope.linalg.traces import one_sided_trace as one_sided_trace
 
 if not TYPE_CHECKING:  # so that a type checker knows every name and no other
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -6,7 +6,8 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.linalg.operator import LinearOperator, Scalar
+from gramscope.base.errors import InputError
+from gramscope.linalg.operator import LinearOperator, Scalar, require_same_kind
 
 
 def are_adjoint(a: LinearOperator, b: LinearOperator) -> bool:
@@ -20,17 +21,11 @@ def are_adjoint(a: LinearOperator, b: LinearOperator) -> bool:
     return (isinstance(a, Adjoint) and a.operator is b) or (isinstance(b, Adjoint) and b.operator is a)
 
 
-def require_same_kind(operators: tuple[LinearOperator, ...], purpose: str) -> None:
+def require_operators(operators: tuple[LinearOperator, ...], purpose: str) -> None:
     """Raise unless there is an operator, and all share one dtype and one device."""
     if not operators:
-        raise ValueError(f"{purpose} needs at least one operator, got none. For an empty one use Zero(...).")
-    first = operators[0]
-    for other in operators[1:]:
-        if other.dtype != first.dtype or other.device != first.device:
-            raise TypeError(
-                f"the parts of a {purpose} must share one dtype and device, got {first!r} and {other!r}. "
-                "Build them alike; nothing is cast silently."
-            )
+        raise InputError(f"{purpose} needs at least one operator, got none. For an empty one use Zero(...).")
+    require_same_kind(f"the parts of a {purpose}", *operators)
 
 
 class Adjoint(LinearOperator):
@@ -114,11 +109,11 @@ class Sum(LinearOperator):
     """
 
     def __init__(self, *terms: LinearOperator) -> None:
-        require_same_kind(terms, "Sum")
+        require_operators(terms, "Sum")
         rows, cols = terms[0].rows, terms[0].cols
         for term in terms[1:]:
             if not (rows.matches(term.rows) and cols.matches(term.cols)):
-                raise ValueError(
+                raise InputError(
                     f"the terms of a Sum must have the same axes, got rows {rows!r}, cols {cols!r} and then "
                     f"rows {term.rows!r}, cols {term.cols!r}. Transpose (.T) or rename one of them."
                 )
@@ -150,7 +145,7 @@ class Composition(LinearOperator):
     """
 
     def __init__(self, *factors: LinearOperator) -> None:
-        require_same_kind(factors, "Composition")
+        require_operators(factors, "Composition")
         flat = tuple(_flattened(factors, Composition))
         for left, right in pairwise(flat):
             _require_composable(left, right)
@@ -179,7 +174,7 @@ def _require_composable(left: LinearOperator, right: LinearOperator) -> None:
     if left.cols.matches(right.rows):
         return
     reason = "sizes differ" if left.cols.size != right.rows.size else "sizes agree but axes differ"
-    raise ValueError(
+    raise InputError(
         f"A @ B needs the columns of A to be the rows of B, got A.cols = {left.cols!r} and "
         f"B.rows = {right.rows!r} ({reason}; A is {type(left).__name__} {left.shape}, "
         f"B is {type(right).__name__} {right.shape}). Transpose (.T) or rename one of them."

@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.axes import Axes
+from gramscope.base.errors import InputError
 from gramscope.linalg.contraction import contract
-from gramscope.linalg.operator import LinearOperator
+from gramscope.linalg.operator import LinearOperator, require_same_kind
 
 
 class Dense(LinearOperator):
@@ -100,7 +101,7 @@ class Diagonal(LinearOperator):
 
     def __init__(self, diagonal: Float[Tensor, " rows"], axes: Axes | None = None) -> None:
         if diagonal.ndim != 1:
-            raise ValueError(
+            raise InputError(
                 f"diagonal must have shape (n,), got {tuple(diagonal.shape)}. "
                 "For a whole matrix use Dense(matrix), or pass matrix.diagonal()."
             )
@@ -180,7 +181,7 @@ class Function(LinearOperator):
     ) -> None:
         super().__init__(rows, cols, dtype=dtype, device=device, symmetric=symmetric)
         if adjoint_matmat is None and not symmetric:
-            raise ValueError(
+            raise InputError(
                 "a Function needs a callable for its transposed product, got None. "
                 "Pass adjoint_matmat, or symmetric=True if the operator is its own transpose."
             )
@@ -195,7 +196,7 @@ class Function(LinearOperator):
 
     def _checked(self, name: str, y: Tensor, shape: tuple[int, int]) -> Tensor:
         if tuple(y.shape) != shape or y.dtype != self.dtype or y.device != self.device:
-            raise ValueError(
+            raise InputError(
                 f"the callable {name} must return shape {shape}, {self.dtype} on {self.device}, got shape "
                 f"{tuple(y.shape)}, {y.dtype} on {y.device}. Each column it is handed is one vector."
             )
@@ -214,7 +215,7 @@ def as_operator(matrix: Tensor | LinearOperator) -> LinearOperator:
 def require_matrix(x: Tensor, name: str) -> None:
     """Raise unless ``x`` has two axes."""
     if x.ndim != 2:
-        raise ValueError(
+        raise InputError(
             f"{name} must be a matrix of shape (rows, cols), got shape {tuple(x.shape)}. "
             "Reshape it; a single column is x[:, None]."
         )
@@ -225,7 +226,7 @@ def require_size(axes: Axes | None, size: int, name: str, source: str) -> Axes:
     if axes is None:
         return Axes.anonymous(size)
     if axes.size != size:
-        raise ValueError(
+        raise InputError(
             f"{name} must have size {size} to match {source}, got {axes!r} of size {axes.size}. "
             "Correct the sizes, or leave the axes out."
         )
@@ -235,12 +236,8 @@ def require_size(axes: Axes | None, size: int, name: str, source: str) -> Axes:
 def _require_factors(left: Tensor, right: Tensor, weights: Tensor) -> None:
     rank = left.shape[1]
     if right.ndim != 2 or right.shape[1] != rank or tuple(weights.shape) != (rank,):
-        raise ValueError(
+        raise InputError(
             f"left (rows, rank), right (cols, rank) and weights (rank,) must share the rank, got shapes "
             f"{tuple(left.shape)}, {tuple(right.shape)} and {tuple(weights.shape)}. Transpose a factor?"
         )
-    if len({(x.dtype, x.device) for x in (left, right, weights)}) > 1:
-        raise TypeError(
-            f"left, right and weights must share one dtype and device, got {left.dtype} on {left.device}, "
-            f"{right.dtype} on {right.device}, {weights.dtype} on {weights.device}. Convert them alike."
-        )
+    require_same_kind("left, right and weights", left, right, weights)

@@ -5,13 +5,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.rng import Distribution
-from gramscope.linalg.arguments import stream
+from gramscope.base.rng import Distribution, stream
 from gramscope.linalg.contraction import contract
 from gramscope.linalg.intervals import rounding
-from gramscope.linalg.operator import LinearOperator, require_finite
+from gramscope.linalg.operator import LinearOperator
 from gramscope.linalg.orthogonal import gram, inner, norms
-from gramscope.linalg.traces import TraceEstimate, draw_probes, mean_and_error, require_estimate
+from gramscope.linalg.traces import TraceEstimate, draw_probes, finite_product, mean_and_error, require_estimate
 
 
 @torch.no_grad()
@@ -39,11 +38,9 @@ def xtrace(op: LinearOperator, products: int, *, distribution: Distribution = "s
     n = op.cols.size
     rng = stream(seed, "xtrace")
     omega = draw_probes(op, min(products // 2, n), distribution, rng)
-    image = op.matmat(omega)
-    require_finite(image, op)
+    image = finite_product(op, omega)
     basis, dropped = leave_one_out(image)
-    basis_image = op.matmat(basis)
-    require_finite(basis_image, op)
+    basis_image = finite_product(op, basis)
 
     projected = gram(basis, basis_image)
     lost = contract("a probe, a b, b probe -> probe", dropped, projected, dropped)

@@ -1,12 +1,13 @@
 """Entrywise product of a Gram matrix with an operator, without the Gram matrix."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.checks import check_counts
+from gramscope.base.errors import InputError
 from gramscope.linalg.contraction import contract
 from gramscope.linalg.elementary import Dense, as_operator, require_matrix
-from gramscope.linalg.operator import LinearOperator
+from gramscope.linalg.operator import LinearOperator, require_same_kind
 
 
 class HadamardGram(LinearOperator):
@@ -15,9 +16,10 @@ class HadamardGram(LinearOperator):
     ``left`` V is (rows, rank), ``right`` U is (cols, rank), ``A`` a matrix or an operator (rows, cols).
     The identity ``(V Uᵀ) ∘ A = Σ_r diag(v_r) A diag(u_r)`` gives ``K X`` from ``rank · k`` products with
     ``A`` for k columns (Horn & Johnson, *Topics in Matrix Analysis*, section 5.1). Where that is more than
-    ``A`` has columns, or ``A`` lies in memory, ``K`` is formed a few columns (rows) at a time instead. Both
-    are exact, and neither holds a (rows, cols) Gram matrix. ``block`` bounds the columns or rows in flight.
+    ``A`` has columns, or ``A`` lies in memory, ``K`` is formed a few columns at a time instead. Both are
+    exact, and neither holds a (rows, cols) Gram matrix. ``block`` bounds the columns in flight.
 
+    >>> import torch
     >>> V, A = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     >>> HadamardGram(V, A).dense().tolist()
     [[1.0, 2.0], [0.0, 4.0]]
@@ -35,8 +37,7 @@ class HadamardGram(LinearOperator):
         symmetric = right is None and inner.symmetric
         right = left if right is None else right
         _require_shapes(left, right, inner)
-        if block < 1:
-            raise ValueError(f"block must be at least 1, got {block}. It bounds the memory of a product.")
+        check_counts(1, block=block)
         super().__init__(inner.rows, inner.cols, dtype=inner.dtype, device=inner.device, symmetric=symmetric)
         self.left, self.right, self.operator, self.block = left, right, inner, block
 
@@ -55,19 +56,8 @@ class HadamardGram(LinearOperator):
 
 def _product(left: Tensor, inner: LinearOperator, right: Tensor, x: Tensor, block: int) -> Tensor:
     rank, k = left.shape[1], x.shape[1]
-    if isinstance(inner, Dense):
-        return _by_rows(left, inner.matrix, right, x, block)
-    if rank * k <= inner.cols.size:
-        return _by_rank(left, inner, right, x, block)
-    return _by_columns(left, inner, right, x, block)
-
-
-def _by_rows(left: Tensor, matrix: Tensor, right: Tensor, x: Tensor, block: int) -> Tensor:
-    lines = []
-    for rows in _slices(left.shape[0], block):
-        kernel_rows = contract("row rank, col rank -> row col", left[rows], right) * matrix[rows]
-        lines.append(contract("row col, col k -> row k", kernel_rows, x))
-    return torch.cat(lines) if lines else x.new_zeros((0, x.shape[1]))
+    by_rank = rank * k <= inner.cols.size and not isinstance(inner, Dense)
+    return (_by_rank if by_rank else _by_columns)(left, inner, right, x, block)
 
 
 def _by_rank(left: Tensor, inner: LinearOperator, right: Tensor, x: Tensor, block: int) -> Tensor:
@@ -83,7 +73,10 @@ def _by_rank(left: Tensor, inner: LinearOperator, right: Tensor, x: Tensor, bloc
 def _by_columns(left: Tensor, inner: LinearOperator, right: Tensor, x: Tensor, block: int) -> Tensor:
     total = x.new_zeros((left.shape[0], x.shape[1]))
     for cols in _slices(right.shape[0], block):
-        columns = inner._matmat(inner._identity_columns(cols.start, cols.stop))
+        if isinstance(inner, Dense):
+            columns = inner.matrix[:, cols]
+        else:
+            columns = inner._matmat(inner._identity_columns(cols.start, cols.stop))
         kernel_columns = contract("row rank, col rank -> row col", left, right[cols]) * columns
         total = total + contract("row col, col k -> row k", kernel_columns, x[cols])
     return total
@@ -97,14 +90,9 @@ def _require_shapes(left: Tensor, right: Tensor, inner: LinearOperator) -> None:
     require_matrix(left, "left")
     require_matrix(right, "right")
     if (left.shape[0], right.shape[0]) != inner.shape or left.shape[1] != right.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"left must be ({inner.rows.size}, rank) and right ({inner.cols.size}, rank) to match rows "
             f"{inner.rows!r} and cols {inner.cols!r}, got {tuple(left.shape)} and {tuple(right.shape)}. "
             "A rectangular operator needs both; repeat a row of V for every output it serves."
         )
-    if len({(x.dtype, x.device) for x in (left, right)} | {(inner.dtype, inner.device)}) > 1:
-        raise TypeError(
-            "left, right and the operator must share one dtype and device, got "
-            f"{left.dtype} on {left.device}, {right.dtype} on {right.device}, "
-            f"{inner.dtype} on {inner.device}. Convert them alike."
-        )
+    require_same_kind("left, right and the operator", left, right, inner)

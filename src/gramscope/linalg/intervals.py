@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.errors import InputError
-from gramscope.base.rng import child_seed, generator
+from gramscope.base.rng import stream
 from gramscope.linalg.orthogonal import norms
 
 _NUMBERS = 1 << 21  # drawn for one quantile, which they tell to about 1 %
@@ -32,7 +32,7 @@ def half_widths(level: float, samples: int) -> float:
 
 @lru_cache(maxsize=256)
 def _quantile(level: float, samples: int) -> float:
-    rng = generator(child_seed(0, "half_widths", samples))
+    rng = stream(0, "half_widths", samples)
     squares = torch.randn(_NUMBERS // samples, samples, generator=rng, dtype=torch.float64, device="cpu") ** 2
     off = (squares.mean(1) - 1).abs() * samples**0.5 / squares.std(1)
     return float(off.kthvalue(min(len(off), 1 + int(level * len(off)))).values)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.axes import Axes
-from gramscope.linalg.algebra import require_same_kind
+from gramscope.linalg.algebra import require_operators
 from gramscope.linalg.elementary import as_operator, require_size
 from gramscope.linalg.operator import LinearOperator
 
@@ -30,7 +30,7 @@ class Kronecker(LinearOperator):
 
     def __init__(self, *factors: Tensor | LinearOperator, rows: Axes | None = None, cols: Axes | None = None) -> None:
         operators = tuple(as_operator(factor) for factor in factors)
-        require_same_kind(operators, "Kronecker")
+        require_operators(operators, "Kronecker")
         row_count = reduce(mul, (factor.rows.size for factor in operators), 1)
         col_count = reduce(mul, (factor.cols.size for factor in operators), 1)
         if rows is None:

@@ -1,7 +1,6 @@
 """Conjugate gradients for one or many right sides."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -11,22 +10,24 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_counts, check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult
-from gramscope.linalg.arguments import default_tolerance, require_operator
-from gramscope.linalg.operator import LinearOperator, require_finite, require_symmetric
+from gramscope.linalg.arguments import default_tolerance, require_finite, require_symmetric
+from gramscope.linalg.elementary import Identity
+from gramscope.linalg.operator import LinearOperator
 from gramscope.linalg.orthogonal import inner, norms
 
 
 @dataclass(frozen=True, repr=False)
-class Solution(TableResult):
+class Solution(
+    TableResult,
+    shown=("all_converged", "iterations", "residuals", "products"),
+    columns=("residuals", "iterations", "converged", "negative_curvature"),
+):
     """What conjugate gradients found, column by column.
 
     ``residuals`` are the true ``‖b − A x‖ / ‖b‖``, from a last product with x. ``negative_curvature``
     marks the columns that met a direction with ``pᵀ A p <= 0``: there A is not positive definite, the
     iteration stopped, and x is the last point before it.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("all_converged", "iterations", "residuals", "products")
-    columns: ClassVar[tuple[str, ...]] = ("residuals", "iterations", "converged", "negative_curvature")
 
     x: Float[Tensor, "n k"] | Float[Tensor, " n"]
     residuals: Float64[Tensor, " k"]
@@ -65,7 +66,12 @@ def conjugate_gradient(
     ([1.0, 0.5], True)
     """
     columns = b[:, None] if b.ndim == 1 else b
-    _require_system(op, columns, preconditioner)
+    require_symmetric(op, "conjugate_gradient")
+    op._check_operand(columns, ndim=2)
+    check_finite(b, "b", "Nothing solves A x = b there; look for where it was divided by zero or overflowed.")
+    if preconditioner is None:
+        preconditioner = Identity(op.cols, dtype=op.dtype, device=op.device)
+    require_symmetric(preconditioner, "conjugate_gradient's preconditioner")
     tol = default_tolerance(op.dtype) if tol is None else tol
     max_iter = 10 * op.cols.size if max_iter is None else max_iter
     check_number(tol, "tol", least=0.0)
@@ -102,27 +108,16 @@ def conjugate_gradient(
     )
 
 
-def _require_system(op: LinearOperator, b: Float[Tensor, "n k"], preconditioner: LinearOperator | None) -> None:
-    require_operator(op, "conjugate_gradient")
-    require_symmetric(op, "conjugate_gradient")
-    if preconditioner is not None:
-        require_operator(preconditioner, "conjugate_gradient's preconditioner")
-        require_symmetric(preconditioner, "conjugate_gradient's preconditioner")
-    op._check_operand(b, ndim=2)
-    check_finite(b, "b", "Nothing solves A x = b there; look for where it was divided by zero or overflowed.")
-
-
 def _sweep(
     op: LinearOperator,
-    preconditioner: LinearOperator | None,
+    preconditioner: LinearOperator,
     b: Float[Tensor, "n k"],
     target: Float64[Tensor, " k"],
     budget: int,
 ) -> Solution:
     """Plain conjugate gradients from zero, trusting the recurrence, at most ``budget`` steps a column."""
     x, residual = torch.zeros_like(b), b.clone()
-    direction = _preconditioned(preconditioner, residual)
-    slope = _slope(preconditioner, residual, direction)
+    direction, slope = _preconditioned(preconditioner, residual)
     steps = torch.zeros(b.shape[1], dtype=torch.long, device=b.device)
     negative = torch.zeros_like(steps, dtype=torch.bool)
     live, products = norms(residual) > target, 0
@@ -141,26 +136,22 @@ def _sweep(
         x[:, at] += length * direction[:, at]
         residual[:, at] -= length * image
         steps[at] += 1
-        steepest = _preconditioned(preconditioner, residual[:, at])
-        new_slope = _slope(preconditioner, residual[:, at], steepest)
+        steepest, new_slope = _preconditioned(preconditioner, residual[:, at])
         direction[:, at] = steepest + (new_slope / slope[at]).to(b.dtype) * direction[:, at]
         slope[at] = new_slope
         live[at] = norms(residual[:, at]) > target[at]
     return Solution(x, norms(residual), steps, ~live & ~negative, negative, products)
 
 
-def _preconditioned(preconditioner: LinearOperator | None, residual: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    return residual.clone() if preconditioner is None else preconditioner.matmat(residual)
-
-
-def _slope(
-    preconditioner: LinearOperator | None, residual: Float[Tensor, "n k"], steepest: Float[Tensor, "n k"]
-) -> Float64[Tensor, " k"]:
-    """``rᵀ M r``, which must be positive."""
+def _preconditioned(
+    preconditioner: LinearOperator, residual: Float[Tensor, "n k"]
+) -> tuple[Float[Tensor, "n k"], Float64[Tensor, " k"]]:
+    """``M r`` and ``rᵀ M r``, which must be positive."""
+    steepest = preconditioner.matmat(residual)
     slope = inner(residual, steepest)
-    if preconditioner is not None and bool(((slope <= 0) & (norms(residual) > 0)).any()):
+    if bool(((slope <= 0) & (norms(residual) > 0)).any()):
         raise InputError(
             f"the preconditioner M must be positive definite, got rᵀ M r = {float(slope.min()):.3g}. "
             "Use one that approximates the inverse of the operator, e.g. Diagonal(1 / diagonal)."
         )
-    return slope
+    return steepest, slope

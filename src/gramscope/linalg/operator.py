@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
-from gramscope.base.errors import UnsupportedError
+from gramscope.base.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,7 @@ class LinearOperator(ABC):
         symmetric: bool = False,
     ) -> None:
         if dtype not in (torch.float32, torch.float64):
-            raise TypeError(
+            raise UnsupportedError(
                 f"a LinearOperator must have dtype torch.float32 or torch.float64, got {dtype}. "
                 "Convert what it is made of, e.g. matrix.double()."
             )
@@ -63,7 +63,7 @@ class LinearOperator(ABC):
         self.device = torch.empty(0, device=device).device
         self.symmetric = symmetric
         if symmetric and not self.rows.matches(self.cols):
-            raise ValueError(
+            raise InputError(
                 f"a symmetric {type(self).__name__} must have the same axes on both sides, "
                 f"got rows {self.rows!r} and cols {self.cols!r}. Pass the same axes, or symmetric=False."
             )
@@ -208,43 +208,23 @@ class LinearOperator(ABC):
             advice = "For the transposed product use A.T."
             if tuple(x.shape[: len(self.cols)]) == self.cols.shape and len(self.cols) > 1:
                 advice = "Flatten its named axes first: A.cols.flatten(x)."
-            raise ValueError(
+            raise InputError(
                 f"x must have shape {wanted} to match the columns {self.cols!r} of {type(self).__name__}, "
                 f"got {tuple(x.shape)}. {advice}"
             )
         if x.dtype != self.dtype or x.device != self.device:
-            raise TypeError(
+            raise UnsupportedError(
                 f"x must be {self.dtype} on {self.device} like {type(self).__name__}, "
                 f"got {x.dtype} on {x.device}. "
                 "Convert one of them yourself, e.g. x.to(dtype=A.dtype, device=A.device)."
             )
 
 
-def require_square(operator: LinearOperator, purpose: str) -> None:
-    """Raise unless the operator maps a space to itself."""
-    if not operator.rows.matches(operator.cols):
-        raise ValueError(
-            f"{purpose} needs an operator with the same axes on both sides, got rows {operator.rows!r} and "
-            f"cols {operator.cols!r}. For a rectangular A use A @ A.T or A.T @ A."
-        )
-
-
-def require_symmetric(operator: LinearOperator, purpose: str) -> None:
-    """Raise unless the operator is declared symmetric."""
-    if not operator.symmetric:
-        raise ValueError(
-            f"{purpose} needs a symmetric operator, got {operator!r}. If it is symmetric, declare it where "
-            "it is built (symmetric=True); if not, use A @ A.T, A.T @ A or 0.5 * (A + A.T)."
-        )
-
-
-def require_finite(products: Tensor, operator: LinearOperator) -> None:
-    """Raise if products with the operator hold NaN or infinity, which no iteration recovers from."""
-    if not bool(torch.isfinite(products).all()):
-        raise ValueError(
-            f"products with {operator!r} must be finite, got NaN or infinity. "
-            "Check what the operator is made of; in float32 it may have overflowed."
-        )
+def require_same_kind(what: str, *parts: Tensor | LinearOperator) -> None:
+    """Raise unless all share one dtype and one device."""
+    if len({(part.dtype, part.device) for part in parts}) > 1:
+        got = ", ".join(f"{part.dtype} on {part.device}" for part in parts)
+        raise UnsupportedError(f"{what} must share one dtype and device, got {got}. Nothing is cast silently: convert.")
 
 
 def _refuse_array(other: object) -> None:

@@ -7,7 +7,6 @@ from gramscope.base.lazy_names import lazy_names
 if TYPE_CHECKING:
     from gramscope.spectra.alternative_tails import Alternative as Alternative
     from gramscope.spectra.alternative_tails import alternatives as alternatives
-    from gramscope.spectra.bootstrap import p_value as p_value
     from gramscope.spectra.differences import deltas as deltas
     from gramscope.spectra.differences import distances as distances
     from gramscope.spectra.differences import lora_deltas as lora_deltas
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from gramscope.spectra.tail import TailFit as TailFit
     from gramscope.spectra.tail import TailScan as TailScan
     from gramscope.spectra.tail import fit_tail as fit_tail
+    from gramscope.spectra.tail import p_value as p_value
     from gramscope.spectra.tail import scan_tail as scan_tail
     from gramscope.spectra.tail_verdict import training_label as training_label
     from gramscope.spectra.tail_verdict import verdict as verdict

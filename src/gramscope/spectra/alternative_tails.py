@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +18,7 @@ _NARROW = 1e-9
 
 
 @dataclass(frozen=True, repr=False)
-class Alternative(Result):
+class Alternative(Result, shown=("name", "ratio", "p", "parameters", "reason")):
     """Another law fitted to the same tail, and how the power law fares against it.
 
     ``ratio`` is the log-likelihood of the power law minus that of the other: above zero speaks for the power law. ``p``
@@ -28,8 +27,6 @@ class Alternative(Result):
     power law: ``alpha`` and ``rate`` of ``λ^{-α} e^{-rate·λ}``, both at least zero: a power law at one end, an
     exponential at the other. NaN where the tail is too short, with ``reason``.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("name", "ratio", "p", "parameters", "reason")
 
     name: str
     parameters: dict[str, float]
@@ -65,19 +62,16 @@ def alternatives_checked(ascending: Array, fit: TailFit) -> dict[str, Alternativ
     tail = ascending[ascending >= fit.xmin] if fit.reason is None else ascending[:0]
     reason = _why_none(tail, fit)
     if reason:
-        return {
-            "exponential": Alternative("exponential", {"rate": math.nan}, math.nan, math.nan, math.nan, reason),
-            "truncated": Alternative(
-                "truncated", {"alpha": math.nan, "rate": math.nan}, math.nan, math.nan, math.nan, reason
-            ),
-        }
+        named = {"exponential": ("rate",), "truncated": ("alpha", "rate")}
+        nan = (math.nan,) * 3
+        return {name: Alternative(name, dict.fromkeys(of, math.nan), *nan, reason) for name, of in named.items()}
     t = tail / fit.xmin
     logs = np.log(t)
-    power = _PowerLaw(len(t), float(logs.mean()), float(t.mean()))
-    densities = power.log_density(logs)
+    alpha = 1 + 1 / float(logs.mean())  # the power law of greatest likelihood
+    power = math.log(alpha - 1) - alpha * logs
     return {
-        "exponential": _exponential(t, densities, fit.xmin),
-        "truncated": _truncated(t, logs, power, densities, fit.xmin),
+        "exponential": _exponential(t, power, fit.xmin),
+        "truncated": _truncated(t, logs, power, fit.xmin),
     }
 
 
@@ -91,22 +85,6 @@ def _why_none(tail: Array, fit: TailFit) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _PowerLaw:
-    """The maximum-likelihood power law of ``t = x/xmin``, from its sufficient statistics."""
-
-    n: int
-    mean_log: float
-    mean: float
-
-    @property
-    def alpha(self) -> float:
-        return 1 + 1 / self.mean_log
-
-    def log_density(self, logs: Array) -> Array:
-        return math.log(self.alpha - 1) - self.alpha * logs
-
-
 def _exponential(t: Array, power: Array, xmin: float) -> Alternative:
     rate = 1 / (float(t.mean()) - 1)
     density = math.log(rate) - rate * (t - 1)
@@ -118,8 +96,8 @@ def _exponential(t: Array, power: Array, xmin: float) -> Alternative:
     return Alternative("exponential", {"rate": rate / xmin}, likelihood, ratio, p)
 
 
-def _truncated(t: Array, logs: Array, law: _PowerLaw, power: Array, xmin: float) -> Alternative:
-    alpha, kappa = _fit_truncated(law)
+def _truncated(t: Array, logs: Array, power: Array, xmin: float) -> Alternative:
+    alpha, kappa = _fit_truncated(float(logs.mean()), float(t.mean()))
     if kappa == 0.0:
         density = power
     else:
@@ -131,8 +109,8 @@ def _truncated(t: Array, logs: Array, law: _PowerLaw, power: Array, xmin: float)
     return Alternative("truncated", {"alpha": alpha, "rate": kappa / xmin}, likelihood, ratio, p)
 
 
-def _fit_truncated(law: _PowerLaw) -> tuple[float, float]:
-    """Maximum likelihood of ``t^{-a} e^{-κt}``, a ≥ 0 and κ ≥ 0, on t ≥ 1.
+def _fit_truncated(mean_log: float, mean: float) -> tuple[float, float]:
+    """Maximum likelihood of ``t^{-a} e^{-κt}``, a ≥ 0 and κ ≥ 0, on t ≥ 1, from the means of ln t and t.
 
     An exponential family in (ln t, t): its log-likelihood is concave in (a, κ). So the power law (κ = 0) is the
     answer exactly if the slope in κ is not positive there, that is if its mean does not exceed the mean of the data;
@@ -140,25 +118,25 @@ def _fit_truncated(law: _PowerLaw) -> tuple[float, float]:
     """
     from scipy.optimize import minimize  # slow to import, and needed here alone
 
-    a = law.alpha
-    if a > 2 and (a - 1) / (a - 2) <= law.mean:
+    a = 1 + 1 / mean_log
+    if a > 2 and (a - 1) / (a - 2) <= mean:
         return a, 0.0
-    start = np.array([0.0, -math.log(law.mean - 1)])
-    if _objective(start, law)[1][0] >= 0:
+    start = np.array([0.0, -math.log(mean - 1)])
+    if _objective(start, mean_log, mean)[1][0] >= 0:
         return 0.0, math.exp(start[1])
     found = minimize(
-        _objective, start, (law,), "L-BFGS-B", jac=True, bounds=[(0.0, None), (None, None)],
+        _objective, start, (mean_log, mean), "L-BFGS-B", jac=True, bounds=[(0.0, None), (None, None)],
         options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 1000},
     ).x  # fmt: skip
     return float(found[0]), math.exp(found[1])
 
 
-def _objective(point: np.ndarray, law: _PowerLaw) -> tuple[float, np.ndarray]:
+def _objective(point: np.ndarray, mean_log: float, mean: float) -> tuple[float, np.ndarray]:
     """Minus the mean log-likelihood at (a, ln κ), and its gradient."""
     a, kappa = float(point[0]), math.exp(point[1])
-    log_norm, mean = _log_normaliser(a, kappa)
-    value = a * law.mean_log + kappa * law.mean + log_norm
-    return value, np.array([law.mean_log - mean[0], kappa * (law.mean - mean[1])])
+    log_norm, expected = _log_normaliser(a, kappa)
+    value = a * mean_log + kappa * mean + log_norm
+    return value, np.array([mean_log - expected[0], kappa * (mean - expected[1])])
 
 
 def _log_normaliser(a: float, kappa: float) -> tuple[float, np.ndarray]:

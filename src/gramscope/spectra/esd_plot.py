@@ -10,8 +10,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.pyplot import Axes, Figure, figure_of
 from gramscope.spectra.eigenvalues import Eigenvalues, as_eigenvalues, esd
 from gramscope.spectra.marchenko_pastur import fit_marchenko_pastur
-from gramscope.spectra.tail import TailFit, fit_tail
-from gramscope.spectra.tails import Convention
+from gramscope.spectra.tail import Convention, TailFit, fit_tail
 
 BINS = 60
 
@@ -55,6 +54,6 @@ def _draw_fit(axes: Axes, fit: TailFit, positive: "np.ndarray[Any, np.dtype[np.f
     x = np.geomspace(fit.xmin, positive[-1], 50)
     share = np.count_nonzero(positive >= fit.xmin) / len(positive)
     density = share * (fit.alpha - 1) / fit.xmin * (x / fit.xmin) ** -fit.alpha
-    told = f"α = {fit.alpha:.2f} ± {fit.sigma:.2f} ({fit.n_tail} in the tail)"
-    axes.plot(x, density, "--", color="#c2410c", label=told)
+    label = f"α = {fit.alpha:.2f} ± {fit.sigma:.2f} ({fit.n_tail} in the tail)"
+    axes.plot(x, density, "--", color="#c2410c", label=label)
     axes.axvline(fit.xmin, color="#c2410c", linestyle=":", linewidth=1, label=f"xmin = {fit.xmin:.3g}")

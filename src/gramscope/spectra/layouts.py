@@ -82,7 +82,7 @@ def cut_module_parameter(
 
 
 def cut_named_tensor(
-    name: str, tensor: Tensor, layout: Layout, shapes: Mapping[str, tuple[int, ...]]
+    name: str, shapes: Mapping[str, tuple[int, ...]], tensor: Tensor, layout: Layout
 ) -> MatrixParts | str:
     """The matrices of a tensor of which only the name is known, as in a state dict."""
     if ".parametrizations." in f".{name}":

@@ -3,18 +3,17 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
-from gramscope.spectra.tail import require_convention
-from gramscope.spectra.tails import Convention
+from gramscope.spectra.tail import Convention, require_convention
 
 # 99 % quantile of the Tracy-Widom law of real matrices (F. Bornemann, Markov Process. Related Fields 16 (2010)).
 _TRACY_WIDOM_99 = 2.0234
@@ -23,15 +22,13 @@ _GRID = 4096
 
 
 @dataclass(frozen=True, repr=False)
-class MarchenkoPasturFit(Result):
+class MarchenkoPasturFit(Result, shown=("spikes", "edges", "sigma", "soft_rank", "D", "reason")):
     """Noise that explains the bulk of a spectrum, and the spikes that it does not.
 
     ``sigma``: standard deviation of the noise's entries. ``edges``: of the bulk, in units of λ. ``threshold``: the
     upper edge plus its Tracy-Widom width. ``spikes``: eigenvalues above that. ``soft_rank``: upper edge over λ_max.
     ``D``: Kolmogorov distance of the bulk to the law, small if it is noise.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("spikes", "edges", "sigma", "soft_rank", "D", "reason")
 
     sigma: float
     edges: tuple[float, float]
@@ -83,13 +80,9 @@ def marchenko_pastur_density(x: Eigenvalues, shape: tuple[int, int], sigma: floa
     1.0
     """
     long, short = _sides(shape)
-    if not 0 < sigma < math.inf:
-        raise InputError(f"sigma must be positive, got {sigma}. It is the standard deviation of the entries.")
+    check_number(sigma, "sigma", above=0.0, hint="It is the standard deviation of the entries.")
     points = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
-    low, high = (
-        sigma**2 * (math.sqrt(long) - math.sqrt(short)) ** 2,
-        sigma**2 * (math.sqrt(long) + math.sqrt(short)) ** 2,
-    )
+    low, high = _edges(sigma**2, long, short)
     inside = (points > low) & (points < high) & (points > 0)
     at = np.where(inside, points, 1.0)
     root = np.sqrt(np.where(inside, (high - points) * (points - low), 0.0))
@@ -158,8 +151,7 @@ def _match(bulk: Array, law: Array, variance: float) -> float:
 
 
 def _result(ascending: Array, variance: float, long: int, short: int, threshold: float) -> MarchenkoPasturFit:
-    root_long, root_short = math.sqrt(long), math.sqrt(short)
-    edges = variance * (root_long - root_short) ** 2, variance * (root_long + root_short) ** 2
+    edges = _edges(variance, long, short)
     bulk = ascending[ascending <= threshold]
     return MarchenkoPasturFit(
         sigma=math.sqrt(variance),
@@ -169,6 +161,11 @@ def _result(ascending: Array, variance: float, long: int, short: int, threshold:
         soft_rank=edges[1] / float(ascending[-1]),
         D=_distance(bulk / (variance * long), short / long),
     )
+
+
+def _edges(variance: float, long: int, short: int) -> tuple[float, float]:
+    low, high = (variance * (math.sqrt(long) + sign * math.sqrt(short)) ** 2 for sign in (-1, 1))
+    return low, high
 
 
 def _distance(bulk: Array, y: float) -> float:

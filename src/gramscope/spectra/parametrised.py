@@ -22,14 +22,12 @@ def effective_weights(module: nn.Module) -> tuple[dict[str, Tensor | str], dict[
     replaced: dict[str, str] = {}
     if is_parametrized(module):
         for name in module.parametrizations:  # type: ignore[union-attr]
-            computed[name] = _read(module, name)
+            computed[name] = _guarded(module, partial(getattr, module, name))
     own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
     buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
     for name, parameter in own.items():
         stem = name.removesuffix("_orig")
-        if stem == name:
-            continue
-        if f"{stem}_mask" in buffers:  # torch.nn.utils.prune
+        if stem != name and f"{stem}_mask" in buffers:  # torch.nn.utils.prune
             computed[stem] = parameter.detach() * buffers[f"{stem}_mask"]
             replaced[name] = stem
     hooks: list[Any] = list(module._forward_pre_hooks.values())
@@ -43,10 +41,6 @@ def effective_weights(module: nn.Module) -> tuple[dict[str, Tensor | str], dict[
             computed[name] = _guarded(module, partial(hook.compute_weight, module, do_power_iteration=False))
             replaced[f"{name}_orig"] = name
     return computed, replaced
-
-
-def _read(module: nn.Module, name: str) -> Tensor | str:
-    return _guarded(module, lambda: getattr(module, name))
 
 
 def _guarded(module: nn.Module, compute: Callable[[], object]) -> Tensor | str:

@@ -2,34 +2,29 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from gramscope.base.errors import InputError
+from gramscope.base.checks import check_count
 from gramscope.base.progress_bar import progress
 from gramscope.base.results import TableResult
-from gramscope.base.rng import child_seed, generator
+from gramscope.base.rng import stream
 from gramscope.spectra.eigenvalues import Array, as_stack, pooled_squared_singular_values, relative_cut
 from gramscope.spectra.marchenko_pastur import fit_marchenko_pastur_checked
-from gramscope.spectra.tail import fit_checked, require_convention
-from gramscope.spectra.tails import Convention
+from gramscope.spectra.tail import Convention, fit_checked, require_convention
 
 
 @dataclass(frozen=True, repr=False)
-class ShuffledNull(TableResult):
+class ShuffledNull(TableResult, shown=("p", "distance", "alpha"), columns=("alpha", "lambda_max", "traps")):
     """Spectra of a weight with its entries shuffled; one row, or one number, a shuffle.
 
     ``distance`` is the Kolmogorov distance between the weight's own spectrum and all shuffled ones together, ``p``
     the share of shuffles whose λ_max reaches the weight's own (counting the weight itself as one). ``traps`` counts
     eigenvalues above the Marchenko-Pastur edge after the shuffle, which only a few huge entries can cause.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("p", "distance", "alpha")
-    columns: ClassVar[tuple[str, ...]] = ("alpha", "lambda_max", "traps")
 
     eigenvalues: Float64[np.ndarray, "shuffles n"]
     alpha: Float64[np.ndarray, " shuffles"]
@@ -77,9 +72,8 @@ def shuffled_null_checked(
     step: Callable[[], None] = lambda: None,
 ) -> ShuffledNull:
     """:func:`shuffled_null` for a stack whose own eigenvalues are known; λ are multiplied by ``scale``."""
-    if shuffles < 1:
-        raise InputError(f"shuffles must be at least 1, got {shuffles}.")
-    rng = generator(child_seed(seed, "shuffled"))
+    check_count(shuffles, "shuffles")
+    rng = stream(seed, "shuffled")
     shape = (int(stack.shape[1]), int(stack.shape[2]))
     spectra, fits, traps = [], [], []
     flat = stack.reshape(-1)

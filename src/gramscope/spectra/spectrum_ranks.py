@@ -8,8 +8,7 @@ import numpy as np
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.spectra.eigenvalues import Array, Eigenvalues, as_eigenvalues, relative_cut
-from gramscope.spectra.tail import require_convention
-from gramscope.spectra.tails import Convention
+from gramscope.spectra.tail import Convention, require_convention
 
 _WEIGHTWATCHER_EPSILON = 1e-10
 
@@ -78,9 +77,7 @@ def log_alpha_norm_checked(ascending: Array, alpha: float) -> float:
     positive = ascending[ascending > 0]
     if not positive.size or math.isnan(alpha):
         return math.nan
-    logs = alpha * np.log(positive)
-    largest = float(logs.max())
-    return (largest + math.log(np.exp(logs - largest).sum())) / math.log(10)
+    return float(np.logaddexp.reduce(alpha * np.log(positive))) / math.log(10)
 
 
 def ranks_checked(ascending: Array, convention: Convention, size: int | None) -> Ranks:

@@ -1,9 +1,8 @@
 """One row a weight: spectrum, tail, alternatives, noise and null of a whole network."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -13,21 +12,19 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_counts
+from gramscope.base.checks import check_choice, check_count, check_counts
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.rng import child_seed
 from gramscope.linalg import LinearOperator
 from gramscope.spectra.alternative_tails import Alternative, alternatives_checked
-from gramscope.spectra.bootstrap import p_value_checked
 from gramscope.spectra.eigenvalues import Array, as_eigenvalues, pooled_squared_singular_values, spectrum
 from gramscope.spectra.layouts import Layout
 from gramscope.spectra.marchenko_pastur import MarchenkoPasturFit, fit_marchenko_pastur_checked, undefined
 from gramscope.spectra.shuffled import ShuffledNull, shuffled_null_checked
 from gramscope.spectra.spectrum_ranks import log_alpha_norm_checked, ranks_checked
-from gramscope.spectra.tail import TailFit, fit_checked, require_convention
+from gramscope.spectra.tail import Convention, TailFit, fit_checked, p_value_checked, require_convention
 from gramscope.spectra.tail_verdict import needs_null, training_label, verdict, verdict_alone
-from gramscope.spectra.tails import Convention
 from gramscope.spectra.weights import Skipped, Source, Weight, weights_of
 
 if TYPE_CHECKING:
@@ -35,6 +32,8 @@ if TYPE_CHECKING:
 
 ConvLayout = Literal["slices", "unfold"]
 Row = dict[str, Any]
+_TAIL = ("alpha", "sigma", "D", "xmin", "n_tail")
+_RANKS = ("log_norm", "log_spectral_norm", "stable_rank", "participation", "entropy", "rank")
 _SHUFFLES = 10  # the fewest whose p can lie below 0.1, the level of the verdict
 
 
@@ -91,9 +90,11 @@ def analyze(
     ['0.bias', '1.weight', '1.bias', '2.bias_ih_l0', '2.bias_hh_l0']
     """
     plan = _Plan(require_convention(convention), bootstrap, shuffles, seed)
-    _require_counts(bootstrap, shuffles, min_size, max_size)
+    check_counts(0, bootstrap=bootstrap, shuffles=shuffles or 0, min_size=min_size)
+    if max_size is not None and max_size < min_size:
+        raise InputError(f"max_size must be at least min_size={min_size}, got {max_size}.")
     chosen, left_out = _choose(source, convention, conv, include, min_size, max_size)
-    count = _worker_count(workers, len(chosen))
+    count = min(torch.get_num_threads() if workers is None else check_count(workers, "workers"), len(chosen))
     with progress("spectra", len(chosen)) as step:
         rows = _rows(chosen, plan, count, step)
     from pandas import DataFrame
@@ -133,8 +134,7 @@ def esds(
 def _choose(
     source: Source, convention: Convention, conv: str, include: str, min_size: int, max_size: int | None
 ) -> tuple[list[Weight], list[Skipped]]:
-    if conv not in get_args(ConvLayout):
-        raise InputError(f"conv must be one of {get_args(ConvLayout)}, got {conv!r}.")
+    check_choice(conv, "conv", get_args(ConvLayout))
     weights, left_out = weights_of(source, Layout(conv, convention == "weightwatcher"))
     chosen = []
     for weight in weights:
@@ -152,13 +152,16 @@ def _choose(
 
 
 def _rows(chosen: list[Weight], plan: _Plan, workers: int, step: Callable[[], None]) -> list[Row]:
-    if workers == 1:
+    if workers <= 1:
         rows = []
         for weight in chosen:
             rows.append(_row(weight, plan))
             step()
         return rows
-    with _one_blas_thread(), ThreadPoolExecutor(workers) as pool:
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    # Each worker multiplies on one core: weights side by side scale better than the threads of one decomposition.
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         futures: list[Future[Row]] = [pool.submit(_row, weight, plan) for weight in chosen]
         try:
             for done in as_completed(futures):
@@ -223,12 +226,7 @@ def _measured(values: Array, weight: Weight, plan: _Plan, reasons: dict[str, str
         **({"p_value": p} if p is not None else {}),
         "verdict": verdict(fit, alternative, p, null if isinstance(null, ShuffledNull) else None),
         **({"warning": training_label(fit.alpha)} if plan.convention == "weightwatcher" else {}),
-        "log_norm": scales.log_norm,
-        "log_spectral_norm": scales.log_spectral_norm,
-        "stable_rank": scales.stable_rank,
-        "participation": scales.participation,
-        "entropy": scales.entropy,
-        "rank": scales.rank,
+        **{name: getattr(scales, name) for name in _RANKS},
         **_noise_columns(_noise(values, weight, plan), reasons),
     }
     if plan.shuffles != 0:
@@ -238,11 +236,7 @@ def _measured(values: Array, weight: Weight, plan: _Plan, reasons: dict[str, str
 
 def _tail_columns(fit: TailFit, values: Array, log_largest: float) -> Row:
     return {
-        "alpha": fit.alpha,
-        "sigma": fit.sigma,
-        "D": fit.D,
-        "xmin": fit.xmin,
-        "n_tail": fit.n_tail,
+        **{name: getattr(fit, name) for name in _TAIL},
         "alpha_hat": fit.alpha * log_largest,
         "log_alpha_norm": log_alpha_norm_checked(values, fit.alpha),
     }
@@ -306,22 +300,3 @@ def _null_columns(null: ShuffledNull | str, reasons: dict[str, str]) -> Row:
         float(null.traps.mean()),
     )
     return dict(zip(names, numbers, strict=True))
-
-
-def _require_counts(bootstrap: int, shuffles: int | None, min_size: int, max_size: int | None) -> None:
-    check_counts(0, bootstrap=bootstrap, shuffles=shuffles or 0, min_size=min_size)
-    if max_size is not None and max_size < min_size:
-        raise InputError(f"max_size must be at least min_size={min_size}, got {max_size}.")
-
-
-def _worker_count(workers: int | None, tasks: int) -> int:
-    return max(1, min(torch.get_num_threads() if workers is None else check_count(workers, "workers"), tasks))
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Each worker multiplies on one core: weights side by side scale better than the threads of one decomposition."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    with threadpool_limits(limits=1, user_api="blas"):
-        yield

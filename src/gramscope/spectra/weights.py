@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -99,6 +100,7 @@ def _from_module(model: nn.Module, found: _Collector) -> None:
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         computed, replaced = effective_weights(module)
+        cut = partial(cut_module_parameter, module, path.rpartition(".")[2])
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             full = strip(prefix + name)
             shape = () if is_lazy(parameter) else tuple(parameter.shape)
@@ -107,16 +109,12 @@ def _from_module(model: nn.Module, found: _Collector) -> None:
             elif name in replaced:
                 found.skip(full, shape, f"enters through {strip(prefix + replaced[name])}")
             else:
-                found.add(full, parameter, _cutter(module, path, name))
+                found.add(full, parameter, partial(cut, name))
         for name, weight in computed.items():
             if isinstance(weight, str):
                 found.skip(strip(prefix + name), (), weight)
             else:
-                found.add(strip(prefix + name), weight, _cutter(module, path, name))
-
-
-def _cutter(module: nn.Module, path: str, name: str) -> Callable[[Tensor, Layout], MatrixParts | str]:
-    return lambda tensor, layout: cut_module_parameter(module, path.rpartition(".")[2], name, tensor, layout)
+                found.add(strip(prefix + name), weight, partial(cut, name))
 
 
 def _from_mapping(tensors: Mapping[str, Any], found: _Collector) -> None:
@@ -131,7 +129,7 @@ def _from_mapping(tensors: Mapping[str, Any], found: _Collector) -> None:
         if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
             value = torch.from_numpy(np.array(value))
         if isinstance(value, Tensor):
-            found.add(name, value, _named_cutter(name, shapes))
+            found.add(name, value, partial(cut_named_tensor, name, shapes))
         else:
             advice = "; pass this part alone to analyse it" if isinstance(value, Mapping) else ""
             found.skip(name, (), f"not a tensor but a {type(value).__name__}{advice}")
@@ -141,10 +139,6 @@ def _from_mapping(tensors: Mapping[str, Any], found: _Collector) -> None:
             f"the dict must map names to tensors, but it holds none; its entries {nested} are dicts themselves. "
             f"Pass the one with the weights, e.g. checkpoint[{nested[0]!r}]."
         )
-
-
-def _named_cutter(name: str, shapes: dict[str, tuple[int, ...]]) -> Callable[[Tensor, Layout], MatrixParts | str]:
-    return lambda tensor, layout: cut_named_tensor(name, tensor, layout, shapes)
 
 
 def _add_operator(name: str, operator: LinearOperator, found: _Collector) -> None:
