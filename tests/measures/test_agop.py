@@ -14,10 +14,9 @@ from torch import nn
 from conformance import assert_operator_conforms
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.measures.ansatz import ansatz_correlation, ansatz_exponent, matrix_power, neural_feature_ansatz
-from gramscope.measures.feature_learning_equation import FeatureLearning, feature_learning
+from gramscope.measures.feature_learning_equation import FeatureLearning, feature_learning, stationarity
 from gramscope.measures.gradient_outer_product import AGOP, LayerAGOP, agop, agop_operator, layer_agop
 from gramscope.measures.measure import UndefinedMeasureWarning
-from gramscope.measures.stationary_point import stationarity
 from references.feature_learning import reference_agop
 from references.fingerprint import assert_same_fingerprint, fingerprint
 from zoo import attention, convolutions, layers, recurrent

@@ -11,8 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.measures.gram_only import GramOnly
-from gramscope.measures.gram_split import gram_only_step, split_step
+from gramscope.measures.gram_only import GramOnly, gram_only_step, split_step
 from gramscope.measures.gram_tracker import GramTracker
 from gramscope.measures.weight_matrices import weight_forms
 from gramscope.tasks import digits

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import GramscopeError, InputError
-from gramscope.measures.gram_split import gram_only_step, split_step
+from gramscope.measures.gram_only import gram_only_step, split_step
 from gramscope.measures.virtual_updates import VirtualCovariance, gram_step, virtual_covariance, virtual_update
 from references.feature_learning import reference_preserving, reference_turned
 

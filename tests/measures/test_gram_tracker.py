@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from gramscope.base.errors import InputError
-from gramscope.measures.feature_learning_equation import feature_learning
+from gramscope.measures.feature_learning_equation import feature_learning, stationarity, stationarity_residual
 from gramscope.measures.gram_tracker import GramTracker, cosine
 from gramscope.measures.linear_targets import target_linearity
 from gramscope.measures.measure import UndefinedMeasureWarning
-from gramscope.measures.stationary_point import stationarity, stationarity_residual
 from gramscope.measures.virtual_updates import virtual_update
 from gramscope.measures.weight_matrices import MatrixForm
 from gramscope.tasks.synthetic import swiss_roll

@@ -193,3 +193,11 @@ def test_bad_input(call, match):
 
 def test_a_boundary_is_not_within_half():
     assert m.regression_accuracy(torch.tensor([[0.5], [1.49]]), torch.tensor([0, 1])) == 0.5
+
+
+def test_features_without_rows_or_without_size_have_no_modes():
+    for call in (m.eigenmodes, lambda phi, y: m.richness_curves(phi, torch.ones(4, 3), torch.arange(4) % 2)):
+        with pytest.raises(InputError, match="features must have rows"):
+            call(torch.zeros(0, 3), torch.zeros(0))
+    with pytest.raises(InputError, match="must not all be zero"):
+        m.eigenmodes(torch.zeros(4, 3), torch.zeros(4))

@@ -52,3 +52,10 @@ def test_a_linear_loss_has_no_curvature():
 def test_frozen_parameters_are_refused():
     with pytest.raises(InputError, match="requires_grad"):
         gs.measures.sharpness(torch.zeros(()), [torch.zeros(3)])
+
+
+def test_a_parameter_of_one_number():
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    weight = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    operator = gs.measures.HessianOperator(scale**2 * weight.square().sum(), [scale, weight])
+    assert operator.dense().tolist() == [[4.0, 8.0, 8.0], [8.0, 8.0, 0.0], [8.0, 0.0, 8.0]]

@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from gramscope.measures.ansatz import ansatz_correlation as ansatz_correlation
     from gramscope.measures.ansatz import ansatz_exponent as ansatz_exponent
     from gramscope.measures.ansatz import neural_feature_ansatz as neural_feature_ansatz
+    from gramscope.measures.class_moments import regression_accuracy as regression_accuracy
     from gramscope.measures.collapse import Collapse as Collapse
     from gramscope.measures.collapse import NeuralCollapse as NeuralCollapse
     from gramscope.measures.collapse import neural_collapse as neural_collapse
     from gramscope.measures.collapse_bounds import LinearityCollapse as LinearityCollapse
     from gramscope.measures.collapse_bounds import layer_linearity_collapse as layer_linearity_collapse
     from gramscope.measures.collapse_bounds import linearity_collapse as linearity_collapse
-    from gramscope.measures.curvature import gauss_newton as gauss_newton
-    from gramscope.measures.curvature import gauss_newton_sharpness as gauss_newton_sharpness
     from gramscope.measures.curve_statistics import CurveCorrelation as CurveCorrelation
     from gramscope.measures.curve_statistics import curve_correlation as curve_correlation
     from gramscope.measures.curve_statistics import layer_curves as layer_curves
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from gramscope.measures.feature_learning_equation import FeatureLearning as FeatureLearning
     from gramscope.measures.feature_learning_equation import feature_learning as feature_learning
     from gramscope.measures.feature_learning_equation import feature_learning_residual as feature_learning_residual
+    from gramscope.measures.feature_learning_equation import stationarity as stationarity
+    from gramscope.measures.feature_learning_equation import stationarity_residual as stationarity_residual
     from gramscope.measures.gradient_outer_product import AGOP as AGOP
     from gramscope.measures.gradient_outer_product import AGOPOperator as AGOPOperator
     from gramscope.measures.gradient_outer_product import LayerAGOP as LayerAGOP
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from gramscope.measures.gradient_outer_product import agop_operator as agop_operator
     from gramscope.measures.gradient_outer_product import layer_agop as layer_agop
     from gramscope.measures.gram_only import GramOnly as GramOnly
-    from gramscope.measures.gram_split import StepSplit as StepSplit
-    from gramscope.measures.gram_split import gram_only_step as gram_only_step
-    from gramscope.measures.gram_split import split_step as split_step
+    from gramscope.measures.gram_only import StepSplit as StepSplit
+    from gramscope.measures.gram_only import gram_only_step as gram_only_step
+    from gramscope.measures.gram_only import split_step as split_step
     from gramscope.measures.gram_tracker import GramTracker as GramTracker
     from gramscope.measures.influence import Influence as Influence
     from gramscope.measures.influence import tracin as tracin
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
     from gramscope.measures.linearity_regularizer import linearity_penalty as linearity_penalty
     from gramscope.measures.loss_curvature import HessianOperator as HessianOperator
     from gramscope.measures.loss_curvature import Sharpness as Sharpness
+    from gramscope.measures.loss_curvature import gauss_newton as gauss_newton
+    from gramscope.measures.loss_curvature import gauss_newton_sharpness as gauss_newton_sharpness
     from gramscope.measures.loss_curvature import sharpness as sharpness
     from gramscope.measures.measure import Measure as Measure
     from gramscope.measures.measure import UndefinedMeasureWarning as UndefinedMeasureWarning
@@ -88,13 +91,10 @@ if TYPE_CHECKING:
     from gramscope.measures.noise_scale import gradient_noise_scale as gradient_noise_scale
     from gramscope.measures.rbf_cka import KernelCKA as KernelCKA
     from gramscope.measures.rbf_cka import kernel_cka as kernel_cka
-    from gramscope.measures.regression_labels import regression_accuracy as regression_accuracy
     from gramscope.measures.sampled_eigenfunctions import NystromErrors as NystromErrors
     from gramscope.measures.sampled_eigenfunctions import PlainProjections as PlainProjections
     from gramscope.measures.sampled_eigenfunctions import nystrom_errors as nystrom_errors
     from gramscope.measures.sampled_eigenfunctions import projections_without_qr as projections_without_qr
-    from gramscope.measures.stationary_point import stationarity as stationarity
-    from gramscope.measures.stationary_point import stationarity_residual as stationarity_residual
     from gramscope.measures.virtual_updates import VirtualCovariance as VirtualCovariance
     from gramscope.measures.virtual_updates import gram_step as gram_step
     from gramscope.measures.virtual_updates import virtual_covariance as virtual_covariance

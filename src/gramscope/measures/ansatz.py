@@ -19,8 +19,6 @@ from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.gradient_outer_product import layer_agop
 from gramscope.measures.rows import check_size
 
-__all__ = ["Ansatz", "ansatz_correlation", "ansatz_exponent", "matrix_power", "neural_feature_ansatz"]
-
 
 def matrix_power(matrix: Tensor, power: float) -> Float[Tensor, "*g d d"]:
     """``M^α`` of a positive semidefinite matrix (..., d, d) in float64; eigenvalues that are rounding count as zero.

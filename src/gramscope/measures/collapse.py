@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, check_number
+from gramscope.base.class_labels import class_labels
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
-from gramscope.measures.class_moments import ClassState, ClassStatistics, class_labels
+from gramscope.measures.class_moments import ClassState, ClassStatistics
 from gramscope.measures.measure import Measure
 
 
@@ -55,10 +56,6 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
 
     Every class counts alike, whatever its size. The state keeps the rows, in their own dtype.
 
-    >>> labels = torch.arange(12) % 3
-    >>> Collapse().over((torch.eye(3)[some], some) for some in labels.split(5)).nc1 < 1e-12
-    True
-
     Directions of the class means that are no more than rounding of the features do not count (docs/notation.md).
 
     Reference: arXiv:2008.08186 (NC1-NC4); arXiv:2105.02375, eq. 4 (NC2); arXiv:2112.15121, definition 1 (CDNV);
@@ -79,15 +76,13 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
         bias: Float[Tensor, " K"] | None = None,
         ridge: float = 0.0,
     ) -> None:
-        if not 0 <= ridge < math.inf:
-            raise InputError(f"ridge must be 0 (pseudo-inverse) or positive, got {ridge}.")
+        check_number(ridge, "ridge", least=0.0, hint="0 is the pseudo-inverse.")
         if bias is not None and weight is None:
             raise InputError("bias belongs to a classifier: pass its weight (K, p) too.")
         if bias is not None and weight is not None and len(bias) != len(weight):
             raise InputError(f"bias must have one entry for each of the weight's {len(weight)} rows, got {len(bias)}.")
-        self.classes = (
-            tuple(range(classes)) if isinstance(classes, int) else None if classes is None else tuple(classes)
-        )
+        named = range(classes) if isinstance(classes, int) else classes
+        self.classes = None if named is None else tuple(named)
         self.weight = None if weight is None else weight.detach().double()
         self.bias = None if bias is None else bias.detach().double()
         for name, given in (("weight", self.weight), ("bias", self.bias)):
@@ -128,9 +123,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc1 = _nc1(found, self.ridge)
             nc2, parts = _nc2(found)
             cdnv = _cdnv(found)
-        centred = found.centred
-        totals = {"within": float(found.variances.sum()), "between": float(centred.square().sum())}
-        totals["mean_within"] = totals["within"] / count
+        within = float(found.variances.sum())
         return NeuralCollapse(
             nc1=nc1,
             nc2=nc2,
@@ -140,7 +133,9 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc3=None if self.weight is None else _nc3(found, self.weight),
             nc4=_nc4(state, found, self.weight, self.bias),
             cdnv=cdnv,
-            **totals,
+            within=within,
+            mean_within=within / count,
+            between=float(found.centred.square().sum()),
             examples=state.n,
             counts=dict(zip(found.labels, found.counts.long().tolist(), strict=True)),
             missing=missing,
@@ -244,21 +239,18 @@ def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
 
 
 def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None) -> float | None:
-    if state.outputs is None and weight is None:
-        return None
-    width = state.outputs.width if state.outputs is not None else len(weight if weight is not None else ())
-    places = _columns(found.labels, width, "outputs" if state.outputs is not None else "the classifier's weight")
-    wrong, size, centre = 0, 1024, found.centre
-    centred = found.centred
-    for start in range(0, state.n, size):
-        rows = state.rows.block(start, start + size)
+    wrong = 0
+    for some, rows in state.rows.blocks():
         if state.outputs is not None:
-            scores = state.outputs.block(start, start + size).to(rows.device)
+            scores, source = state.outputs.block(some.start, some.stop).to(rows.device), "outputs"
+        elif weight is not None:
+            scores, source = rows @ weight.to(rows.device).mT, "the classifier's weight"
+            scores += 0.0 if bias is None else bias.to(rows.device)
         else:
-            assert weight is not None
-            scores = rows @ weight.to(rows.device).mT + (0.0 if bias is None else bias.to(rows.device))
-        nearest = torch.cdist(centre.centred(rows), centred, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
-        wrong += int((scores.argmax(1) != places.to(rows.device)[nearest]).sum())
+            return None
+        places = _columns(found.labels, scores.shape[1], source).to(rows.device)
+        nearest = _distances(found.centre.centred(rows), found.centred).argmin(1)
+        wrong += int((scores.argmax(1) != places[nearest]).sum())
     return wrong / state.n
 
 
@@ -271,8 +263,12 @@ def _columns(labels: tuple[int, ...], width: int, what: str) -> Int[Tensor, " C"
     return torch.tensor(labels, device="cpu")
 
 
+def _distances(a: Float[Tensor, "n p"], b: Float[Tensor, "m p"]) -> Float[Tensor, "n m"]:
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # which would lose digits of near points
+
+
 def _cdnv(found: ClassStatistics) -> float:
-    gaps = torch.cdist(found.centred, found.centred, compute_mode="donot_use_mm_for_euclid_dist").square()
+    gaps = _distances(found.centred, found.centred).square()
     above = torch.triu_indices(len(gaps), len(gaps), 1, device="cpu")
     gaps = gaps[above[0], above[1]]
     sums = (found.variances[:, None] + found.variances[None])[above[0], above[1]]

@@ -1,43 +1,30 @@
 """Target linearity and neural collapse on the same features: what one says about the other.
 
-arXiv:2605.06258 reads neural collapse as target linearity at its end. The relation below is derived here (the paper's
-text gives none in closed form). Let Σ_B and Σ_W be the between- and within-class covariances, each class weighing the
-same, ``Σ_T = Σ_B + Σ_W``, C classes, and targets one-hot. Then, exactly,
-
-    ``TL = tr(Σ_T† Σ_B) / (C-1) = mean of λ_i``,    ``NC1 of the fitted outputs = Σ_i (1 - λ_i) / λ_i``,
-
-λ_1..λ_{C-1} in [0, 1] the squared canonical correlations of features and classes, and the fitted outputs ``P_H Y`` what
-the best linear map makes of the features. ``(1-λ)/λ`` is convex, so with ``ε = 1 - TL``
-
-    ``(C-1) ε / (1-ε)  ≤  NC1(fitted)  ≤  (C-1) ε / (1 - (C-1) ε)``,    the right side for ``(C-1) ε < 1``;
-    ``NC1(fitted) ≤ NC1(features)``.
-
-So TL = 1 if and only if the fitted outputs are collapsed; a collapsed layer has TL = 1; and TL near 1 does not collapse
-the features themselves, since a linear map can cancel within-class noise that two features share.
+The relation is derived here and stated in docs/linearity.md. With λ_1..λ_{C-1} the squared canonical correlations of
+features and classes, ``TL`` is the mean of the λ_i, and NC1 of what the best linear map makes of the features, ``P_H
+Y``, is ``Σ (1 - λ_i)/λ_i``. ``(1-λ)/λ`` is convex, which gives the bounds.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gramscope.base.class_labels import class_labels, one_hot
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, column_basis
 from gramscope.capture.activations import At, Layers, Mode
-from gramscope.measures.class_moments import class_labels, one_hot
+from gramscope.measures.by_weight import ByLayer
 from gramscope.measures.collapse import neural_collapse
 from gramscope.measures.layer_features import Reduce, features
 
-__all__ = ["LinearityCollapse", "layer_linearity_collapse", "linearity_collapse"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LinearityCollapse(TableResult):
+class LinearityCollapse(TableResult, columns=("correlations",)):
     """Target linearity, collapse and the bounds between them, of one set of features.
 
     - ``target_linearity``: with an offset and with classes that weigh the same; for classes of one size it is
@@ -49,8 +36,6 @@ class LinearityCollapse(TableResult):
     - ``simplex_gap``: ``|M - (1 - 11ᵀ/C)|`` of the class means M of the fitted outputs, at most ``(C-1)(1-TL)``
     - ``null``: what unrelated targets reach, ``rank / (n - 1)``
     """
-
-    columns: ClassVar[tuple[str, ...]] = ("correlations",)
 
     target_linearity: float
     nc1: float
@@ -76,7 +61,7 @@ def linearity_collapse(features: Tensor, labels: Tensor, *, dtype: torch.dtype |
         labels: classes (n,) or one-hot rows; two classes at least. Classes may differ in size: each weighs the same.
         dtype: what the features were computed in, as for :func:`gramscope.measures.target_linearity`.
 
-    Reference: arXiv:2605.06258 (target linearity and neural collapse); NC1 of arXiv:2008.08186. Derivation above.
+    Reference: arXiv:2605.06258 (target linearity and neural collapse); NC1 of arXiv:2008.08186.
 
     Example:
         >>> H = torch.tensor([[0.0, 1.0], [0.0, 3.0], [1.0, 1.0], [1.0, 3.0]])
@@ -126,7 +111,7 @@ def layer_linearity_collapse(
     reduce: Reduce = "flatten",
     at: At = "output",
     mode: Mode = "eval",
-) -> dict[str, LinearityCollapse]:
+) -> ByLayer[LinearityCollapse]:
     """:func:`linearity_collapse` of every chosen layer, in the order of the forward pass.
 
     Arguments as for :func:`gramscope.measures.layer_target_linearity`. A layer wider than the examples are many reaches
@@ -139,7 +124,7 @@ def layer_linearity_collapse(
         True
     """
     found = features(model, x, layers, reduce=reduce, at=at, mode=mode)
-    return {name: linearity_collapse(rows, labels, dtype=rows.dtype) for name, rows in found.items()}
+    return ByLayer({name: linearity_collapse(rows, labels, dtype=rows.dtype) for name, rows in found.items()})
 
 
 def _angles(

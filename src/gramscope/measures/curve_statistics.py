@@ -1,18 +1,20 @@
 """Numbers drawn from the richness curves, and the curves of every layer."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_choice
 from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import Layers
+from gramscope.measures.by_weight import ByLayer
 from gramscope.measures.eigenfunction_curves import Curves, richness_curves
 from gramscope.measures.layer_features import Reduce, features
 
@@ -41,8 +43,6 @@ def utilisation_dimension(curves: Curves) -> float:
 class CurveCorrelation(Result):
     """Correlations over eigenfunctions, from the second: None where the curves lack targets or outputs."""
 
-    shown: ClassVar[tuple[str, ...]] = ()
-
     quality_intensity: float | None
     utilisation_intensity: float | None
     quality_utilisation: float | None
@@ -67,8 +67,7 @@ def curve_correlation(curves: Curves, *, method: Method = "spearman") -> CurveCo
         >>> round(curve_correlation(richness_curves(phi, phi, targets)).quality_intensity, 6)
         1.0
     """
-    if method not in ("pearson", "spearman"):
-        raise InputError(f'method must be "spearman" or "pearson", got {method!r}.')
+    check_choice(method, "method", get_args(Method))
     rho = curves.eigenvalues[1 : curves.rank]
     quality = None if curves.quality is None else _increments(curves.quality, "quality", "targets")[1:]
     used = None if curves.utilisation is None else _increments(curves.utilisation, "utilisation", "outputs")[1:]
@@ -87,7 +86,7 @@ def layer_curves(
     *,
     layers: Layers = "*",
     reduce: Reduce = "flatten",
-) -> dict[str, Curves]:
+) -> ByLayer[Curves]:
     """Richness curves of every chosen layer: the eigenfunctions of its features, the targets and the model's outputs.
 
     Args:
@@ -109,7 +108,7 @@ def layer_curves(
     known = features(model, train, layers, reduce=reduce)
     last = features(model, x, [*known, ""], reduce=reduce)
     outputs = last.pop("")
-    return {name: richness_curves(known[name], phi, targets, outputs) for name, phi in last.items()}
+    return ByLayer({name: richness_curves(known[name], phi, targets, outputs) for name, phi in last.items()})
 
 
 def _increments(cumulative: Float[Tensor, " k"] | None, name: str, source: str) -> Float[Tensor, " k"]:

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
+from gramscope.base.checks import check_choice
+from gramscope.base.class_labels import are_labels, class_labels, one_hot
 from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
 from gramscope.base.moments import check_paired
@@ -17,7 +19,6 @@ from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
 from gramscope.base.user_warnings import undefined, warn
-from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.measure import Measure
 from gramscope.measures.rows import Rows
 
@@ -27,16 +28,17 @@ LEAST = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps  # ρ_1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curves(TableResult):
+class Curves(
+    TableResult,
+    shown=("effective_dimension", "rank", "target_rank", "output_rank", "notes"),
+    columns=("quality", "utilisation"),
+):
     """Quality Π*(k), utilisation Π̂(k) and intensity ρ_k/ρ_1 of the first k eigenfunctions, k from 1.
 
     ``quality`` and ``utilisation`` have one entry for each of the ``rank`` eigenfunctions that are more than rounding
     of the features; None where no targets or outputs were given. ``intensity`` and ``eigenvalues`` have one for each
     feature.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("effective_dimension", "rank", "target_rank", "output_rank", "notes")
-    columns: ClassVar[tuple[str, ...]] = ("quality", "utilisation")
 
     quality: Float[Tensor, " rank"] | None = field(repr=False)
     utilisation: Float[Tensor, " rank"] | None = field(repr=False)
@@ -116,13 +118,12 @@ class RichnessCurves(Measure[CurvesState, Curves]):
         *,
         part: Part = "evaluation",
     ) -> CurvesState:
+        check_choice(part, "part", get_args(Part))
         rows = Rows.of(features, "features")
         if part == "train":
             if targets is not None or outputs is not None:
                 raise InputError("training features take no targets or outputs: these belong to the evaluation set.")
             return CurvesState(_compact(rows), {}, rows.rounding)
-        if part != "evaluation":
-            raise InputError(f'part must be "train" or "evaluation", got {part!r}.')
         if targets is None and outputs is None:
             raise InputError("evaluation features need targets (for quality), outputs (for utilisation) or both.")
         kept = {"features": rows}
@@ -130,7 +131,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             if value is not None:
                 check_paired(features, value, "features", name)
                 kept[name] = Rows.of(value, name)
-        if targets is not None and not targets.is_floating_point() and (targets.dim() == 1 or targets.shape[1] == 1):
+        if targets is not None and are_labels(targets):
             # Which classes there are is known only in the end, so labels stay labels until then.
             kept["labels"] = Rows.of(class_labels(targets))
             del kept["targets"]
@@ -143,7 +144,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
                 "the curves need training features, update(features, part='train'), and an evaluation set, "
                 f"update(features, targets, outputs); got no {absent}."
             )
-        rho, u = _spectrum(state.train)
+        rho, strong, u = feature_modes(state.train, state.rounding)
         phi = state.evaluation["features"].all()
         if phi.shape[1] != len(rho):
             raise InputError(
@@ -153,20 +154,14 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             nan = undefined("the eigenfunctions", "all training features are zero")
             empty = phi.new_zeros(0)
             return Curves(empty, empty, rho * nan, rho, 0, 0, 0, nan, len(phi))
-        shown = rho[: u.shape[1]]
-        # Σ is XᵀX/n, so its diagonal holds the mean squares of the columns.
-        noise = _along(u, state.rounding.errors((u.square() @ shown).sqrt())) * floor(state.train.n, len(rho))
-        kept = above_rounding(shown, noise.square())
-        rank, e = int(kept.sum()), phi @ u[:, kept]
-        notes = _notes(rank, len(phi), phi.shape[1], state.train.n)
-        own = _along(u[:, kept], state.evaluation["features"].rounding.errors(phi.norm(dim=0)))
-        q = orthonormalised(e / shown[kept].sqrt(), own / shown[kept].sqrt())
+        notes = _notes(len(strong), len(phi), phi.shape[1], state.train.n)
+        own = _along(u, state.evaluation["features"].rounding.errors(phi.norm(dim=0)))
+        q = orthonormalised(phi @ u / strong.sqrt(), own / strong.sqrt())
         quality, target_rank = _cumulative(q, _targets(state.evaluation), "targets")
         utilisation, output_rank = _cumulative(q, state.evaluation.get("outputs"), "outputs")
-        dimension = effective_dimension(shown[kept])
-        return Curves(
-            quality, utilisation, rho / rho[0], rho, rank, target_rank, output_rank, dimension, len(phi), notes
-        )  # fmt: skip
+        dimension = effective_dimension(strong)
+        ranks = len(strong), target_rank, output_rank
+        return Curves(quality, utilisation, rho / rho[0], rho, *ranks, dimension, len(phi), notes)
 
 
 def richness_curves(
@@ -234,6 +229,20 @@ def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float 
     return q
 
 
+def feature_modes(
+    train: Rows | SecondMoment, rounding: Rounding
+) -> tuple[Float[Tensor, " p"], Float[Tensor, " r"], Float[Tensor, "p r"]]:
+    """Eigenvalues of ``ΦᵀΦ/n``, descending; those that are more than rounding of the features; and their vectors."""
+    if train.n == 0:
+        raise InputError("features must have rows, got none: they have no eigenfunction.")
+    rho, u = _spectrum(train)
+    shown = rho[: u.shape[1]]
+    # Σ is XᵀX/n, so its diagonal holds the mean squares of the columns.
+    noise = _along(u, rounding.errors((u.square() @ shown).sqrt())) * floor(train.n, len(rho))
+    kept = above_rounding(shown, noise.square())
+    return rho, shown[kept], u[:, kept]
+
+
 def _spectrum(train: Rows | SecondMoment) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
     """ρ descending and U; zeros fill up where there are fewer examples than features."""
     if isinstance(train, SecondMoment):
@@ -242,7 +251,7 @@ def _spectrum(train: Rows | SecondMoment) -> tuple[Float[Tensor, " p"], Float[Te
     x = train.all()
     _, s, v = torch.linalg.svd(x, full_matrices=False)
     rho = torch.zeros(train.width, dtype=torch.float64, device=x.device)
-    rho[: len(s)] = s.square() / max(train.n, 1)
+    rho[: len(s)] = s.square() / train.n
     return rho, v.mT
 
 

@@ -8,8 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_finite, check_number, shape_or_type
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
+from gramscope.base.results import Result
+from gramscope.base.user_warnings import undefined
 from gramscope.capture import capture
 from gramscope.capture.network import (
     Precision,
@@ -26,9 +29,8 @@ from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.hierarchy.losses import Targets
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.measure import Measure
-from gramscope.measures.weight_matrices import WeightForm, weight_forms
-
-__all__ = ["FeatureLearning", "WeightLearning", "WeightLearnings", "feature_learning", "feature_learning_residual"]
+from gramscope.measures.rows import check_size
+from gramscope.measures.weight_matrices import WeightForm, check_same_weights, weight_forms
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -65,8 +67,8 @@ def relative_residual(left: Tensor, right: Tensor) -> float:
     return float((left - right).norm()) / scale if scale else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class WeightLearning:
+@dataclass(frozen=True, eq=False, repr=False)
+class WeightLearning(Result, shown=("residual", "rows")):
     """What one batch and one loss say about one weight, group by group (g = 1 but for grouped convolutions).
 
     ``weight`` W and ``gradient`` ∇_W L (g, o, i), the latter by plain autograd; ``cross`` (∇_H L)ᵀ H and ``covariance``
@@ -125,12 +127,7 @@ class WeightLearnings(ByWeight[WeightLearning]):
 
     def merged(self, other: "WeightLearnings") -> "WeightLearnings":
         """The sum over two batches of one network in one state."""
-        same = self.keys() == other.keys()
-        if not same or not all(torch.equal(w.weight, other[name].weight.to(w.weight)) for name, w in self.items()):
-            raise InputError(
-                "batches of one network in one state can be merged, but the weights differ. Measure all batches "
-                "between two training steps."
-            )
+        check_same_weights(*({name: w.weight for name, w in one.items()} for one in (self, other)))
         weights = {name: weight.merged(other[name]) for name, weight in self.items()}
         return WeightLearnings(weights, self.left_out, self.loss + other.loss)
 
@@ -225,6 +222,63 @@ class FeatureLearning(Measure[WeightLearnings, WeightLearnings]):
         return state
 
 
+def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> float:
+    """Distance from ``WᵀW = -(1/λ) (∇_H L)ᵀ H``, which holds where ``∇_W L + λ W = 0``, relative to ``|WᵀW|``.
+
+    0 at a stationary point of ``L + (λ/2)|W|²``; 1 where the gradient vanishes and decay goes on alone; large early in
+    training. Shapes: ``gram`` WᵀW and ``cross`` (∇_H L)ᵀH (..., d, d). NaN, with a warning, for a zero weight.
+    Reference: arXiv:2605.06258, stationary point with weight decay.
+
+    Example:
+        >>> import torch
+        >>> stationarity_residual(torch.eye(2), -0.5 * torch.eye(2), weight_decay=0.5)
+        0.0
+    """
+    why = "Without decay a stationary point says nothing of WᵀW."
+    check_number(weight_decay, "weight_decay", above=0.0, hint=why)
+    gram, cross = gram.detach().double(), cross.detach().double()
+    for matrix, name in ((gram, "gram"), (cross, "cross")):
+        check_finite(matrix, name, "The run has diverged: load an earlier checkpoint.")
+        check_size(matrix, name, power=2)
+    if gram.shape != cross.shape:
+        raise InputError(f"gram and cross must have one shape, got {tuple(gram.shape)} and {tuple(cross.shape)}.")
+    size = float(gram.norm())
+    if size == 0:
+        return undefined("the stationarity residual", "the weight is zero")
+    return float((gram + cross / weight_decay).norm()) / size
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stationarity(ByWeight[float]):
+    """The residual of each weight; ``left_out`` names every other parameter and says why."""
+
+
+def stationarity(
+    model: nn.Module,
+    x: ModelInput,
+    loss: Loss,
+    weight_decay: float,
+    *,
+    weights: str | Sequence[str] = "*",
+    precision: Precision = "float64",
+) -> Stationarity:
+    """The residual of ``WᵀW = -(1/λ) (∇_H L)ᵀ H`` for every weight: a measure of convergence under weight decay.
+
+    ``loss`` is the training loss of the outputs, without the decay term, on (a sample of) the training data; λ as SGD's
+    ``weight_decay``. AdamW decouples decay from the gradient's scale and ends elsewhere: there the residual does not go
+    to 0. Arguments are those of :func:`feature_learning`. Reference: as for :func:`stationarity_residual`.
+
+    Example:
+        >>> import torch
+        >>> model, x = torch.nn.Linear(3, 2, bias=False), torch.randn(5, 3)
+        >>> list(stationarity(model, x, lambda f: f.square().mean(), weight_decay=0.1))
+        ['weight']
+    """
+    found = feature_learning(model, x, loss, weights=weights, precision=precision)
+    residuals = {name: stationarity_residual(w.gram, w.cross, weight_decay) for name, w in found.items()}
+    return Stationarity(residuals, found.left_out)
+
+
 def _contract(name: str, use: WeightForm, parameter: Tensor, gradient: Tensor) -> WeightLearning:
     weight = use.form.matrices(parameter)
     cross, covariance, gradient_covariance = (weight.new_zeros(len(weight), *2 * weight.shape[2:]) for _ in range(3))
@@ -279,6 +333,5 @@ def private_copy(model: nn.Module, x: ModelInput, precision: Precision) -> tuple
 
 def _matrix(tensor: Tensor, what: str) -> Float[Tensor, "rows cols"]:
     if not isinstance(tensor, Tensor) or tensor.dim() != 2 or tensor.is_complex():
-        got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise InputError(f"{what} must be a real matrix, got {got}.")
+        raise InputError(f"{what} must be a real matrix, got {shape_or_type(tensor)}.")
     return tensor.detach().double()

@@ -34,9 +34,7 @@ from gramscope.linalg import LinearOperator
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning_equation import private_copy
 from gramscope.measures.measure import Measure, S, V
-from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
-
-__all__ = ["AGOP", "LayerAGOP", "LayerAGOPs", "agop", "agop_operator", "layer_agop"]
+from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, check_same_weights, weight_forms
 
 
 def agop(
@@ -153,12 +151,7 @@ class SignalSums:
     left_out: dict[str, str]
 
     def merged(self, other: "SignalSums") -> "SignalSums":
-        same = self.weights.keys() == other.weights.keys()
-        if not same or not all(torch.equal(w, other.weights[name].to(w)) for name, w in self.weights.items()):
-            raise InputError(
-                "batches of one network in one state can be merged, but the weights differ. Measure all batches "
-                "between two training steps."
-            )
+        check_same_weights(self.weights, other.weights)
         totals = {name: total + other.totals[name].to(total) for name, total in self.totals.items()}
         return SignalSums(self.n + other.n, totals, self.weights, self.left_out)
 

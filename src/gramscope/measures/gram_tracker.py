@@ -10,19 +10,18 @@ from torch.optim import Optimizer
 
 from gramscope.base.agreement import cosine
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.capture.network import named_parameters, unwrap
 from gramscope.hierarchy.optimizer_step import ParamGroup, inner_optimizer
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.weight_matrices import MatrixForm, weight_forms
 
-__all__ = ["GramChange", "GramChanges", "GramTracker"]
-
 NO_CHANGE = "one of the two has not changed at all"
 
 
-@dataclass(frozen=True, eq=False)
-class GramChange:
+@dataclass(frozen=True, eq=False, repr=False)
+class GramChange(Result, shown=("cosine", "gradient_cosine", "second_order", "steps")):
     """What became of the Gram matrix of one weight over ``steps`` steps, (g, i, i) each.
 
     ``gram`` is ``W_TᵀW_T - W_0ᵀW_0``. ``virtual`` is ``Σ_t 2 sym(W_tᵀ D_t)``, D_t the step really taken: to first order
@@ -123,6 +122,9 @@ class GramTracker:
     def __exit__(self, *error: object) -> None:
         self.remove()
 
+    def __repr__(self) -> str:
+        return f"GramTracker({len(self._weights)} weights, {max(w.steps for w in self._weights.values())} steps)"
+
     def remove(self) -> None:
         """Stop watching; what was accumulated stays."""
         for handle in self._handles:
@@ -132,10 +134,10 @@ class GramTracker:
     def compute(self) -> GramChanges:
         """The changes so far; warns where something but the optimiser has written into a weight."""
         found = {name: weight.change() for name, weight in self._weights.items()}
-        strangers = [name for name, weight in self._weights.items() if weight.outside]
-        if strangers:
+        changed = [name for name, weight in self._weights.items() if weight.outside]
+        if changed:
             warn(
-                f"{', '.join(strangers)} changed between optimiser steps (weights loaded, clipped or averaged?); "
+                f"{', '.join(changed)} changed between optimiser steps (weights loaded, clipped or averaged?); "
                 "such changes are in .gram but in none of the sums over steps."
             )
         return GramChanges(found, self.left_out)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from gramscope.base.charts import heat_map
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_count, check_finite, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
@@ -19,8 +19,6 @@ from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, count_examples
 from gramscope.hierarchy.losses import loss_function
 from gramscope.kernels.gradients import gradient_gram
-
-__all__ = ["Influence", "tracin"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,11 +33,11 @@ class Influence(TableResult):
 
     def proponents(self, test: int, k: int = 5) -> list[int]:
         """The ``k`` training examples that lowered the loss of a test example most, first the strongest."""
-        return self.scores[:, test].argsort(descending=True, stable=True)[:k].tolist()
+        return self.scores[:, test].argsort(descending=True, stable=True)[: check_count(k, "k")].tolist()
 
     def opponents(self, test: int, k: int = 5) -> list[int]:
         """The ``k`` training examples that raised it most."""
-        return self.scores[:, test].argsort(stable=True)[:k].tolist()
+        return self.scores[:, test].argsort(stable=True)[: check_count(k, "k")].tolist()
 
     def _table(self) -> tuple[object, None]:
         """The scores, training examples in rows and test examples in columns."""
@@ -100,8 +98,7 @@ def tracin(
     n = count_examples(x)
     if len(y) != n or len(y_test) != count_examples(x_test):
         raise InputError(f"y must have one row for each example: got {len(y)} for {n} and {len(y_test)} test rows.")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+    check_count(batch_size, "batch_size")
     total = torch.zeros(n, len(y_test), dtype=torch.float64, device=y.device)
     at = model if checkpoints is None else deepcopy(model)
     for state, rate in zip(states, rates, strict=True):
@@ -126,17 +123,15 @@ def _loss_slopes(model: nn.Module, x: ModelInput, y: Tensor, loss: object, outpu
     with torch.no_grad(), function.context():
         f = function.at(list(function.parameters.values()), function.evaluate)
     f = f.detach().clone().requires_grad_()
-    judge = loss_function(loss)
+    loss_of = loss_function(loss)
     with torch.enable_grad():
-        value = torch.stack([judge(f[i : i + 1], y[i : i + 1]) for i in range(len(f))]).sum()
+        value = torch.stack([loss_of(f[i : i + 1], y[i : i + 1]) for i in range(len(f))]).sum()
         (slope,) = torch.autograd.grad(value, f)
     return slope
 
 
 def _rates(lr: float | Sequence[float], count: int) -> list[float]:
-    rates = [float(lr)] * count if isinstance(lr, int | float) else [float(rate) for rate in lr]
-    if len(rates) != count or not all(0 <= rate < float("inf") for rate in rates):
-        raise InputError(
-            f"lr must be one number of at least 0, or one for each of the {count} checkpoints, got {lr!r}."
-        )
-    return rates
+    rates = [*lr] if isinstance(lr, Sequence) else [lr] * count
+    if len(rates) != count:
+        raise InputError(f"lr must be one number, or one for each of the {count} checkpoints, got {lr!r}.")
+    return [check_lr(rate) for rate in rates]

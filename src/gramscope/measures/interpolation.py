@@ -6,20 +6,17 @@ the target linearity of the features ``h(t)`` in t (with an offset) says how muc
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count, check_finite
+from gramscope.base.checks import check_choice, check_count, check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult, as_column
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import Layers
 from gramscope.measures.layer_features import features
-
-__all__ = ["Interpolation", "interpolate", "interpolation_linearity", "path_linearity"]
 
 
 def interpolate(
@@ -38,8 +35,7 @@ def interpolate(
             f"start and stop must have one shape (pairs, ...), got {tuple(start.shape)} and {tuple(stop.shape)}."
         )
     check_count(steps, "steps", 2)
-    if kind not in ("linear", "spherical"):
-        raise InputError(f'kind must be "linear" or "spherical", got {kind!r}.')
+    check_choice(kind, "kind", ("linear", "spherical"))
     t = torch.linspace(0, 1, steps, dtype=start.dtype, device=start.device)
     t = t.reshape(1, steps, *[1] * (start.dim() - 1))
     a, b = start[:, None], stop[:, None]
@@ -92,10 +88,8 @@ def path_linearity(paths: Tensor) -> Float64[Tensor, " pairs"]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Interpolation(TableResult):
+class Interpolation(TableResult, shown=("mean", "outputs")):
     """Paths through a decoder: ``linearity[layer]`` (pairs,), and ``outputs``, the decoded points, flattened."""
-
-    shown: ClassVar[tuple[str, ...]] = ("mean", "outputs")
 
     linearity: dict[str, Float64[Tensor, " pairs"]]
     outputs: Float[Tensor, "pairs steps d"]

@@ -7,13 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.agreement import cosine_of_sums
+from gramscope.base.checks import shape_or_type
+from gramscope.base.class_labels import target_rows
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows
 from gramscope.base.rounding import EPS64, Rounding
 from gramscope.base.user_warnings import undefined
 from gramscope.kernels.kernel_matrix import Kernel
 from gramscope.linalg.operator import LinearOperator
-from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.linear_cka import CKA, PairState
 from gramscope.measures.measure import Measure
 from gramscope.measures.rows import check_size
@@ -85,7 +86,7 @@ class TargetAlignment(CKA):
         self.classes = classes
 
     def update(self, a: Tensor, b: Tensor) -> PairState:  # type: ignore[override]
-        return super().update(a, _targets(b, self.classes))
+        return super().update(a, target_rows(b, self.classes))
 
 
 def alignment(a: KernelLike, b: KernelLike, *, center: bool = False) -> float:
@@ -143,7 +144,7 @@ def kernel_target_alignment(
         >>> round(gs.measures.kernel_target_alignment(y @ y.T, y), 12)
         1.0
     """
-    y = as_rows(_targets(targets, classes), "targets")
+    y = as_rows(target_rows(targets, classes), "targets")
     check_size(y, "targets")
     shape = kernel.shape if isinstance(kernel, LinearOperator) else _as_tensor(kernel).shape
     size = shape[0] if len(shape) == 2 else shape[0] * shape[1]
@@ -166,8 +167,10 @@ def _as_tensor(kernel: KernelLike) -> Float[Tensor, "n C m D"]:
         sizes = [axes.shape[0] if axes.names[:1] == ("example",) else axes.size for axes in (source.rows, source.cols)]
         return source.dense().double().unflatten(1, (sizes[1], -1)).unflatten(0, (sizes[0], -1))
     if not isinstance(source, Tensor) or source.dim() not in (2, 4):
-        got = tuple(source.shape) if isinstance(source, Tensor) else type(source).__name__
-        raise InputError(f"a kernel must be a matrix (n, m), (n, C, m, C), a Kernel or a LinearOperator, got {got}.")
+        raise InputError(
+            "a kernel must be a matrix (n, m), (n, C, m, C), a Kernel or a LinearOperator, got "
+            f"{shape_or_type(source)}."
+        )
     shape = source.shape if source.dim() == 4 else (len(source), 1, source.shape[1], 1)
     return as_rows(source, "the kernel").reshape(shape)
 
@@ -177,12 +180,3 @@ def _rounding(kernel: KernelLike) -> Rounding:
         eps = torch.finfo(kernel.dtype).eps
         return Rounding(eps, eps)
     return Rounding.of((kernel.total if isinstance(kernel, Kernel) else kernel).flatten(1))
-
-
-def _targets(targets: Tensor, classes: int | None) -> Tensor:
-    """Labels as one-hot rows of a fixed width; targets as they are."""
-    if not isinstance(targets, Tensor):
-        raise InputError(f"targets must be a torch.Tensor, got {type(targets).__name__}.")
-    if targets.is_floating_point() or (targets.dim() == 2 and targets.shape[1] > 1):
-        return targets
-    return one_hot(class_labels(targets), classes)

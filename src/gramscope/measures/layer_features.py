@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_choice, shape_or_type
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.user_warnings import warn
@@ -243,8 +244,7 @@ def _guess_channels(tensor: Tensor, module: nn.Module) -> Channels:
 
 def _checked_rows(rows: object, where: str) -> Tensor:
     if not isinstance(rows, Tensor) or rows.dim() != 2:
-        got = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        raise InputError(f"a reduction must return rows (n, p), got {got} for {where}.")
+        raise InputError(f"a reduction must return rows (n, p), got {shape_or_type(rows)} for {where}.")
     return rows
 
 
@@ -255,5 +255,4 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _check(reduce: object, channels: object) -> None:
     if not callable(reduce) and reduce not in ("flatten", "pool", "unfold", "last"):
         raise InputError(f'reduce must be "flatten", "pool", "unfold", "last" or a function, got {reduce!r}.')
-    if channels not in (None, "first", "last"):
-        raise InputError(f'channels must be "first", "last" or None, got {channels!r}.')
+    check_choice(channels, "channels", ("first", "last", None))

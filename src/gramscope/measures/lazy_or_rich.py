@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_choice
 from gramscope.base.errors import InputError
+from gramscope.base.moments import centered_rows
 from gramscope.base.nested import ModelInput
-from gramscope.base.rounding import above_rounding, floor
+from gramscope.base.rounding import above_rounding, column_basis, floor
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import Mode
 from gramscope.measures.hsic import LayerState, tiled_products
@@ -25,18 +26,10 @@ Target = Literal["raw", "projection"]
 
 
 class Richness(Measure[LayerState, float]):
-    """Dynamical low-rank measure ``D_LR``, batch by batch.
-
-    ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` (Frobenius), Φ (n, p) the inputs of the last linear layer and F (n, C) the
-    outputs of the network, both centred over the examples: one minus biased linear CKA. ``target="projection"``
-    replaces F by an orthonormal basis of its centred columns (Definition 1); the published numbers are ``"raw"``.
-
-    Reference: arXiv:2410.04264, Definition 1 and section 3.1.
-    """
+    """:func:`richness` batch by batch: ``update(features, outputs)``."""
 
     def __init__(self, target: Target = "raw") -> None:
-        if target not in ("raw", "projection"):
-            raise InputError(f'target must be "raw" or "projection", got {target!r}.')
+        check_choice(target, "target", get_args(Target))
         self.target = target
 
     def update(self, features: Tensor, outputs: Tensor) -> LayerState:
@@ -64,8 +57,8 @@ class Richness(Measure[LayerState, float]):
 def richness(features: Tensor, outputs: Tensor, target: Target = "raw") -> float:
     """Dynamical richness ``D_LR`` of the last layer; 0 is richest, lazy networks lie near ``1 - √(C/p)``.
 
-    ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` with column-centred Φ and F (``"raw"``), or with F replaced by an orthonormal
-    basis of its centred columns (``"projection"``).
+    ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` with column-centred Φ and F (``"raw"``), one minus biased linear CKA; or with
+    F replaced by an orthonormal basis of its centred columns (``"projection"``).
 
     Args:
         features: Φ (n, ...), the inputs of the last linear layer; other layers are allowed.
@@ -156,27 +149,15 @@ def parameter_norm(model: nn.Module) -> float:
 def _in_span_of_outputs(state: LayerState) -> tuple[float, int]:
     """|ΦᵀQ|² and rank for an orthonormal basis Q of the centred outputs, without directions that are rounding."""
     phi, outputs = state.rows
-    least = floor(state.n, outputs.width) ** 2
-    if state.moments is not None:
-        moments = state.all_moments()
-        gram = moments.block(1, 1)
-        squares = gram.diagonal() + moments.n * moments.centre.mean[-len(gram) :].square()
-        errors = outputs.rounding.errors(squares.sqrt())
-        values, vectors = _spectrum(gram / torch.outer(errors, errors), least)
-        return float((moments.block(0, 1) / errors @ (vectors / values.sqrt())).square().sum()), len(values)
-    f = outputs.all()
-    f = (f - f.mean(0)) / outputs.rounding.errors(f.norm(dim=0))
-    if f.shape[1] > f.shape[0]:  # fewer examples than outputs: the same basis from the smaller Gram matrix
-        _, q = _spectrum(f @ f.mT, least)
-    else:
-        values, vectors = _spectrum(f.mT @ f, least)
-        q = f @ (vectors / values.sqrt())
-    products = tiled_products((phi, Rows.of(q)))
-    return float(products.inner[0, 1]), q.shape[1]
-
-
-def _spectrum(gram: Float[Tensor, "k k"], least: float) -> tuple[Float[Tensor, " r"], Float[Tensor, "k r"]]:
-    """Eigenvalues of a Gram matrix that are above rounding, and their vectors."""
-    values, vectors = torch.linalg.eigh(gram)
-    kept = above_rounding(values, least)
-    return values[kept], vectors[:, kept]
+    if state.moments is None:
+        f = outputs.all()
+        q = column_basis(centered_rows(f), outputs.rounding, len(f), f.norm(dim=0))
+        return float(tiled_products((phi, Rows.of(q))).inner[0, 1]), q.shape[1]
+    moments = state.all_moments()
+    gram = moments.block(1, 1)
+    squares = gram.diagonal() + moments.n * moments.centre.mean[-len(gram) :].square()
+    errors = outputs.rounding.errors(squares.sqrt())
+    values, vectors = torch.linalg.eigh(gram / torch.outer(errors, errors))
+    kept = above_rounding(values, floor(state.n, outputs.width) ** 2)
+    along = moments.block(0, 1) / errors @ (vectors[:, kept] / values[kept].sqrt())
+    return float(along.square().sum()), int(kept.sum())

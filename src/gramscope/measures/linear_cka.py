@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 LEFT, RIGHT = "a:", "b:"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SimilarityMatrix:
     """CKA of every layer of ``rows`` with every layer of ``columns``; NaN where it is not defined."""
 
-    values: Float[Tensor, "rows columns"] = field(repr=False)
+    values: Float[Tensor, "rows columns"]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     examples: int
@@ -38,6 +38,10 @@ class SimilarityMatrix:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InputError(f'a similarity is read by two layers, found["0", "2"], got {pair!r}.')
         return float(self.values[_place(pair[0], self.rows), _place(pair[1], self.columns)])
+
+    def __repr__(self) -> str:
+        sides = f"{len(self.rows)} x {len(self.columns)} layers, {self.examples} examples"
+        return f"SimilarityMatrix({sides}, mean {float(self.values.nanmean()):.4g})"
 
     def to_dataframe(self) -> "DataFrame":
         """A table with layer names on both sides."""
@@ -88,12 +92,10 @@ class PairState:
 class CKA(Measure[PairState, float | SimilarityMatrix]):
     """Centred kernel alignment, batch by batch, exactly.
 
-    ``CKA = HSIC(K, L) / √(HSIC(K, K) HSIC(L, L))`` with ``K = X Xᵀ``, ``L = Y Yᵀ``. Biased: ``HSIC ∝ |XᵀY|²`` of
-    centred rows. Debiased: HSIC₁ of Song et al. 2012, eq. 5. Unlike an average over batches, the value is that of the
-    whole data set. ``update(a, b)`` takes two tensors (n, ...), two dicts of tensors by layer name, or one dict to
-    compare its layers among themselves.
+    As :func:`cka`, over the whole data set, unlike an average over batches. ``update(a, b)`` takes two tensors (n,
+    ...), two dicts of tensors by layer name, or one dict to compare its layers among themselves.
 
-    Reference: Kornblith et al. 2019 (arXiv:1905.00414), eq. 4; Nguyen et al. 2021 (arXiv:2010.15327), eq. 3.
+    Reference: Nguyen et al. 2021 (arXiv:2010.15327), eq. 3.
 
     >>> x = torch.arange(12.0).reshape(6, 2) ** 2
     >>> measure = CKA(debiased=True)
@@ -120,12 +122,8 @@ class CKA(Measure[PairState, float | SimilarityMatrix]):
             raise InputError("CKA compares two things: pass a second tensor b, or a dict of several layers.")
         if not left or (right is not None and not right):
             raise InputError("CKA needs at least one layer on each side, got an empty dict.")
-        if plain:
-            named = left | (right or {})
-        else:
-            named = {LEFT + name: x for name, x in left.items()} | {
-                RIGHT + name: x for name, x in (right or {}).items()
-            }
+        sides = (("", left), ("", right)) if plain else ((LEFT, left), (RIGHT, right))
+        named = {prefix + name: x for prefix, side in sides for name, x in (side or {}).items()}
         return PairState(LayerState.of(named), tuple(left), None if right is None else tuple(right), plain)
 
     def compute(self, state: PairState) -> float | SimilarityMatrix:
@@ -244,12 +242,12 @@ def _normalised(products: GramProducts | None, state: PairState, *, debiased: bo
     # Rounding may carry a value past its bounds by a few units in the last place.
     values = values.clamp(-1.0 if debiased else 0.0, 1.0)
     if any(reasons):
-        told = [
+        named = [
             f"{name.removeprefix(LEFT).removeprefix(RIGHT)!r} {reason}"
             for name, reason in zip(state.layers.names, reasons, strict=True)
             if reason
         ]
-        warn(f"CKA is not defined where a layer {'; '.join(told)}. NaN is returned there.", UndefinedMeasureWarning)
+        warn(f"CKA is not defined where a layer {'; '.join(named)}. NaN is returned there.", UndefinedMeasureWarning)
     if state.right is None:
         return values
     return values[:count, count:]

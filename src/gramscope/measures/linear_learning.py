@@ -6,24 +6,23 @@ learns the modes of large ρ_k first and best, and how well is known in closed f
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_finite, check_number, check_plain
+from gramscope.base.checks import check_count, check_finite, check_number
+from gramscope.base.effective_rank import check_eigenvalues
 from gramscope.base.errors import InputError
-from gramscope.base.results import Result, TableResult
-from gramscope.base.rounding import Rounding, above_rounding, floor
+from gramscope.base.moments import as_rows, check_paired
+from gramscope.base.results import TableResult
+from gramscope.measures.eigenfunction_curves import feature_modes
+from gramscope.measures.rows import Rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Learnability(TableResult):
+class Learnability(TableResult, shown=("kappa", "n"), columns=("values",)):
     """Learnability L_k of each mode, in the order of the eigenvalues given, and the constant κ that sets them."""
-
-    shown: ClassVar[tuple[str, ...]] = ("kappa", "n")
-    columns: ClassVar[tuple[str, ...]] = ("values",)
 
     values: Float[Tensor, " p"] = field(repr=False)
     kappa: float
@@ -48,7 +47,7 @@ def learnability(eigenvalues: Float[Tensor, " p"], n: int, *, ridge: float = 0.0
         >>> found.values.round(decimals=9).tolist(), round(found.kappa, 9)
         ([0.5, 0.5, 0.5, 0.5], 1.0)
     """
-    rho, n = _eigenvalues(eigenvalues), check_count(n, "n")
+    rho, n = check_eigenvalues(eigenvalues), check_count(n, "n")
     ridge = check_number(ridge, "ridge", least=0.0)
     kappa = _kappa(rho[rho > 0], n, ridge)
     values = torch.where(rho > 0, rho / (rho + kappa), 0.0)
@@ -117,7 +116,7 @@ def mode_dynamics(
         >>> mode_dynamics(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), torch.tensor([0.0, 50.0])).tolist()
         [[0.0, 0.0], [2.0, 0.0]]
     """
-    rho = _eigenvalues(eigenvalues)
+    rho = check_eigenvalues(eigenvalues)
     _coefficients(coefficients, rho)
     if t.dim() != 1 or not bool((t >= 0).all()):
         raise InputError(
@@ -135,14 +134,14 @@ def mode_dynamics(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Eigenmodes(Result):
+class Eigenmodes(
+    TableResult, shown=("constant", "outside", "eigenvalues", "coefficients"), columns=("eigenvalues", "power", "means")
+):
     """Eigenvalues ρ (r,), descending, coefficients ⟨e_k|f*⟩ (r, C) and means ⟨1|e_k⟩ (r,) of features on a sample.
 
     ``outside`` is the part of ``E|f*|²`` that no mode holds. ``constant`` is |⟨1|e₁⟩|: near 1, the first eigenfunction
     is the constant function.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("constant", "outside", "eigenvalues", "coefficients")
 
     eigenvalues: Float[Tensor, " r"]
     coefficients: Float[Tensor, "r C"]
@@ -152,6 +151,11 @@ class Eigenmodes(Result):
     @property
     def constant(self) -> float:
         return float(self.means[0].abs())
+
+    @property
+    def power(self) -> Float[Tensor, " r"]:
+        """``|⟨e_k|f*⟩|²``, summed over the outputs."""
+        return self.coefficients.square().sum(1)
 
     def predicted_loss(self, n: int, *, ridge: float = 0.0, noise: float = 0.0) -> float:
         """The test loss of a readout trained on ``n`` examples; what lies outside the features is never learnt."""
@@ -174,9 +178,8 @@ def eigenmodes(features: Float[Tensor, "n p"], targets: Float[Tensor, "n *C"]) -
         >>> found.eigenvalues.round(decimals=9).tolist(), round(found.constant, 9), round(found.outside, 9)
         ([4.0, 1.0], 1.0, 0.0)
     """
-    phi, f = _rows(features, "features"), _rows(targets, "targets")
-    if len(phi) != len(f):
-        raise InputError(f"features and targets must be of the same examples, got {len(phi)} and {len(f)} rows.")
+    phi, f = as_rows(features, "features"), as_rows(targets, "targets")
+    check_paired(phi, f, "features", "targets")
     rho, modes = sample_modes(features)
     e = phi @ modes / rho.sqrt()
     coefficients = e.mT @ f / len(phi)
@@ -186,14 +189,11 @@ def eigenmodes(features: Float[Tensor, "n p"], targets: Float[Tensor, "n *C"]) -
 
 def sample_modes(features: Float[Tensor, "n p"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "p r"]]:
     """Eigenvalues of ``ΦᵀΦ/n``, descending, and their vectors, without those that are rounding of the features."""
-    phi = _rows(features, "features")
-    errors = Rounding.of(features).errors(phi.norm(dim=0))
-    _, s, v = torch.linalg.svd(phi, full_matrices=False)
-    noise = (v.square() @ errors.square()).sqrt() * floor(*phi.shape)
-    kept = above_rounding(s.square(), noise.square())
-    if not bool(kept.any()):
+    rows = Rows.of(features, "features")
+    _, rho, modes = feature_modes(rows, rows.rounding)
+    if len(rho) == 0:
         raise InputError("features must not all be zero: they have no eigenfunction.")
-    return s[kept].square() / len(phi), v[kept].mT
+    return rho, modes
 
 
 def _kappa(rho: Float[Tensor, " p"], n: int, ridge: float) -> float:
@@ -213,18 +213,6 @@ def _kappa(rho: Float[Tensor, " p"], n: int, ridge: float) -> float:
     return math.exp(brentq(above, math.log(low), math.log(high), xtol=1e-15, rtol=1e-15))
 
 
-def _eigenvalues(eigenvalues: Tensor) -> Float[Tensor, " p"]:
-    if eigenvalues.dim() != 1 or len(eigenvalues) == 0:
-        raise InputError(f"eigenvalues must have shape (p,) with p > 0, got {tuple(eigenvalues.shape)}.")
-    check_plain(eigenvalues, "eigenvalues")
-    check_finite(eigenvalues, "eigenvalues", "Look for overflow in the features.")
-    rho = eigenvalues.detach().double()
-    eps = torch.finfo(eigenvalues.dtype if eigenvalues.is_floating_point() else torch.float64).eps
-    if float(rho.min()) < -eps * len(rho) * float(rho.abs().max()):
-        raise InputError(f"eigenvalues must be at least 0, up to rounding, got {float(rho.min()):.3g} as the least.")
-    return rho.clamp(min=0)
-
-
 def _coefficients(coefficients: Tensor, rho: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
     """The squares, summed over the outputs."""
     if coefficients.dim() not in (1, 2) or len(coefficients) != len(rho) or coefficients.numel() == 0:
@@ -234,11 +222,3 @@ def _coefficients(coefficients: Tensor, rho: Float[Tensor, " p"]) -> Float[Tenso
         )
     check_finite(coefficients, "coefficients", "Look at the targets that they were computed from.")
     return coefficients.detach().double().reshape(len(rho), -1).square().sum(1)
-
-
-def _rows(x: Tensor, what: str) -> Float[Tensor, "n p"]:
-    if x.dim() not in (1, 2) or x.numel() == 0:
-        raise InputError(f"{what} must have shape (n, p), got {tuple(x.shape)}. Flatten positions first.")
-    check_plain(x, what)
-    check_finite(x, what, "Look for a run that has diverged.")
-    return x.detach().double().reshape(len(x), -1)

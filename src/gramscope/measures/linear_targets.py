@@ -10,28 +10,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.checks import check_count, check_number
+from gramscope.base.class_labels import are_labels, target_rows
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, centered_rows, check_paired
 from gramscope.base.nested import ModelInput
-from gramscope.base.rng import child_seed, generator
+from gramscope.base.results import Result
+from gramscope.base.rng import stream
 from gramscope.base.rounding import EPS64, Rounding, column_basis
 from gramscope.base.user_warnings import undefined
 from gramscope.capture.activations import At, Layers, Mode
-from gramscope.measures.class_moments import class_labels, one_hot
+from gramscope.measures.by_weight import ByLayer
 from gramscope.measures.layer_features import Reduce, features
 from gramscope.measures.measure import Measure
 from gramscope.measures.rows import check_size
 
-__all__ = [
-    "TargetLinearity",
-    "TargetLinearityValue",
-    "held_out_target_linearity",
-    "layer_target_linearity",
-    "target_linearity",
-]
 
-
-class TargetLinearityValue(float):
+class TargetLinearityValue(
+    float, Result, shown=("value", "null", "excess", "rank", "examples", "permuted", "held_out")
+):
     """The target linearity, a float in [0, 1], with what is needed to judge it.
 
     ``rank`` of the features over ``examples`` rows, ``null`` what targets with no relation to the features reach:
@@ -201,7 +197,7 @@ def layer_target_linearity(
     tol: float | None = None,
     permutations: int = 0,
     seed: int = 0,
-) -> dict[str, TargetLinearityValue]:
+) -> ByLayer[TargetLinearityValue]:
     """Target linearity of every chosen layer, in the order of the forward pass, the input ``"(input)"`` first.
 
     A network that learns features makes them more linear in the targets from layer to layer. Wide layers reach 1 by
@@ -234,7 +230,7 @@ def layer_target_linearity(
         if test is not None:
             value.held_out = held_out_target_linearity(rows, targets, unseen[name], test[1], **options)
         values[name] = value
-    return values
+    return ByLayer(values)
 
 
 def _with_input(found: dict[str, Tensor], x: ModelInput) -> dict[str, Tensor]:
@@ -344,19 +340,14 @@ def _value(span: Tensor, centred: Tensor, n: int) -> TargetLinearityValue:
 
 def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Float[Tensor, " draws"]:
     """Target linearity of permuted targets."""
-    rng = generator(child_seed(seed, "target linearity", "permutations"))
+    rng = stream(seed, "target linearity", "permutations")
     total = centred.square().sum()
     orders = (torch.randperm(len(centred), generator=rng, device="cpu").to(centred.device) for _ in range(permutations))
     return torch.stack([(span.mT @ centred[order]).square().sum() / total for order in orders])
 
 
 def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, least: int = 1) -> tuple[Tensor, Tensor]:
-    h = as_rows(features, "features")
-    if not isinstance(targets, Tensor):
-        raise InputError(
-            f"targets must be a torch.Tensor, got {type(targets).__name__}. Convert: torch.as_tensor(...)."
-        )
-    y = one_hot(class_labels(targets), classes) if _are_labels(targets) else as_rows(targets, "targets")
+    h, y = as_rows(features, "features"), as_rows(target_rows(targets, classes), "targets")
     check_paired(h, y, "features", "targets")
     if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
         raise InputError(
@@ -367,18 +358,14 @@ def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, leas
     return h, y.to(h.device)
 
 
-def _are_labels(targets: Tensor) -> bool:
-    return targets.dim() == 1 and not targets.is_floating_point() and not targets.is_complex()
-
-
 def _numbered(*targets: Tensor) -> tuple[Sequence[Tensor], int | None]:
     """Labels of all sets numbered alike, without gaps, and how many there are; other targets as they are, and None.
 
     Classes without examples would only add columns of zeros, which change no sum.
     """
-    if not all(isinstance(t, Tensor) and _are_labels(t) and len(t) for t in targets):
+    if not all(isinstance(t, Tensor) and are_labels(t) and len(t) for t in targets):
         return targets, None
-    labels = [t.detach().long().cpu() for t in targets]
+    labels = [t.detach().long().cpu().flatten() for t in targets]
     present = torch.cat(labels).unique()
     if int(present[0]) < 0:  # refused where they are used
         return targets, None
@@ -389,9 +376,8 @@ def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor,
     held = round(share * len(h))
     if not 0 < held < len(h):
         raise InputError(f"test_share must leave at least one example on both sides, got {share} of {len(h)} examples.")
-    order = torch.randperm(len(h), generator=generator(child_seed(seed, "target linearity", "split")), device="cpu").to(
-        h.device
-    )
+    rng = stream(seed, "target linearity", "split")
+    order = torch.randperm(len(h), generator=rng, device="cpu").to(h.device)
     return (h[order[held:]], y[order[held:]]), (h[order[:held]], y[order[:held]])
 
 

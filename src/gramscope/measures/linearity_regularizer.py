@@ -12,15 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_finite, check_number
+from gramscope.base.checks import check_counts, check_finite, check_number, shape_or_type
+from gramscope.base.class_labels import class_labels, one_hot
 from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
 from gramscope.capture.activations import Layers, Visit, choose_layers
 from gramscope.capture.network import unwrap
-from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.layer_features import Reduce, RowReduction
-
-__all__ = ["LinearityPenalty", "LinearityRegularizer", "linearity_penalty"]
 
 Hook = Callable[[nn.Module, tuple[object, ...], object], None]
 Moments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # means of h and y; S_hh, S_hy, tr S_yy
@@ -80,8 +78,7 @@ class LinearityPenalty(nn.Module):
         check_number(ridge, "ridge", above=0.0, hint="At 0 the penalty of fewer examples than features is flat.")
         if momentum is not None and not 0 < momentum <= 1:
             raise InputError(f"momentum must lie in (0, 1], or be None for a plain average, got {momentum!r}.")
-        if width < 1 or targets < 1:
-            raise InputError(f"width and targets must be at least 1, got {width} and {targets}.")
+        check_counts(1, width=width, targets=targets)
         self.width, self.targets, self.momentum, self.ridge = width, targets, momentum, ridge
         self.register_buffer("examples", torch.zeros((), dtype=torch.float64, device="cpu"))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device="cpu"))
@@ -223,8 +220,9 @@ def _paired(features: Tensor, targets: Tensor, classes: int | None) -> tuple[Ten
     h = h.to(torch.promote_types(h.dtype, torch.float32))
     check_finite(h.detach(), "features", "Look for overflow (float16) or at the step where training diverged.")
     if not isinstance(targets, Tensor) or len(targets) != len(h) or len(h) == 0:
-        got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-        raise InputError(f"targets must have one row for each of the {len(h)} examples, at least one, got {got}.")
+        raise InputError(
+            f"targets must have one row for each of the {len(h)} examples, at least one, got {shape_or_type(targets)}."
+        )
     targets = targets.detach().to(h.device)
     if targets.is_floating_point():
         return h, (targets.flatten(1) if targets.dim() > 1 else targets[:, None]).to(h.dtype)

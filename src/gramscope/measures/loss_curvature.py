@@ -1,17 +1,20 @@
-"""Sharpness: the greatest eigenvalue of the Hessian of the loss, from a few products with it."""
+"""Curvature of a loss: its Hessian and its Gauss-Newton matrix as operators, and the greatest eigenvalue of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
+from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
+from gramscope.capture.linear_map import LinearMap
+from gramscope.capture.network import Outputs
+from gramscope.hierarchy.losses import Targets, loss_function
+from gramscope.kernels.jacobian import linearize
 from gramscope.linalg import LinearOperator, eigenvalues_top
-
-__all__ = ["HessianOperator", "Sharpness", "sharpness"]
 
 
 class HessianOperator(LinearOperator):
@@ -24,31 +27,21 @@ class HessianOperator(LinearOperator):
         if not parameters or not all(p.requires_grad for p in parameters):
             raise InputError("parameters must be tensors with requires_grad on which the loss depends.")
         with torch.enable_grad():
-            self._gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
-        self._parameters = tuple(parameters)
-        self._sizes = [p.numel() for p in parameters]
+            gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+        self._map, n = LinearMap(gradients, parameters), sum(p.numel() for p in parameters)
         dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.float32
-        super().__init__(
-            sum(self._sizes), sum(self._sizes), dtype=dtype, device=parameters[0].device, symmetric=True
-        )  # fmt: skip
+        super().__init__(n, n, dtype=dtype, device=parameters[0].device, symmetric=True)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        product = torch.empty_like(x)
-        for k in range(x.shape[1]):
-            product[:, k] = self._product(x[:, k])
-        return product
-
-    def _product(self, vector: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        curved = [
-            (gradient, part.view_as(gradient).to(gradient.dtype))
-            for gradient, part in zip(self._gradients, vector.split(self._sizes), strict=True)
-            if gradient.requires_grad
+        if x.shape[1] == 0:
+            return x
+        parameters = self._map.inputs
+        parts = x.T.split([p.numel() for p in parameters], dim=1)
+        found = self._map.vjp([part.reshape(len(part), *p.shape) for part, p in zip(parts, parameters, strict=True)])
+        filled = [
+            torch.zeros_like(part) if f is None else f.reshape(len(f), -1) for f, part in zip(found, parts, strict=True)
         ]
-        if not curved:  # a loss that is linear in the parameters
-            return torch.zeros_like(vector)
-        gradients, parts = zip(*curved, strict=True)
-        found = torch.autograd.grad(gradients, self._parameters, parts, retain_graph=True, materialize_grads=True)
-        return torch.cat([part.reshape(-1).to(self.dtype) for part in found])
+        return torch.cat(filled, dim=1).T.to(self.dtype)
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,5 +65,56 @@ def sharpness(loss: Float[Tensor, ""], parameters: Sequence[Tensor], *, steps: i
         >>> round(sharpness((w**2 * torch.tensor([3.0, 0.5])).sum(), [w]).value, 6)
         6.0
     """
-    pairs = eigenvalues_top(HessianOperator(loss, parameters), 1, max_products=steps, seed=seed)
+    return _greatest(HessianOperator(loss, parameters), steps, seed)
+
+
+def gauss_newton(
+    model: nn.Module, x: ModelInput, y: Targets, *, loss: object = "cross_entropy", outputs: Outputs = None
+) -> LinearOperator:
+    """The generalised Gauss-Newton matrix ``G = Jᵀ H J`` as a symmetric operator on the parameters.
+
+    ``J = ∂f/∂θ`` over all examples and outputs, ``H = ∂²loss/∂f²``. It is the Hessian of the loss without the curvature
+    of the network, and positive semi-definite for a convex loss. For the cross entropy it is the Fisher information
+    matrix of the softmax, which does not depend on the labels ``y`` (J. Martens, JMLR 21 (2020), sections 8 and 9); for
+    ``loss="mse"`` it is ``2/(nC) JᵀJ``, with the eigenvalues of the tangent kernel. ``loss`` is a name or a function
+    (outputs, y) -> number, as for ``explain_step``, of the outputs (n, C). No matrix is formed.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> G = gs.measures.gauss_newton(torch.nn.Linear(2, 1, bias=False), torch.eye(2), torch.zeros(2, 1), loss="mse")
+        >>> G.dense().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    linear = linearize(model, x, outputs=outputs)
+    f = linear.outputs.to(linear.jacobian.dtype).clone().requires_grad_()
+    with torch.enable_grad():
+        value = loss_function(loss)(f, y)
+    return linear.jacobian.T @ HessianOperator(value, [f]) @ linear.jacobian
+
+
+def gauss_newton_sharpness(
+    model: nn.Module,
+    x: ModelInput,
+    y: Targets,
+    *,
+    loss: object = "cross_entropy",
+    outputs: Outputs = None,
+    steps: int = 20,
+    seed: int = 0,
+) -> Sharpness:
+    """Greatest eigenvalue of :func:`gauss_newton`, by at most ``steps`` products; arguments as there.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> x = torch.diag(torch.tensor([3.0, 1.0]))
+        >>> model, y = torch.nn.Linear(2, 1, bias=False), torch.zeros(2, 1)
+        >>> found = gs.measures.gauss_newton_sharpness(model, x, y, loss="mse")
+        >>> round(found.value, 4)
+        9.0
+    """
+    return _greatest(gauss_newton(model, x, y, loss=loss, outputs=outputs), steps, seed)
+
+
+def _greatest(op: LinearOperator, products: int, seed: int) -> Sharpness:
+    pairs = eigenvalues_top(op, 1, max_products=products, seed=seed)
     return Sharpness(float(pairs.values[0]), float(pairs.residuals[0]), pairs.products)

@@ -7,17 +7,7 @@ whoever computed the two states and in whatever order they are merged.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 from gramscope.base.errors import InputError
 from gramscope.base.results import in_short

@@ -8,7 +8,6 @@ outputs follow the kernel of that time, ``f ← f - η Θ_t ∂L/∂f``. That is
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -26,16 +25,12 @@ from gramscope.capture.network import copied
 from gramscope.capture.side_effects import untouched
 from gramscope.kernels.empirical_ntk import ntk
 
-__all__ = ["LinearizedRun", "MovingTarget", "moving_target"]
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LinearizedRun(TableResult):
+class LinearizedRun(TableResult, columns=("train_loss", "test_loss")):
     """The network linearised at step ``start`` and trained on: its losses at steps ``start``..S, and last outputs."""
-
-    columns: ClassVar[tuple[str, ...]] = ("train_loss", "test_loss")
 
     start: int
     train_loss: Float[Tensor, " steps"]
@@ -44,14 +39,12 @@ class LinearizedRun(TableResult):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MovingTarget(TableResult):
+class MovingTarget(TableResult, columns=("train_loss", "test_loss")):
     """The network's own run and those of its linearisations.
 
     ``train_loss`` and ``test_loss`` (S+1,) are the network's; ``outputs`` its last ones on training and then test
     examples; ``before[t]`` those at the starts.
     """
-
-    columns: ClassVar[tuple[str, ...]] = ("train_loss", "test_loss")
 
     train_loss: Float[Tensor, " steps"]
     test_loss: Float[Tensor, " steps"] | None

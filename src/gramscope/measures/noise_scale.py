@@ -7,8 +7,6 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.user_warnings import undefined
 
-__all__ = ["gradient_noise_scale", "noise_and_signal"]
-
 
 def gradient_noise_scale(example_squares: Float[Tensor, " n"], mean_square: float) -> float:
     """Simple noise scale ``tr Σ / |G|²`` of n gradients, one for each example, from their sizes alone.

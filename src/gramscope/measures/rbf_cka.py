@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.agreement import cosine
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_number, shape_or_type
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_kernel, centered_rows, check_paired
 from gramscope.base.rounding import EPS64
@@ -82,7 +82,9 @@ class KernelCKA(Measure[RowsPair, float]):
             with streams_put_back():
                 k = self.kernel(x)
             if not isinstance(k, Tensor) or tuple(k.shape) != (len(x), len(x)):
-                raise InputError(f"kernel must return a matrix ({len(x)}, {len(x)}) for {what}, got {_shape(k)}.")
+                raise InputError(
+                    f"kernel must return a matrix ({len(x)}, {len(x)}) for {what}, got {shape_or_type(k)}."
+                )
             return k.double()
         squares = squared_distances(x)
         sigma = self.scale * _median_distance(squares) if self.bandwidth is None else self.bandwidth
@@ -161,7 +163,3 @@ def _u_centred(k: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     rows = k.sum(1) / (n - 2)
     u = k - rows[:, None] - rows[None] + k.sum() / ((n - 1) * (n - 2))
     return u.fill_diagonal_(0.0)
-
-
-def _shape(value: object) -> object:
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -10,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.moments import Centre
+from gramscope.base.moments import Centre, examples_first
 from gramscope.base.rounding import Rounding
 
 RANGE = 800  # 2^±RANGE, and sums of such numbers, are within float64
@@ -45,14 +46,8 @@ class Rows:
     @classmethod
     def of(cls, x: Tensor, what: str = "x") -> "Rows":
         """A private copy of ``x`` (n, ...), axes after the first flattened; integers and booleans become float64."""
-        if not isinstance(x, Tensor):
-            raise InputError(f"{what} must be a torch.Tensor, got {type(x).__name__}. Use torch.as_tensor(...).")
-        check_plain(x, what)
-        if x.dim() == 0:
-            raise InputError(f"{what} must have examples on its first axis, got a single number. Add a batch axis.")
-        x, rounding = x.detach(), Rounding.of(x)
-        if x.device.type == "mps":  # the one common device that knows no float64
-            x = x.cpu()
+        x = examples_first(x, what)
+        rounding = Rounding.of(x)
         if x.is_floating_point() and x.element_size() == 1:  # float8 has no arithmetic of its own
             x = x.float()
         check_finite(x, what, "Look for overflow (float16, bfloat16) or for a run that has diverged.")
@@ -106,13 +101,19 @@ class Rows:
         """All rows in float64."""
         return self.block(0, self.n)
 
-    def centre(self, size: int = 1024) -> Centre:
+    def blocks(self, size: int = 1024) -> Iterator[tuple[slice, Float[Tensor, "rows p"]]]:
+        """Some rows after the others in float64, and which they are."""
+        for start in range(0, self.n, size):
+            some = slice(start, min(start + size, self.n))
+            yield some, self.block(some.start, some.stop)
+
+    def centre(self) -> Centre:
         """Mean over the rows, to twice the digits of float64, without a float64 copy of them all."""
         zero = torch.zeros(self.width, dtype=torch.float64, device=self.device)
         centre = Centre(zero, zero)
         for _ in range(2):  # the second time about the first's mean, whose last digits are rounding
             total = torch.zeros_like(zero)
-            for start in range(0, self.n, size):
-                total += (self.block(start, start + size) - centre.mean).sum(0)
+            for _, block in self.blocks():
+                total += (block - centre.mean).sum(0)
             centre = centre.moved(total / max(self.n, 1))
         return centre

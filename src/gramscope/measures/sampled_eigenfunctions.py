@@ -1,27 +1,23 @@
 """How far eigenfunctions from a sample are from the true ones, and what the curves would be without a QR."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.checks import check_finite
+from gramscope.base.class_labels import are_labels, class_labels, one_hot
 from gramscope.base.errors import InputError
 from gramscope.base.moments import check_paired
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, column_basis
-from gramscope.measures.class_moments import class_labels, one_hot
 from gramscope.measures.linear_learning import sample_modes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class NystromErrors(TableResult):
+class NystromErrors(TableResult, shown=("largest_span_error",), columns=("eigenvalues", "eigenvectors", "spans")):
     """Errors by k: of the eigenvalue, of the eigenvector, and of the span of the first k eigenvectors."""
-
-    shown: ClassVar[tuple[str, ...]] = ("largest_span_error",)
-    columns: ClassVar[tuple[str, ...]] = ("eigenvalues", "eigenvectors", "spans")
 
     eigenvalues: Float[Tensor, " p"] = field(repr=False)
     eigenvectors: Float[Tensor, " p"] = field(repr=False)
@@ -67,11 +63,8 @@ def nystrom_errors(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PlainProjections(TableResult):
+class PlainProjections(TableResult, shown=("total", "largest_overlap"), columns=("cumulative",)):
     """Cumulative projections by k without a QR, and the overlaps ⟨e_i|e_j⟩ of the eigenfunctions there."""
-
-    shown: ClassVar[tuple[str, ...]] = ("total", "largest_overlap")
-    columns: ClassVar[tuple[str, ...]] = ("cumulative",)
 
     cumulative: Float[Tensor, " r"] = field(repr=False)
     overlaps: Float[Tensor, "r r"] = field(repr=False)
@@ -118,7 +111,7 @@ def projections_without_qr(
     length = e.norm(dim=0)
     e = torch.where(length > 0, e / length, 0.0)
     y = targets.detach()
-    if not y.is_floating_point() and y.dim() == 1:
+    if are_labels(y):
         y = one_hot(class_labels(y).unique(return_inverse=True)[1])
     y = y.reshape(len(y), -1)
     basis = column_basis(y.double(), Rounding.of(y), len(y), y.double().norm(dim=0))

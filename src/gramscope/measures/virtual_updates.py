@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_lr, check_plain
+from gramscope.base.checks import check_choice, check_finite, check_lr, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.measures.measure import Measure
-
-__all__ = ["VirtualCovariance", "gram_step", "virtual_covariance", "virtual_update"]
 
 Gradients = Literal["loss", "example"]
 
@@ -108,8 +106,7 @@ class VirtualCovariance(Measure[VirtualMoments, Tensor]):
     """
 
     def __init__(self, lr: float, *, gradients: Gradients = "loss") -> None:
-        if gradients not in ("loss", "example"):
-            raise InputError(f'gradients must be "loss" or "example", got {gradients!r}.')
+        check_choice(gradients, "gradients", get_args(Gradients))
         check_lr(lr)
         self.lr, self.gradients = lr, gradients
 
@@ -127,9 +124,7 @@ class VirtualCovariance(Measure[VirtualMoments, Tensor]):
 
 def _pair(inputs: Tensor, input_gradients: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:
     for tensor, what in ((inputs, "inputs"), (input_gradients, "input_gradients")):
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}.")
-        check_plain(tensor, what)
+        check_tensor(tensor, what)
         check_finite(tensor, what, "Look for overflow, or for a run that has diverged.")
     shape = inputs.shape
     if shape != input_gradients.shape or not shape or shape[-1] == 0 or math.prod(shape[:-1]) < least:

@@ -1,10 +1,7 @@
 """Target linearity and virtual covariance of what each weight reads: patches of convolutions, tokens of attention.
 
-The convention: a weight W reads rows H. A convolution reads unfolded patches, one row for each example and output
-position; a projection inside attention, or any linear layer on a sequence, reads one row for each example and token; a
-weight that is used several times reads all its uses. So *positions are samples*: a row at any position of example μ
-has the target of μ, or a target of its own where targets are given by position. With ``samples="examples"`` the rows of
-an example are averaged first, and examples are samples. Groups of a grouped convolution are read side by side.
+A weight reads rows: a convolution unfolded patches, a linear layer on a sequence its tokens, a weight that is used
+several times all its uses. *Positions are samples* (docs/linearity.md). Groups of a convolution are read side by side.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,17 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_choice, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
-from gramscope.capture import OuterSite, capture
+from gramscope.capture import capture
 from gramscope.capture.network import Precision, check_precision, named_parameters
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.feature_learning_equation import Loss, private_copy
-from gramscope.measures.linear_targets import TargetLinearity, TargetLinearityValue
+from gramscope.measures.linear_targets import TargetLinearity, TargetLinearityValue, TriangularState
 from gramscope.measures.virtual_updates import virtual_update
-from gramscope.measures.weight_matrices import BLOCK_ENTRIES, WeightForm, weight_forms
-
-__all__ = ["WeightLinearities", "WeightLinearity", "WeightTargets", "weight_target_linearity"]
+from gramscope.measures.weight_matrices import WeightForm, example_blocks, weight_forms
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,8 +103,8 @@ def weight_target_linearity(
 ) -> "WeightLinearities":
     """Target linearity of what every weight reads, as it is and after a virtual update; any layer with a weight matrix.
 
-    ``TL`` of H and of ``H̃ = H - η ∇_H L``, H the rows that the weight is multiplied with (see above for convolutions
-    and attention), ∇_H L the part of the gradient through this weight. Rows are taken some examples at a time.
+    ``TL`` of H and of ``H̃ = H - η ∇_H L``, H the rows that the weight is multiplied with, ∇_H L the part of the
+    gradient through this weight.
 
     Args:
         model: any module; it is copied and not touched.
@@ -134,8 +130,7 @@ def weight_target_linearity(
         {'0.weight': (32, 4, 4), '3.weight': (8, 1, 8)}
     """
     check_precision(precision)
-    if samples not in ("positions", "examples"):
-        raise InputError(f'samples must be "positions" or "examples", got {samples!r}.')
+    check_choice(samples, "samples", ("positions", "examples"))
     given = WeightTargets.of(targets)
     if samples == "examples" and given.by_position():
         raise InputError('targets by position need samples="positions": a mean over positions has no target.')
@@ -145,7 +140,7 @@ def weight_target_linearity(
         raise InputError(f"targets must have {snapshot.examples} rows, one for each example, got {len(given.values)}.")
     parameters, chosen = named_parameters(own), weight_forms(snapshot).chosen(weights)
     measure = TargetLinearity(center=center, classes=None, dtype=None)
-    rate = None if loss is None else lr
+    rate = None if loss is None else check_lr(lr)
     found = {
         name: _measured(measure, name, use, parameters[use.parameter], given, samples, rate)
         for name, use in chosen.items()
@@ -157,22 +152,28 @@ def _measured(
     measure: TargetLinearity, name: str, use: WeightForm, parameter: Tensor, given: WeightTargets, samples: str,
     lr: float | None,
 ) -> WeightLinearity:  # fmt: skip
-    states: list[object] = [None, None]
-    covariances: list[Tensor | None] = [None, None]
-    rows = 0
+    total: list[_Read] = []
     for h, gradient, y in _samples(name, use, use.form.matrices(parameter), given, samples):
         kinds = [h] if lr is None else [h, virtual_update(h, gradient, lr)]
-        for place, kind in enumerate(kinds):
-            fresh, old = measure.update(kind, y.to(kind)), states[place]
-            states[place] = fresh if old is None else measure.merge(old, fresh)  # type: ignore[arg-type]
-            total, own = covariances[place], kind.mT @ kind
-            covariances[place] = own if total is None else total + own
-        rows += len(h)
-    if rows == 0 or covariances[0] is None:
+        fresh = [_Read(measure.update(kind, y.to(kind)), kind.mT @ kind) for kind in kinds]
+        total = [old.merged(new) for old, new in zip(total, fresh, strict=True)] if total else fresh
+    if not total or total[0].state.n == 0:
         raise InputError(f"weight {name!r} must read a row that has a target, but none counts. Check the targets.")
-    values = [None if state is None else measure.compute(state) for state in states]  # type: ignore[arg-type]
-    assert values[0] is not None
-    return WeightLinearity(values[0], values[1], covariances[0], covariances[1], rows, use.sites[0].positions)
+    values = [measure.compute(one.state) for one in total]
+    virtual, its_covariance = (None, None) if lr is None else (values[1], total[1].covariance)
+    n, positions = total[0].state.n, use.sites[0].positions
+    return WeightLinearity(values[0], virtual, total[0].covariance, its_covariance, n, positions)
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What was read so far: the state of target linearity, and ``HᵀH``."""
+
+    state: TriangularState
+    covariance: Float[Tensor, "p p"]
+
+    def merged(self, other: "_Read") -> "_Read":
+        return _Read(self.state.merged(other.state), self.covariance + other.covariance)
 
 
 def _samples(
@@ -180,7 +181,7 @@ def _samples(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Rows, their gradients and their targets, some examples at a time."""
     for site in use.sites:
-        for some in _blocks(site):
+        for some in example_blocks(site):
             h = site.inputs_of(some).double().flatten(2)
             signals = site.signals[some, 0].double()
             gradient = torch.einsum("ntgo,goi->ntgi", signals, weight).flatten(2)
@@ -191,10 +192,3 @@ def _samples(
             y, counted = given.rows(some, h.shape[1], name)
             counted = counted.to(h.device)
             yield h.flatten(0, 1)[counted], gradient.flatten(0, 1)[counted], y.to(h)[counted]
-
-
-def _blocks(site: OuterSite) -> Iterator[slice]:
-    width = site.positions * site.groups * (site.fan_in + site.fan_out)
-    step = max(1, BLOCK_ENTRIES // max(1, width))
-    for start in range(0, site.examples, step):
-        yield slice(start, min(site.examples, start + step))

@@ -6,8 +6,8 @@ attention layers, and bilinear ones. What is no such matrix is listed with the r
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,8 +20,6 @@ from gramscope.base.errors import InputError
 from gramscope.capture import OuterSite, Site, Snapshot
 from gramscope.capture.network import named_parameters, unwrap
 from gramscope.measures.by_weight import ByWeight
-
-__all__ = ["MatrixForm", "WeightForms", "weight_forms"]
 
 # Rows of unfolded inputs, times their width, that are held in float64 at once.
 BLOCK_ENTRIES = 2**24
@@ -97,21 +95,25 @@ class MatrixForm:
         return torch.equal(self.index, other.index)
 
 
+def example_blocks(site: OuterSite) -> Iterator[slice]:
+    """Some examples at a time, as many as are held at once in float64."""
+    width = site.positions * site.groups * (site.fan_in + site.directions * site.fan_out)
+    step = max(1, BLOCK_ENTRIES // max(1, width))
+    return (slice(start, min(site.examples, start + step)) for start in range(0, site.examples, step))
+
+
 @dataclass(frozen=True, eq=False)
 class WeightForm:
     """One weight of a model: its parameter, its matrix form, and the captured sites where it was used (if any)."""
 
     parameter: str
     form: MatrixForm
-    sites: tuple[OuterSite, ...] = ()
+    sites: tuple[OuterSite, ...] = field(default=(), repr=False)
 
     def rows(self) -> Iterator[tuple[Float[Tensor, "g N i"], Float[Tensor, "g k N o"]]]:
         """Inputs and signals in float64, group by group, some examples at a time; positions and uses are rows."""
         for site in self.sites:
-            width = site.positions * site.groups * (site.fan_in + site.directions * site.fan_out)
-            step = max(1, BLOCK_ENTRIES // max(1, width))
-            for start in range(0, site.examples, step):
-                some = slice(start, min(site.examples, start + step))
+            for some in example_blocks(site):
                 inputs = site.inputs_of(some).double().flatten(0, 1).transpose(0, 1)
                 signals = site.signals[some].double().permute(3, 1, 0, 2, 4).flatten(2, 3)
                 yield inputs, signals
@@ -147,6 +149,15 @@ def weight_forms(source: nn.Module | Snapshot) -> WeightForms:
         ['0.bias', '2.bias']
     """
     return _forms_of_snapshot(source) if isinstance(source, Snapshot) else _forms_of_modules(source)
+
+
+def check_same_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    """Raise unless two batches were measured on the same weights."""
+    if a.keys() != b.keys() or not all(torch.equal(weight, b[name].to(weight)) for name, weight in a.items()):
+        raise InputError(
+            "batches of one network in one state can be merged, but the weights differ. Measure all batches "
+            "between two training steps."
+        )
 
 
 # From a snapshot ---------------------------------------------------------------------------------------
