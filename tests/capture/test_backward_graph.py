@@ -1,7 +1,5 @@
 """Backward passes in parts give the signals of one pass, and sites are the same however they were found."""
 
-import importlib
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,11 @@ from torch import nn
 import gramscope as gs
 from cases import CASES
 from gramscope.capture.backward_graph import TOGETHER, BackwardGraph
-from gramscope.capture.capturing import FEW, opened
+from gramscope.capture.capturing import opened
+from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.weight_sites import WeightSites
+from gramscope.kernels import memory
+from gramscope.kernels.memory import FEW
 from references.jacobian import assert_kernel_close, reference_ntk
 
 CUT = ["vit", "lstm", "gru", "gpt_tied", "encoder_layer", "residual_in_place", "pinn_residual", "batch_norm2d_eval",
@@ -20,8 +21,8 @@ MANY = 15
 
 @pytest.fixture(autouse=True)
 def always_from_a_few(monkeypatch):
-    """Small networks too are searched by a few examples, which otherwise pays for large ones only."""
-    monkeypatch.setattr(importlib.import_module("gramscope.capture.capturing"), "SPARED", -1)
+    """Small networks too are looked at by a few examples first, as large ones are."""
+    monkeypatch.setattr(memory, "SMALL_INPUT", -1)
 
 
 @pytest.mark.parametrize("together", [0, 2**62])
@@ -81,13 +82,16 @@ def test_skips_are_not_counted_twice():
 
 
 @pytest.mark.parametrize("name", ["mlp_relu", "vit", "gpt_tied", "encoder_layer", "mha_sequence_first", "conv1d"])
-def test_sites_found_from_a_few_examples(name):
+def test_sites_found_from_a_few_examples(name, monkeypatch):
     case = CASES[name]
     model, x, _ = case.build(dtype=torch.float64)
     x = x.repeat((MANY + 2) // len(x) + 1, *[1] * (x.dim() - 1))
-    with opened(model, x, outputs=case.outputs) as network:
-        assert network.few() is not None
+    known = KnownSites()
+    with opened(model, x[:FEW], outputs=case.outputs) as network:
+        network.weight_sites.keep_in(known, few=True)
+    with opened(model, x, outputs=case.outputs, known=known) as network:
         sought = WeightSites(BackwardGraph(network.f, network.parameters), lambda names: None)
+        monkeypatch.setattr(WeightSites, "_find", lambda self: pytest.fail("searched again"))
         found = network.weight_sites
         twin = dict(zip(sought.graph.nodes, found.graph.nodes, strict=True))
         assert [

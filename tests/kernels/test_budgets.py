@@ -6,9 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramscope as gs
+from gramscope.base import products
 from gramscope.capture.capturing import opened
 from gramscope.capture.working_set import WorkingSet
-from references.counting import LivePeak
+from gramscope.kernels import memory as plans
+from references.counting import CountFlops, LivePeak
 
 
 class Residual(nn.Module):
@@ -133,6 +135,19 @@ def test_the_bytes_of_all_tensors_stay_within_the_budget(name, reduce, n, share)
     torch.testing.assert_close(kernel, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
 
 
+@pytest.mark.parametrize("reduce", ["trace", "none"])
+@pytest.mark.parametrize("name", ["resnet", "lstm"])
+def test_the_budget_holds_where_the_two_sides_cannot_share_a_forward_pass(name, reduce):
+    """Inputs of another size: the signals of one side wait for those of the other."""
+    model, x, _ = problem(name, 16)
+    x2 = x[:12, :9].clone() if name == "lstm" else x[:12, :, :12, :12].clone()
+    whole, free = measured(model, x, x2=x2, reduce=reduce, memory="10GB")
+    budget = int(0.5 * free) + 2**16
+    kernel, peak = measured(model, x, x2=x2, reduce=reduce, memory=budget)
+    assert peak <= budget, f"{peak / budget:.2f} of {budget:,}"
+    torch.testing.assert_close(kernel, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
+
+
 @pytest.mark.parametrize("name", ["cnn", "vit", "gpt, loss"])
 def test_a_kernel_on_disk_stays_within_the_budget_and_leaves_nothing_behind(name, tmp_path):
     """Tile after tile: what one left alive would add up."""
@@ -162,6 +177,37 @@ def test_the_working_set_is_what_a_backward_pass_holds(name):
             del group
     # Not in it: small sums. Counted twice: signals that several uses of a weight share, and copies that views spare.
     assert 0.98 * (memory.peak - before) <= counted <= 2.5 * (memory.peak - before)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_large_work_of_a_gpu_keeps_to_its_budget(name, monkeypatch):
+    """One output at a time with fused attention, or several together where that saves work: on the CPU, for once."""
+    model, x, outputs = problem(name, 24)
+    options = {"outputs": outputs, "reduce": "trace"}
+    whole, free = measured(model, x, **options, memory="10GB")
+    monkeypatch.setattr(plans, "ONE_BY_ONE", {"cpu"})
+    monkeypatch.setattr(plans, "LARGE", 0)
+    for budget in (2 * free, int(0.6 * free) + 2**16):
+        kernel, peak = measured(model, x, **options, memory=budget)
+        assert peak <= budget, f"{peak / budget:.2f} of {budget:,}"
+        torch.testing.assert_close(kernel, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
+
+
+def test_outputs_of_a_trace_are_contracted_together_where_inputs_would_meet_again(monkeypatch):
+    """Wide layers of few positions: one Gram matrix of the inputs for all outputs, not one for each."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 64, 3), nn.Flatten(), nn.Linear(64 * 4, 10))
+    x = torch.randn(32, 8, 4, 4)
+    monkeypatch.setattr(plans, "ONE_BY_ONE", {"cpu"})
+    monkeypatch.setattr(plans, "LARGE", 0)
+    monkeypatch.setattr(products, "WORTH", 2**62)  # torch's own products, which are counted
+    counted = []
+    for worth in (1.2, 1e9):
+        monkeypatch.setattr(plans, "WORTH", worth)
+        with CountFlops() as count:
+            gs.ntk(model, x, reduce="trace", memory="1GB")
+        counted.append(count.total)
+    assert counted[0] < 0.7 * counted[1], counted
 
 
 def test_less_memory_costs_passes_and_not_more():

@@ -298,3 +298,11 @@ def test_third_derivatives_over_the_zoo(name):
     )
     want = (ahead - behind) / (2 * h)
     assert float((found - want).norm()) <= 1e-4 * max(float(want.norm()), 1e-3 * float(ahead.norm()), 1e-9)
+
+
+def test_what_holds_kernels_says_of_which_network():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    found = DDNTK(model, torch.randn(4, 2).double())
+    assert repr(found) == "DDNTK(Axes(example=4, output=1), 13 parameters)"
+    assert repr(found.dense()) == "DenseDDNTK(first and second, 4 outputs on each of their four axes)"
+    assert repr(gs.kernels.TangentKernels(model)) == "TangentKernels of Sequential (float64)"

@@ -44,7 +44,8 @@ class Recurrent(nn.Module):
     def __init__(self, kind, **options):
         super().__init__()
         self.cell = getattr(nn, kind)(3, 4, batch_first=True, **options)
-        self.head = nn.Linear(4, 2)
+        ways = 2 if options.get("bidirectional") else 1
+        self.head = nn.Linear(ways * options.get("proj_size", 4), 2)
 
     def forward(self, x):
         return self.head(self.cell(x)[0][:, -1])
@@ -69,6 +70,21 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
 
 
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.norms, self.skip = nn.ModuleList([nn.BatchNorm2d(4), nn.BatchNorm2d(4)]), nn.Conv2d(2, 4, 1)
+        self.head = nn.Linear(4, 2)
+        for norm in self.norms:
+            nn.init.normal_(norm.running_mean)
+            nn.init.uniform_(norm.running_var, 0.5, 2.0)
+
+    def forward(self, x):
+        branch = self.norms[1](self.second(F.silu(self.norms[0](self.first(x)))))
+        return self.head(F.silu(branch + self.skip(x)).mean((2, 3)))
+
+
 def zoo():
     yield "mlp", mlp(3, 5, 4, 2), torch.randn(4, 3)
     yield "relu", mlp(3, 6, 5, 2, activation=nn.ReLU), torch.randn(4, 3)
@@ -79,6 +95,10 @@ def zoo():
     yield "encoder", nn.Sequential(block, nn.Flatten(), nn.Linear(12, 2)), torch.randn(3, 3, 4)
     yield "gru", Recurrent("GRU"), torch.randn(3, 3, 3)
     yield "lstm", Recurrent("LSTM"), torch.randn(3, 3, 3)
+    yield "gru, two ways", Recurrent("GRU", bidirectional=True, bias=False), torch.randn(3, 3, 3)
+    projected = Recurrent("LSTM", bidirectional=True, num_layers=2, proj_size=2)
+    yield "projected lstm, two ways", projected, torch.randn(2, 3, 3)
+    yield "residual", Residual().eval(), torch.randn(3, 2, 5, 4)
     yield "rnn relu", Recurrent("RNN", nonlinearity="relu"), torch.randn(3, 3, 3)
     groups = (nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(12, 2))
     yield "group norm", nn.Sequential(*groups), torch.randn(3, 3, 4)
@@ -155,15 +175,18 @@ def test_contractions_equal_those_of_the_definition(widths, n, activation, seed)
     torch.testing.assert_close(operator.dense(), velocity.reshape(operator.shape), **tolerance)
 
 
+@pytest.mark.parametrize("rated", [False, True])
 @pytest.mark.parametrize("name", ZOO)
-def test_velocity_of_every_kind_of_network_by_finite_differences(name):
+def test_velocity_of_every_kind_of_network_by_finite_differences(name, rated):
     model, x = ZOO[name]
     torch.manual_seed(1)
     residual = 0.3 * torch.randn(len(x), 2, dtype=torch.float64)
-    want = velocity_by_differences(model, x, residual)
+    # Along plain gradients some faults are invisible: a gradient is orthogonal to whatever the outputs do not feel.
+    rates = 0.1 + torch.rand(sum(p.numel() for p in model.parameters())).double() if rated else None
+    want = velocity_by_differences(model, x, residual, rates)
     before = state(model, x)
-    got = dntk_velocity(model, x, residual)
-    operator = dntk_velocity_operator(model, x, residual)
+    got = dntk_velocity(model, x, residual, metric=rates)
+    operator = dntk_velocity_operator(model, x, residual, metric=rates)
     assert_same_fingerprint(before, state(model, x))
     assert relative(got, want) < DIFFERENCES
     assert relative(operator.dense().reshape(got.shape), got) < EXACT
@@ -306,7 +329,7 @@ def test_dense_kernels_are_those_of_products(name, metric):
         "numbers": {n: 0.5 + i for i, (n, _) in enumerate(model.named_parameters())},
         "tensors": lambda n, p: p.detach().abs(),
     }[metric]
-    at = Expansion(model, x, rates)
+    at = Expansion(model, x, metric=rates)
     jacobian = at.vjp(torch.eye(at.rows.size, dtype=torch.float64)).T
     want = at.weighted(jacobian.T).T @ jacobian.T
     assert relative(dense_kernel(at, None), want) < EXACT
@@ -580,7 +603,7 @@ def test_rates_and_options_that_cannot_be_meant_are_refused():
         with pytest.raises(InputError, match="metric must not be negative"):
             dntk_velocity(model, x, residual, metric=metric)
     for rates in ((-1.0, 1.0), (1.0, float("nan")), (1.0, {"0": 1.0, "2": -1.0})):
-        with pytest.raises(InputError, match="must be a finite number of at least 0"):
+        with pytest.raises(InputError, match="must be one finite number at least 0"):
             layer_rates(model, *rates)
     with pytest.raises(InputError, match="other must be"):
         layer_rates(nn.LayerNorm(3), 1.0, 1.0, other=-1.0)
@@ -589,7 +612,7 @@ def test_rates_and_options_that_cannot_be_meant_are_refused():
         lambda: ntk_step(model, x, residual, 0.1, foo=1),
         lambda: TangentKernels(model, foo=1),
     ):
-        with pytest.raises(UnsupportedError, match="there is no option 'foo'; a network is read by outputs"):
+        with pytest.raises(UnsupportedError, match="there is no option 'foo'; there are metric, outputs"):
             call()
 
 

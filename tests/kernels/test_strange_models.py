@@ -3,8 +3,6 @@
 Forty examples take more than one digit of a number in base 32, and are told by three of them where that is possible.
 """
 
-import importlib
-
 import pytest
 import torch
 from torch import nn
@@ -13,6 +11,7 @@ import gramscope as gs
 from cases import CASES, all_in_full
 from gramscope.base.nested import map_tensors
 from gramscope.capture.network import count_examples
+from gramscope.kernels import memory
 from references.jacobian import assert_kernel_close, reference_ntk
 
 MANY = 40
@@ -20,8 +19,8 @@ MANY = 40
 
 @pytest.fixture(autouse=True)
 def always_from_a_few(monkeypatch):
-    """Small networks too are searched by a few examples, which otherwise pays for large ones only."""
-    monkeypatch.setattr(importlib.import_module("gramscope.capture.capturing"), "SPARED", -1)
+    """Small networks too are looked at by a few examples first, as large ones are."""
+    monkeypatch.setattr(memory, "SMALL_INPUT", -1)
 
 
 class Graphs(nn.Module):

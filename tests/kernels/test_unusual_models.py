@@ -278,7 +278,7 @@ def test_no_block_changes_the_kernel_without_a_word(name):
         try:
             found = gs.ntk(model, x, memory=memory)
         except (InputError, CoupledExamplesError) as error:
-            refused += "other examples in the batch" in str(error)
+            refused += isinstance(error, CoupledExamplesError)
         else:
             assert whole is not None
             torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-12)
@@ -298,7 +298,7 @@ def test_outputs_that_differentiate_can_be_cut_into_blocks(reduce):
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     x = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
     exact = reference_ntk(model, x, reduce=reduce, outputs=residual)
-    for memory in (4500, 8000, 10**6):
+    for memory in (5000, 8000, 10**6):
         assert_kernel_close(gs.ntk(model, x, reduce=reduce, outputs=residual, memory=memory), exact, 1e-12)
     assert not x.requires_grad
 

@@ -33,6 +33,7 @@ IDS, TABLE = torch.tensor([[1, 2, 2], [0, 6, 1]]), torch.randn(7, 3).double()
 LSTM = nn.LSTM(6, 4, num_layers=2, bidirectional=True, proj_size=3, batch_first=True).double()
 DEFINED = {
     "layer_norm": lambda: F.layer_norm(ROWS, (6,), GAIN, BIAS),
+    "weight norm": lambda: torch._weight_norm(IMAGE, IMAGE[:, :1, :1, :1].cos(), 0),
     "rms_norm": lambda: F.rms_norm(ROWS, (6,), GAIN),
     "group_norm": lambda: F.group_norm(IMAGE, 3, GAIN, BIAS),
     "batch_norm": lambda: F.batch_norm(IMAGE, MEAN, VARIANCE, GAIN, BIAS),

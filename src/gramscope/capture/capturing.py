@@ -19,7 +19,7 @@ from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, check_differentiable
-from gramscope.capture.known_sites import FoundSites, KnownSites
+from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import (
     Outputs,
     Precision,
@@ -31,8 +31,6 @@ from gramscope.capture.network import (
     evaluate,
     loss_gradient,
     named_parameters,
-    same_outputs,
-    slice_examples,
 )
 from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
@@ -41,8 +39,6 @@ from gramscope.capture.weight_sites import WeightSites
 from gramscope.capture.working_set import WorkingSet, gradient_bytes
 from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction
 
-# Examples that tell where the sites are, and the bytes that this must spare each node of the graph to save time.
-FEW, SPARED = 3, 2**17
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
 
@@ -98,8 +94,8 @@ def capture(
 class Opened:
     """A forward pass of a network: its outputs (n, C), from which backward passes may be made.
 
-    ``room`` bytes of signals may be held at once in the search for the sites; ``few`` gives the outputs of a few of
-    the examples alone, if these can be taken out, where that saves time; ``hooked`` says that tensors carry hooks.
+    ``room`` bytes of signals may be held at once in the search for the sites, which ``known`` ones spare; ``hooked``
+    says that tensors carry hooks.
     """
 
     f: Tensor
@@ -107,7 +103,6 @@ class Opened:
     frozen: tuple[str, ...]
     refuse_mixing: Callable[[Sequence[str]], None]
     room: int
-    few: Callable[[], Tensor | None]
     hooked: bool
     known: KnownSites | None = None
 
@@ -115,21 +110,10 @@ class Opened:
     def weight_sites(self) -> WeightSites:
         graph = BackwardGraph(self.f, self.parameters, whole=self.hooked)
         recalled = None if self.known is None else self.known.recall(graph)
-        found = WeightSites(graph, self.refuse_mixing, self.room, recalled or self._found_in_few(graph))
+        found = WeightSites(graph, self.refuse_mixing, self.room, recalled)
         if self.known is not None and recalled is None:
             found.keep_in(self.known)
         return found
-
-    def _found_in_few(self, graph: BackwardGraph) -> FoundSites | None:
-        """The sites as a few of the examples tell them, where that saves time, or memory that is short."""
-        n = len(self.f)
-        saves = n > FEW and (graph.size * (n - FEW) / n > SPARED * len(graph.nodes) or graph.size > self.room)
-        f = self.few() if saves else None
-        if f is None or not same_outputs(f.detach(), self.f.detach()[: len(f)]):
-            return None
-        found = KnownSites()
-        WeightSites(BackwardGraph(f, self.parameters), self.refuse_mixing, self.room).keep_in(found)
-        return found.recall(graph, more=True)
 
     def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
         """All sites of some parameters at a time, the last of the network first."""
@@ -169,7 +153,7 @@ def opened(
     """A forward pass, made inside ``watch``, to go back from; everything is put back after.
 
     ``large`` passes may use fused attention, which is meant to be gone through one direction at a time. ``known`` are
-    the sites of earlier passes of the same examples: they are sought once.
+    the sites of earlier passes of the same examples, or of a few of them: they are sought once.
     """
     if coupled not in ("refuse", "exact"):
         raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
@@ -209,18 +193,9 @@ def opened(
                 'coupled="exact" for the kernel of the coupled outputs.' + _unequal_lengths(x) + _training_norms(model)
             )
 
-        def few() -> Tensor | None:
-            streams.rewind()
-            try:
-                some = slice_examples(at_precision(model, given, precision)[1], n, slice(0, FEW))
-                with untouched(model), torch.enable_grad():
-                    return evaluate(model, some, FEW, outputs)
-            except Exception:
-                return None  # the model takes no part of its batch, for whatever reason: then all of it is searched
-
         every = named_parameters(model)
         left_out = tuple(name for name in every if name not in parameters)
-        yield Opened(f, parameters, left_out, refuse_mixing, room, few, hooks.seen, known)
+        yield Opened(f, parameters, left_out, refuse_mixing, room, hooks.seen, known)
 
 
 @dataclass(frozen=True)
@@ -229,7 +204,7 @@ class Survey:
 
     For each direction: ``working`` is what the backward pass holds at once, cut as finely as it can be, ``signals``
     what all sites hold. ``outer`` are sites of which gradient rows may be formed: (T, g, i, o), and whether their
-    inputs are made anew (the patches of a convolution). ``alike`` says that a few examples tell where all have sites.
+    inputs are made anew (the patches of a convolution). ``known`` are the sites, for passes of more examples.
     """
 
     outputs: int
@@ -238,13 +213,14 @@ class Survey:
     working: int
     signals: int
     outer: tuple[tuple[int, int, int, int, bool], ...]
-    alike: bool
+    known: KnownSites
     dtype: torch.dtype
 
 
 def survey(
-    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
-) -> Survey:
+    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None,
+    large: bool = False,
+) -> Survey:  # fmt: skip
     """The size of a pass of ``x``, by what autograd keeps of it and by its backward graph."""
     kept: dict[int, int] = {}
 
@@ -254,14 +230,15 @@ def survey(
         return tensor.detach()  # an output that its own node keeps as it is would never be freed
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with opened(model, x, outputs=outputs, frozen=frozen, precision=precision, watch=hooks) as network:
+    options: ForwardOptions = {"outputs": outputs, "frozen": frozen, "precision": precision}
+    with opened(model, x, **options, large=large, watch=hooks) as network:
         weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters.values()}
         kept[network.f.untyped_storage().data_ptr()] = network.f.untyped_storage().nbytes()
         sizes = [size for place, size in kept.items() if place not in weights]
         held = sum(sizes) + 2 * sum(tensor.nbytes for tensor in tensors_in(x))  # x is joined, and copied
         n, width = network.f.shape
         found, known = network.weight_sites, KnownSites()
-        found.keep_in(known)
+        found.keep_in(known, few=True)
         working = WorkingSet(found.graph).most_bytes(found.edges, found.waiting)
         signals = sum(map(gradient_bytes, found.edges))
         outer = set()
@@ -272,7 +249,7 @@ def survey(
                 anew = site.inputs_of(slice(0, 1)).untyped_storage().data_ptr() not in kept
                 outer.add((site.positions, site.groups, site.fan_in, site.fan_out, anew))
         held, largest, working, signals = (math.ceil(size / n) for size in (held, max(sizes), working, signals))
-        return Survey(width, held, largest, working, signals, tuple(sorted(outer)), known.found, network.f.dtype)
+        return Survey(width, held, largest, working, signals, tuple(sorted(outer)), known, network.f.dtype)
 
 
 def outputs_of(

@@ -1,13 +1,17 @@
 """Where the weight sites of a network are, carried over from one forward pass to another.
 
-The search for the sites takes two backward passes and looks at every signal. It is spared where the backward graph is
-built as one that was searched: of the same examples at an earlier step, or of a few of the examples alone.
+The search for the sites takes two backward passes and looks at every signal. It is not repeated where the backward
+graph is built as one that was searched: of the same examples at an earlier step, or of a few of the examples alone.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from jaxtyping import Float
+from torch import Tensor
+
 from gramscope.capture.backward_graph import BackwardGraph, Edge, Node, incoming
+from gramscope.capture.network import same_outputs
 from gramscope.capture.owners import Owner
 
 Place = tuple[int, int]  # of an edge: its node's place in the graph, and its number
@@ -36,19 +40,22 @@ class KnownSites:
         self._examples = 0
         self._cuts: dict[int, list[tuple[int, Place]]] = {}
         self._owners: dict[Place, Owner] = {}
+        self._few: Tensor | None = None  # outputs of the examples searched, if their sites may serve larger batches
+        self._agreed = False  # with the outputs of the same examples in the first larger batch
 
     @property
     def found(self) -> bool:
         """Whether there is anything to recall."""
         return self._plan is not None
 
-    def recall(self, graph: BackwardGraph, more: bool = False) -> FoundSites | None:
+    def recall(self, graph: BackwardGraph) -> FoundSites | None:
         """The sites of a graph that is built as the remembered one was; None for any other.
 
-        It must be of as many examples; or of any number if ``more``.
+        It must be of as many examples; or of more, if a few were searched for that.
         """
         n, nodes = len(graph.f), graph.nodes
-        if self._plan is None or (n != self._examples and not more) or _plan(graph) != self._plan:
+        known = n == self._examples or self._carries_over(graph.f.detach())
+        if self._plan is None or not known or _plan(graph) != self._plan:
             return None
         owners: dict[Edge, Owner] = {}
         for (place, number), owner in self._owners.items():
@@ -63,12 +70,23 @@ class KnownSites:
         }
         return FoundSites(cuts, owners)
 
+    def _carries_over(self, f: Float[Tensor, "n C"]) -> bool:
+        """Do the few have the same outputs in another batch? The first that comes begins with them, and decides."""
+        if self._few is None:
+            return False
+        if not self._agreed:
+            count = min(len(self._few), len(f))
+            self._agreed = same_outputs(self._few[:count], f[:count])
+            self._few = self._few if self._agreed else None
+        return self._agreed
+
     def remember(
-        self, graph: BackwardGraph, cuts: Mapping[Node, Sequence[Cut]], owners: Mapping[Edge, Owner | None]
-    ) -> None:
-        """Keep the sites, unless the values of data decided where they are."""
+        self, graph: BackwardGraph, cuts: Mapping[Node, Sequence[Cut]], owners: Mapping[Edge, Owner | None],
+        few: bool = False,
+    ) -> None:  # fmt: skip
+        """Keep the sites, unless the values of data decided where they are. Those of a ``few`` serve larger batches."""
         own = {edge: owner for edge, owner in owners.items() if edge[0] in cuts and owner is not None}
-        self._plan = None
+        self._plan, self._few, self._agreed = None, graph.f.detach() if few else None, False
         if any(owner.axis is None or owner.regular is None for owner in own.values()):
             return  # a signal that was zero, or examples that lie irregularly
         place = {node: number for number, node in enumerate(graph.nodes)}

@@ -28,8 +28,8 @@ X = TypeVar("X")  # what a model is called with
 PREFIXES = ("_orig_mod.",)
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 # Largest difference of an example's outputs in another batch, relative to the largest output: the rounding of kernels
-# that are chosen by batch size. Float64 networks may round to float32 inside.
-SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
+# that are chosen by batch size. Float64 networks may round to float32 inside; TF32 rounds to 11 bits.
+SAME, SAME_IN_TF32, SAME_IN_HALF = {torch.float64: 1e-5, torch.float32: 1e-3}, 2e-2, 5e-2
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -259,7 +259,8 @@ def loss_gradient(loss: Callable[[Tensor], Tensor], outputs: Tensor, name: str) 
 def same_outputs(some: Tensor, others: Tensor) -> bool:
     """The same numbers, to the rounding of kernels that are chosen by batch size."""
     gap, scale = (some - others).abs().max(), others.abs().max()
-    return bool(gap <= SAME.get(others.dtype, 5e-2) * scale)
+    tf32 = others.is_cuda and others.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    return bool(gap <= (SAME_IN_TF32 if tf32 else SAME.get(others.dtype, SAME_IN_HALF)) * scale)
 
 
 def depends_on_others(

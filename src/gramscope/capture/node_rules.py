@@ -61,8 +61,7 @@ class NodeUse:
     def owner_along(self, axis: int) -> Owner | None:
         """The owner, if the position along this axis tells the example; for a single example any axis does."""
         if self.owner.n == 1:
-            length = self.signal.shape[1 + axis]
-            return Owner(1, axis, torch.zeros(length, dtype=torch.long, device=self.signal.device), (1, length))
+            return Owner(1, axis, self.signal.device, (1, self.signal.shape[1 + axis]))
         return self.owner if self.owner.axis == axis else None
 
     def saved(self, name: str) -> Any:
@@ -161,7 +160,7 @@ def experts(use: NodeUse) -> list[Site] | None:
     for expert, (start, stop) in enumerate(pairwise([0, *ends.tolist()])):
         if start == stop:
             continue
-        mine = Owner(owner.n, 0, owner.labels[start:stop])
+        mine = Owner(owner.n, 0, rows.device, found=owner.labels[start:stop])
         inputs = mine.gather(rows[start:stop, None], 0)
         signals = mine.gather(use.signal[:, start:stop, None], 1).transpose(0, 1)
         frame = Frame(entries[expert].flatten(), tuple(use.shape))

@@ -27,14 +27,24 @@ REACH = {torch.float64: 32, torch.float32: 16, torch.bfloat16: 16, torch.float16
 class Owner:
     """The examples of a signal's entries: by position along one axis, or, if ``axis`` is None, entry by entry.
 
-    ``labels`` are numbers of examples, -1 where the signal is zero. ``regular`` is (outer, inner) where the positions
-    are (outer, example, inner) in row-major order.
+    ``regular`` is (outer, inner) where the positions are (outer, example, inner) in row-major order; for other layouts
+    ``found`` are the numbers of the examples, -1 where the signal is zero.
     """
 
     n: int
     axis: int | None
-    labels: Int[Tensor, "..."]
+    device: torch.device
     regular: tuple[int, int] | None = None
+    found: Int[Tensor, "..."] | None = None
+
+    @cached_property
+    def labels(self) -> Int[Tensor, "..."]:
+        """The number of the example of each position, or of each entry."""
+        if self.found is not None:
+            return self.found
+        assert self.regular is not None
+        outer, inner = self.regular
+        return torch.arange(self.n, device=self.device).repeat_interleave(inner).repeat(outer)
 
     @cached_property
     def places(self) -> tuple[Int[Tensor, " positions"], Int[Tensor, " positions"], int]:
@@ -73,8 +83,7 @@ class Owner:
         outer, inner = self.regular
         if self.axis >= len(shape) or shape[self.axis] != outer * n * inner:
             return None
-        labels = torch.arange(n, device=self.labels.device).repeat_interleave(inner).repeat(outer)
-        return Owner(n, self.axis, labels, self.regular)
+        return Owner(n, self.axis, self.device, self.regular)
 
     @property
     def silent(self) -> bool:
@@ -102,12 +111,12 @@ def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> O
     if plain.dim() == 0 or plain.shape[0] == 0 or plain.shape[0] % n:
         return None
     if not bool(plain[0].any()) and not bool(plain.any()):  # which tells nothing of the layout
-        return Owner(n, 0, torch.full((len(plain),), -1, device=plain.device))
+        return Owner(n, 0, plain.device, found=torch.full((len(plain),), -1, device=plain.device))
     each = plain.shape[0] // n
     weights = torch.exp2(exponent.to(scaled.real.dtype)).repeat_interleave(each)
     expected = plain * weights.reshape(-1, *[1] * (plain.dim() - 1))
-    labels = torch.arange(n, device=plain.device).repeat_interleave(each)
-    return Owner(n, 0, labels, (1, each)) if _agree(expected, scaled, labels, n) else None
+    owner = Owner(n, 0, plain.device, (1, each))
+    return owner if _agree(expected, scaled, owner) else None
 
 
 def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Tensor, " n"]]) -> Owner | None:
@@ -132,9 +141,9 @@ def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Ten
         return None
     for tensor, digit in zip(scaled, digits, strict=True):
         expected = plain * torch.exp2(digit.to(plain.real.dtype))[labels.clamp_min(0)]
-        if not _agree(expected, tensor, labels, n):
+        if not _agree(expected, tensor, Owner(n, None, plain.device, found=labels)):
             return None
-    return _along_one_axis(labels, n) or Owner(n, None, labels)
+    return _along_one_axis(labels, n) or Owner(n, None, plain.device, found=labels)
 
 
 def without_vanished(plain: Tensor, scaled: Sequence[Tensor]) -> list[Tensor]:
@@ -161,13 +170,13 @@ def _ratio(plain: Tensor, scaled: Tensor, zero: Tensor) -> Tensor:
     return torch.log2(other / size.where(~zero, 1)).where(~zero, 0.0)
 
 
-def _agree(expected: Tensor, found: Tensor, labels: Int[Tensor, "..."], n: int) -> bool:
+def _agree(expected: Tensor, found: Tensor, owner: Owner) -> bool:
     """Equal, or equal to rounding for every example by itself, so that a large one hides nothing in the others."""
     if torch.equal(expected, found):
         return True
-    index = labels.clamp_min(0).flatten()
+    index = owner.labels.clamp_min(0).flatten()
     gap, size = (
-        torch.zeros(n, dtype=torch.float64, device=found.device).index_add_(
+        torch.zeros(owner.n, dtype=torch.float64, device=found.device).index_add_(
             0, index, t.abs().double().square().reshape(len(index), -1).sum(1)
         )
         for t in (expected - found, found)
@@ -183,7 +192,8 @@ def _along_one_axis(labels: Int[Tensor, "..."], n: int) -> Owner | None:
             continue
         top = by_position.amax(1)
         if bool(((by_position == top[:, None]) | (by_position < 0)).all()):
-            return Owner(n, axis, top, _regular(top, n))
+            regular = _regular(top, n)
+            return Owner(n, axis, labels.device, regular, found=None if regular else top)
     return None
 
 

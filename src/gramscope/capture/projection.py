@@ -19,7 +19,7 @@ from gramscope.capture.network import Outputs, count_examples, evaluate
 MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and kept for the backward pass
 CHUNK_BYTES = 2**26  # of the part of a larger one that is made at a time
 SIGNS_PER_NUMBER = 64  # bits of one random number
-ROWS_UNPACKED = 2**14  # whose bits become signs at a time
+ROWS_UNPACKED = {"cpu": 2**14, "cuda": 2**20}  # whose bits become signs at a time: a cache holds few, a GPU wants many
 
 
 def project(k: SupportsIndex, seed: SupportsIndex = 0, of: Outputs = None) -> "Projection":
@@ -85,8 +85,9 @@ class Projection:
             some = signs[:, column : column + SIGNS_PER_NUMBER]
             numbers = self._numbers(column // SIGNS_PER_NUMBER, start, stop).to(like.device)
             places = torch.arange(some.shape[1], device=like.device)
-            for first in range(0, len(signs), ROWS_UNPACKED):
-                rows = slice(first, first + ROWS_UNPACKED)
+            step = ROWS_UNPACKED.get(like.device.type, ROWS_UNPACKED["cuda"])
+            for first in range(0, len(signs), step):
+                rows = slice(first, first + step)
                 some[rows] = 1 - 2 * (numbers[rows, None] >> places & 1)
         return signs
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
+from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.capture.backward_graph import (
     UNLIMITED,
     BackwardGraph,
@@ -87,10 +88,10 @@ class WeightSites:
                 refuse_mixing(doubtful)
         self.edges = [edge for node in self.cuts for edge in _edges(node) if self._owners.get(edge) is not None]
 
-    def keep_in(self, known: KnownSites) -> None:
+    def keep_in(self, known: KnownSites, few: bool = False) -> None:
         """Tell where the sites are, for other passes, unless the values of data may move them."""
         if not any(map(_may_route, self.graph.above(self.cuts))):
-            known.remember(self.graph, self.cuts, self._owners)
+            known.remember(self.graph, self.cuts, self._owners, few)
 
     @property
     def waiting(self) -> set[Edge]:
@@ -183,6 +184,7 @@ class WeightSites:
             stack += fresh
         return list(found)
 
+    @exact_arithmetic()  # TF32 would round sums that differ in their last bits to others that differ in their eleventh
     def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
         """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
         weights = [torch.exp2(digit.to(mixture.dtype))[:, None] for digit in digits]
@@ -295,15 +297,18 @@ class WeightSites:
 
     def _placed(self, site: Site, weight: Edge) -> Site | None:
         """The site of a parameter from that of a weight which is the parameter or a view of it; else None."""
-        node = weight[0]
-        if is_leaf(node):
-            return _sparse(_real(replace(site, name=self.graph.names[node]), node))
+        node = below = weight[0]
+        turned = False
+        while operation(below) == "T":
+            below, turned = below.next_functions[0][0], not turned
+        if is_leaf(below) and not turned:
+            return _sparse(_real(replace(site, name=self.graph.names[below]), below))
         leaves = self.graph.leaves_below(node)
         if len(leaves) != 1 or not self._is_view(node) or leaves[0].variable.is_complex():
             return None
-        name, turned = self.graph.names[leaves[0]], operation(node) == "T" and is_leaf(node.next_functions[0][0])
+        name = self.graph.names[leaves[0]]
         if (isinstance(site, OuterSite) and site.frame is None and len(site.order) == 2) and (
-            turned or self._frame(weight, leaves[0]).is_transpose
+            is_leaf(below) or self._frame(weight, leaves[0]).is_transpose
         ):
             return _sparse(replace(site, name=name, order=site.order[::-1]))
         frame = self._frame(weight, leaves[0])

@@ -28,7 +28,7 @@ Sites = Mapping[str, Sequence[Site]]
 # Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
 # and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
 # half; a GPU wants few and large products.
-STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 640, 1)}
+STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 64, 2)}
 # Rows that are mirrored at once.
 MIRRORED = {"cpu": 96, "cuda": 128}
 
@@ -76,9 +76,9 @@ class Accumulator:
         c, d = len(target) // n, target.shape[1] // m
         smallest, largest, leaf, finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
         if isinstance(piece, RowPiece) and piece.split:
-            smallest = largest  # tensor cores want large products
+            smallest, finer = largest, 1  # tensor cores want large products
         rows_at_once = min(largest, max(smallest, len(target) // (8 if target.is_cuda else 4)))
-        size = piece.strip or max(1, rows_at_once * n // len(target))
+        size = piece.strip or min(n, max(1, rows_at_once * n // len(target)))
         if isinstance(piece, PositionTracePiece):
             size = min(size, max(1, self.chunk // max(1, piece.bytes_each)))
         finest = size if piece.strip else min(size, max(1, leaf // c, size // finer))
@@ -168,7 +168,7 @@ class Accumulator:
         yield from self._part(lookup[0], lookup[-1], 0.0)
         for linear, table, flip in ((outer[0], lookup[-1], False), (outer[-1], lookup[0], True)):
             inputs, signals = linear.inputs[:, :, 0].to(self.dtype), linear.signals[:, :, :, 0].to(self.dtype)
-            yield TiedPiece(inputs, signals, table.ids, table.signals.to(self.dtype), self.trace, flip)
+            yield TiedPiece(inputs, signals, table.ids, table.signals.to(self.dtype), self.trace, flip, self.chunk)
 
 
 def _matrix(target: Tensor) -> Tensor:

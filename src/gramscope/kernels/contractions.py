@@ -36,7 +36,8 @@ LONGEST = 2**13
 SUMMED = 2**26
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 HELD = {"cpu": 2**25, "cuda": 2**31}
-STRIP_EXAMPLES = 16  # of a piece that loops over examples
+# Bytes that the cross term of a tied table holds.
+TIED = {"cpu": 2**20, "cuda": 2**31}
 # Positions below which the products of ``half``, which sum over T terms each, take longer than their count: they move
 # more than they compute. Measured on transformers of 10 to 65 positions on a CPU.
 FEW_POSITIONS = {"cpu": 12, "cuda": 16}
@@ -270,31 +271,31 @@ class TiedPiece:
     signals t on the other. ``flip`` puts the linear side on the columns.
     """
 
-    strip = STRIP_EXAMPLES
+    strip = 0
 
     def __init__(
         self, inputs: Float[Tensor, "n T i"], signals: Float[Tensor, "n k T table"], ids: Int[Tensor, "m S"],
-        looked_up: Float[Tensor, "m j S i"], trace: bool, flip: bool,
+        looked_up: Float[Tensor, "m j S i"], trace: bool, flip: bool, chunk: int = 2**31,
     ) -> None:  # fmt: skip
         self.inputs, self.signals, self.ids, self.looked_up = inputs, signals, ids, looked_up
         self.trace, self.flip = trace, flip
+        each = 2 * looked_up[0, ..., 0].numel() * inputs.shape[1] * inputs.element_size()
+        most = min(chunk, TIED.get(inputs.device.type, TIED["cuda"]))
+        self.pairs = max(1, most // max(1, each))  # that are held at once
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        linear, table = (cols, rows) if self.flip else (rows, cols)
-        k = 1 if self.trace else self.looked_up.shape[1]
-        v, s = self.inputs[linear[0] : linear[1]], self.signals[linear[0] : linear[1]]
-        for place in range(table[1] - table[0]):
-            ids, t = self.ids[table[0] + place], self.looked_up[table[0] + place]
-            at_ids = s.index_select(3, ids)  # (n, k, T, S)
-            aligned = torch.einsum("nTi,kSi->nTkS", v, t)
-            if self.trace:
-                share = torch.einsum("nkTS,nTkS->n", at_ids, aligned)[:, None]
-            else:
-                share = torch.einsum("nkTS,nTjS->nkj", at_ids, aligned).flatten(0, 1)
-            if self.flip:
-                out[place * k : (place + 1) * k].add_(share.T)
-            else:
-                out[:, place * k : (place + 1) * k].add_(share)
+        if self.flip:
+            out, rows, cols = out.T, cols, rows
+        k, j = (1, 1) if self.trace else (self.signals.shape[1], self.looked_up.shape[1])
+        sums = "nkTmS,nTmkS->nm" if self.trace else "nkTmS,nTmjS->nkmj"
+        for low, high in strips(rows[1] - rows[0], self.pairs):
+            some = slice(rows[0] + low, rows[0] + high)
+            for start, stop in strips(cols[1] - cols[0], max(1, self.pairs // (high - low))):
+                ids, signals = (t[cols[0] + start : cols[0] + stop] for t in (self.ids, self.looked_up))
+                at_ids = self.signals[some].index_select(3, ids.flatten()).unflatten(3, ids.shape)
+                aligned = torch.einsum("nTi,mkSi->nTmkS", self.inputs[some], signals)
+                share = torch.einsum(sums, at_ids, aligned).reshape((high - low) * k, -1)
+                out[low * k : high * k, start * j : stop * j].add_(share)
 
 
 def strips(n: int, size: int) -> Iterator[Range]:

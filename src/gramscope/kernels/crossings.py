@@ -25,7 +25,7 @@ from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.derivatives import derivative
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates
+from gramscope.kernels.expansion import Expansion, ExpansionOptions
 from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.ops.kinks import Sides, TwiceDifferentiable
 
@@ -148,15 +148,9 @@ class NTKStep(Result):
 
 @torch.inference_mode(False)
 def kink_crossings(
-    model: nn.Module,
-    x: ModelInput,
-    residual: Residual,
-    lr: float,
-    *,
-    probe: ModelInput = None,
-    metric: Rates = None,
-    **reading: Unpack[ExpansionOptions],
-) -> KinkCrossings:
+    model: nn.Module, x: ModelInput, residual: Residual, lr: float, *, probe: ModelInput = None,
+    **options: Unpack[ExpansionOptions],
+) -> KinkCrossings:  # fmt: skip
     """How many kinks a gradient step crosses: signs of preactivations before and after ``θ ← θ - lr λ Jᵀ ε``.
 
     These kinks are followed, as operations, modules or inside recurrent networks: ReLU and its variants (leaky,
@@ -178,22 +172,15 @@ def kink_crossings(
           relu: 1 of 1 (up 0, down 1, 1 predicted)
     """
     check_lr(lr)
-    watched, direction = read_step(model, x, residual, probe, metric, reading)
+    watched, direction = read_step(model, x, residual, probe, options)
     return _crossings(watched, watched.at(-lr * direction), direction, lr)
 
 
 @torch.inference_mode(False)
 def ntk_step(
-    model: nn.Module,
-    x: ModelInput,
-    residual: Residual,
-    lr: float,
-    *,
-    probe: ModelInput = None,
-    metric: Rates = None,
-    memory: Memory = None,
-    **reading: Unpack[ExpansionOptions],
-) -> NTKStep:
+    model: nn.Module, x: ModelInput, residual: Residual, lr: float, *, probe: ModelInput = None,
+    memory: Memory = None, **options: Unpack[ExpansionOptions],
+) -> NTKStep:  # fmt: skip
     """One step's change of the tangent kernel as the dNTK predicts it, as it is, and the part that kinks make.
 
     ``K(lr) - K = lr·velocity + crossing + O(lr²)``, with ``crossing = K(θ') - K(θ' on the sides of θ)``. The step is
@@ -213,7 +200,7 @@ def ntk_step(
         (True, 0)
     """
     check_lr(lr)
-    watched, direction = read_step(model, x, residual, probe, metric, reading)
+    watched, direction = read_step(model, x, residual, probe, options)
     tangent = watched.tangent(direction)
     velocity = dense_velocity(tangent, memory)
     linear = -lr * watched.jvp(direction[:, None]).reshape(watched.rows.shape)

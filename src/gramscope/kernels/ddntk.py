@@ -19,7 +19,7 @@ from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.derivatives import JacobianProducts, derivative, residual_of
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Tangent
 from gramscope.kernels.kernel_velocity import Residual, read_step
 
 
@@ -28,6 +28,9 @@ class DenseDDNTK(NamedTuple):
 
     first: Float[Tensor, "u u u u"]
     second: Float[Tensor, "u u u u"]
+
+    def __repr__(self) -> str:
+        return f"DenseDDNTK(first and second, {len(self.first)} outputs on each of their four axes)"
 
 
 class HessianProduct(JacobianProducts):
@@ -49,8 +52,8 @@ class NTKAccelerationOperator(JacobianProducts):
 class DDNTK:
     """Both ddNTKs of a network on fixed examples: contracted with vectors (matrix-free), or dense for small networks.
 
-    Vectors are over (example, output), of shape (n, C) or flattened. ``metric`` is λ as for ``dntk_velocity``; the
-    other options say how the network is read. ``check`` compares third derivatives by forward and by backward mode.
+    Vectors are over (example, output), of shape (n, C) or flattened. Options are those of ``dntk_velocity``, λ with
+    them; ``check`` compares third derivatives by forward and by backward mode.
 
     Reference: PDLT (arXiv:2106.10165) equations (11.151) to (11.153).
 
@@ -67,15 +70,12 @@ class DDNTK:
 
     @torch.inference_mode(False)
     def __init__(
-        self,
-        model: nn.Module,
-        x: ModelInput,
-        *,
-        metric: Rates = None,
-        check: bool = True,
-        **reading: Unpack[ExpansionOptions],
+        self, model: nn.Module, x: ModelInput, *, check: bool = True, **options: Unpack[ExpansionOptions]
     ) -> None:
-        self.expansion, self.check = Expansion(model, x, metric, **reading), check
+        self.expansion, self.check = Expansion(model, x, **options), check
+
+    def __repr__(self) -> str:
+        return f"DDNTK({self.expansion.rows!r}, {self.expansion.cols.size} parameters)"
 
     @torch.inference_mode(False)
     def first(self, a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "n C"]:
@@ -145,15 +145,9 @@ def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, 
 
 @torch.inference_mode(False)
 def output_third_order(
-    model: nn.Module,
-    x: ModelInput,
-    residual: Residual,
-    *,
-    probe: ModelInput = None,
-    metric: Rates = None,
-    check: bool = True,
-    **reading: Unpack[ExpansionOptions],
-) -> Float[Tensor, "n C"]:
+    model: nn.Module, x: ModelInput, residual: Residual, *, probe: ModelInput = None,
+    check: bool = True, **options: Unpack[ExpansionOptions],
+) -> Float[Tensor, "n C"]:  # fmt: skip
     """The η³ term of the outputs, ``f(η) = f - η K ε + η²·curvature + η³·third + O(η⁴)`` under a gradient step.
 
     ``third_i = -(1/6) Σ_{jkl} ddI_{i j k l} ε_j ε_k ε_l``; the factor -1/6 is inside. ``curvature`` is that of
@@ -173,21 +167,15 @@ def output_third_order(
         >>> output_third_order(Cube(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (1 - 3η)³ ends in -27η³
         -27.0
     """
-    at, direction = read_step(model, x, residual, probe, metric, reading)
+    at, direction = read_step(model, x, residual, probe, options)
     return derivative(at.tangent(direction).tangent(direction), direction, check) / -6
 
 
 @torch.inference_mode(False)
 def ntk_acceleration(
-    model: nn.Module,
-    x: ModelInput,
-    residual: Residual,
-    *,
-    probe: ModelInput = None,
-    metric: Rates = None,
-    check: bool = True,
-    **reading: Unpack[ExpansionOptions],
-) -> NTKAccelerationOperator:
+    model: nn.Module, x: ModelInput, residual: Residual, *, probe: ModelInput = None,
+    check: bool = True, **options: Unpack[ExpansionOptions],
+) -> NTKAccelerationOperator:  # fmt: skip
     """The kernel's second derivative along a step, ``K(η) = K + η·velocity + ½ η²·acceleration + O(η³)``.
 
     ``acceleration_{i1 i2} = Σ_{jk} (ddI_{i1 i2 j k} + ddI_{i2 i1 j k} + 2 ddII_{i1 i2 j k}) ε_j ε_k``: all of both
@@ -203,7 +191,7 @@ def ntk_acceleration(
         >>> ntk_acceleration(model, torch.ones(2, 1), torch.ones(2, 1)).dense().abs().max().item()
         0.0
     """
-    at, direction = read_step(model, x, residual, probe, metric, reading)
+    at, direction = read_step(model, x, residual, probe, options)
     operator = NTKAccelerationOperator(at, direction)
     if check:
         derivative(operator.twice, direction)

@@ -1,11 +1,13 @@
 """Dense kernels and their velocities, from the weight sites of the outputs and of their derivative along a direction.
 
 ``J v`` is a function of the parameters like the outputs themselves, so that the engine of :func:`gramscope.ntk` finds
-the sites of its graph, too: they hold the rows of ``J̇ = D_v J``.
+the sites of its graph, too: they hold the rows of ``J̇ = D_v J``. And it is linear in v, with the derivative J: one
+backward pass gives both sets of rows.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -21,11 +23,13 @@ from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.kernels.accumulate import Accumulator, Sites, summed_rows
 from gramscope.kernels.contractions import strips
-from gramscope.kernels.expansion import INFINITE, Expansion, Tangent
+from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent
 
 R = TypeVar("R")
 # Tensors of the size of the signals that are held for each output: as they came, and arranged for their products.
 OVERHEAD = 3
+# Before the name of a parameter: the part of a direction that belongs to it.
+ALONG = "along "
 
 
 def dense_kernel(at: Expansion, memory: Memory) -> Float[Tensor, "u u"]:
@@ -37,25 +41,26 @@ def dense_kernel(at: Expansion, memory: Memory) -> Float[Tensor, "u u"]:
 
 def dense_velocity(tangent: Tangent, memory: Memory) -> Float[Tensor, "u u"]:
     """``J̇ λ Jᵀ + J λ J̇ᵀ``, the derivative of the kernel along the direction of ``tangent``."""
-    if not tangent.g.requires_grad:
-        return torch.zeros(tangent.rows.size, tangent.rows.size, dtype=tangent.dtype, device=tangent.device)
-    moved = _product(_WeightedRows(tangent, tangent.g), _WeightedRows(tangent, tangent.f), memory)
+    moved = _product(_WeightedRows(tangent, tangent.g, tangent.direction), _WeightedRows(tangent, tangent.f), memory)
     check_finite(moved, "second derivatives of the outputs", INFINITE)
     return moved + moved.T
 
 
 class _WeightedRows:
-    """Sites that hold the rows of ``∂outputs/∂θ √λ``."""
+    """Sites that hold the rows of ``∂outputs/∂θ √λ``; and those of ``∂outputs/∂v √λ``, if they depend on a ``v``."""
 
-    def __init__(self, at: Expansion, outputs: Float[Tensor, "n C"]) -> None:
-        self.expansion = at
-        parameters = dict(zip(at.parameters, at.leaves, strict=True))
+    def __init__(self, at: Expansion, outputs: Float[Tensor, "n C"], v: Parameters = ()) -> None:
+        self.expansion, self.outputs, self.v = at, outputs, v
         self.roots: dict[str, Tensor] = {}
         if at.rates is not None:
-            parts = at.split(at.rates.sqrt())
-            self.roots = {name: part.flatten() for name, part in zip(parameters, parts, strict=True)}
+            self.roots = dict(zip(at.parameters, (part.flatten() for part in at.split(at.rates.sqrt())), strict=True))
+
+    @cached_property
+    def sites(self) -> WeightSites:
+        names = [*self.expansion.parameters, *(f"{ALONG}{name}" for name in self.expansion.parameters)]
+        leaves = dict(zip(names, (*self.expansion.leaves, *self.v), strict=False))
         # Coupled examples are as exact, with fewer sites.
-        self.sites = self._within(lambda: WeightSites(BackwardGraph(outputs, parameters), lambda names: None))
+        return self._within(lambda: WeightSites(BackwardGraph(self.outputs, leaves), lambda names: None))
 
     def _within(self, work: Callable[[], R]) -> R:
         with self.expansion.context(forward=False):
@@ -88,24 +93,28 @@ def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float
     expansion = left.expansion
     n, width = expansion.f.shape
     result = torch.zeros(n, width, n, width, dtype=expansion.dtype, device=expansion.device)
-    each, budget = left.bytes_per_output() + right.bytes_per_output(), memory_budget(memory, expansion.device)
+    each, budget = left.bytes_per_output(), memory_budget(memory, expansion.device)
     room = budget - 3 * result.nbytes
-    if room < each:
+    least = min(width, 2) * each  # one output's rows, and another's for the columns
+    if room < least:
         raise InputError(
-            f"memory must be at least {3 * result.nbytes + each:,} bytes for this kernel of {n * width} rows, got "
+            f"memory must be at least {3 * result.nbytes + least:,} bytes for this kernel of {n * width} rows, got "
             f"{budget:,}. Choose fewer outputs or examples, or use the operator form, which holds no rows."
         )
-    blocks = list(strips(width, room // each))
+    blocks = list(strips(width, width if width * each <= room else room // (2 * each)))
     for rows in blocks:
         mine = left.of_outputs(*rows)
         for columns in blocks:
-            theirs = mine if right is left and columns == rows else right.of_outputs(*columns)
+            theirs, along = mine, ALONG if left.v else ""
+            if columns != rows:
+                theirs, along = right.of_outputs(*columns), ""
             tile = result[:, slice(*rows), :, slice(*columns)]
             with torch.no_grad(), exact_arithmetic(expansion.function.tf32):
                 accumulator = Accumulator({"": tile}, False, room // 8, symmetric=False, fuse=True)
-                for name in (name for name in mine if theirs.get(name) and mine[name]):
-                    one = left.weighted(name, mine[name])
-                    accumulator.add({name: one}, {name: right.weighted(name, theirs[name])})
+                for name in expansion.parameters:
+                    if mine.get(name) and theirs.get(along + name):
+                        one = left.weighted(name, mine[name])
+                        accumulator.add({name: one}, {name: left.weighted(name, theirs[along + name])})
                 accumulator.finish()
     return result.reshape(n * width, n * width)
 

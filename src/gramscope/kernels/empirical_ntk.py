@@ -22,8 +22,8 @@ from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened, outputs_of
 from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.kernels.accumulate import Accumulator, Sites, mirror
-from gramscope.kernels.contractions import strips
-from gramscope.kernels.memory import CHUNK, Block, Plan, check_blocks, check_kernel, make_plan
+from gramscope.kernels.contractions import Range, strips
+from gramscope.kernels.memory import CHUNK, FEW, Block, Plan, check_blocks, check_kernel, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
 Reduce = Literal["none", "trace"]
@@ -88,26 +88,28 @@ def ntk(
     options: ForwardOptions = {"outputs": outputs, "frozen": frozen, "precision": own}
     trace = reduce == "trace"
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
-        plan = make_plan(model, x, x2, trace=trace, blocked=coupled == "refuse", memory=memory, **options)
-        run = partial(outputs_of, model, **options)
+        make = partial(make_plan, model, x, x2, trace=trace, blocked=coupled == "refuse", memory=memory, **options)
+        plan, run = make(), partial(outputs_of, model, **options)
+        separate = x2 is not None and not (coupled == "refuse" and _joinable(x, x2, plan, run))
+        if separate:
+            plan = make(separate=True)
         check_blocks(plan, run, x, x2)
-        small = plan.outputs < 0 and coupled == "refuse"  # the search then needs no pass of a few examples before
-        room = UNLIMITED if small else plan.signals
-        open_ = partial(opened, model, coupled=coupled, room=room, large=plan.large, **options)
+        open_ = partial(
+            opened, model, coupled=coupled, room=plan.signals, large=plan.large, known=plan.known, **options
+        )
         job = _Job(open_, plan, memory, trace, by_site, split)
         begun = time.perf_counter()
         if x2 is None:
             kernels = job.symmetric(x)
         else:
-            kernels = job.joined(x, x2) if coupled == "refuse" and _joinable(x, x2, plan, run) else job.separate(x, x2)
+            kernels = job.separate(x, x2) if separate else job.joined(x, x2)
         _name_slow(job.slow, time.perf_counter() - begun)
     return kernels if by_site else kernels[""]
 
 
 def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[[ModelInput], Tensor]) -> bool:
-    """Do examples of both kinds give the same outputs in one batch as by themselves?"""
-    one = slice_examples(x, plan.n, slice(*plan.rows[0].examples))
-    other = slice_examples(x2, plan.m, slice(*plan.columns[0].examples))
+    """Do examples of both kinds give the same outputs in one batch as by themselves? A few of each tell."""
+    one, other = (slice_examples(side, n, slice(0, FEW)) for side, n in ((x, plan.n), (x2, plan.m)))
     both = join_examples(one, other)
     if both is None:
         return False
@@ -158,28 +160,37 @@ class _Job:
     def separate(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
         """The same from two forward passes: for inputs of other shapes, and outputs that depend on their batch."""
         for mine in self.plan.rows:
-            with self.open(slice_examples(x, self.plan.n, slice(*mine.examples))) as network:
-                left = network.snapshot(network.cotangents(some=_slice(mine.outputs)))
-                self._note_slow(network)
-            for theirs in self.plan.columns:
-                if self.trace and mine.outputs != theirs.outputs:
-                    continue
-                with self.open(slice_examples(x2, self.plan.m, slice(*theirs.examples))) as network:
-                    right = network.snapshot(network.cotangents(some=_slice(theirs.outputs)))
-                    self._check_widths(left, right)
-                    self._allocate(network)
-                    self._note_slow(network)
-                accumulator = self._accumulator(mine, theirs, symmetric=False)
-                accumulator.add(left.by_parameter(), right.by_parameter())
-                accumulator.finish()
+            for some in self._together(mine.outputs) if self.trace else [mine.outputs]:
+                left = self._captured(x, self.plan.n, mine, some)
+                for theirs in self.plan.columns:
+                    if self.trace and mine.outputs != theirs.outputs:
+                        continue
+                    right = self._captured(x2, self.plan.m, theirs, some if self.trace else theirs.outputs, left)
+                    accumulator = self._accumulator(mine, theirs, symmetric=False)
+                    accumulator.add(left.by_parameter(), right.by_parameter())
+                    accumulator.finish()
         return self.kernels
 
-    def _check_widths(self, left: Snapshot, right: Snapshot) -> None:
-        if left.outputs.shape[1] != right.outputs.shape[1]:
-            raise InputError(
-                f"x and x2 must give the same number of outputs, got {left.outputs.shape[1]} and "
-                f"{right.outputs.shape[1]}. Choose outputs that both have, or use gs.ntk_operator, which takes them so."
-            )
+    def _captured(self, x: ModelInput, n: int, block: Block, outputs: Range, other: Snapshot | None = None) -> Snapshot:
+        """The signals of some outputs of a block of examples, to be contracted with those of the other side."""
+        with self.open(slice_examples(x, n, slice(*block.examples))) as network:
+            width = network.f.shape[1]
+            if other is not None and other.outputs.shape[1] != width:
+                raise InputError(
+                    f"x and x2 must give the same number of outputs, got {other.outputs.shape[1]} and {width}. Choose "
+                    "outputs that both have, or use gs.ntk_operator, which takes them so."
+                )
+            self._allocate(network)
+            taken = network.snapshot(network.cotangents(some=_slice(outputs)))
+            self._note_slow(network)
+            return taken
+
+    def _together(self, outputs: Range) -> Iterator[Range]:
+        """The outputs of a trace that are contracted together; all, of unknown number, where the plan says 0."""
+        start, stop = outputs
+        if not self.plan.passes:
+            return iter([outputs])
+        return ((start + low, start + high) for low, high in strips(stop - start, self.plan.passes))
 
     def _add_pairs(self, x: ModelInput, x2: ModelInput, pairs: Sequence[Pair]) -> None:
         """Two blocks at a time, both in one forward pass."""
@@ -216,12 +227,11 @@ class _Job:
 
     def _directions(self, network: Opened, mine: Block, theirs: Block) -> Iterator[tuple[Tensor, slice, slice]]:
         """Cotangents, and which of them belong to the rows and to the columns: some at a time for a trace."""
-        start, stop = _slice(mine.outputs).indices(network.f.shape[1])[:2]
         if self.trace:
-            for low, high in strips(stop - start, self.plan.passes or stop - start):
-                yield network.cotangents(some=slice(start + low, start + high)), slice(None), slice(None)
+            for some in self._together(mine.outputs):
+                yield network.cotangents(some=_slice(some)), slice(None), slice(None)
             return
-        own = network.cotangents(some=slice(start, stop))
+        own = network.cotangents(some=_slice(mine.outputs))
         if mine.outputs == theirs.outputs:
             yield own, slice(None), slice(None)
         else:
@@ -248,7 +258,7 @@ class _Job:
         return Accumulator(tiles, self.trace, self.plan.chunk, symmetric, fuse=not self.by_site, split=self.split)
 
 
-def _slice(outputs: tuple[int, int]) -> slice:
+def _slice(outputs: Range) -> slice:
     return slice(outputs[0], None if outputs[1] < 0 else outputs[1])
 
 
@@ -261,13 +271,17 @@ def _tile(kernel: Tensor, mine: Block, theirs: Block) -> Tensor:
     return kernel[rows, cols] if kernel.dim() == 2 else kernel[rows, slice(*mine.outputs), cols, slice(*theirs.outputs)]
 
 
-def traced_kernel(network: Opened, cotangents: Tensor, room: int = UNLIMITED) -> Tensor:
-    """``Σ_j K_{μj,νj}`` over the directions given, of an open forward pass; ``room`` bytes of signals at once."""
-    n, device = len(network.f), network.f.device
-    kernel = torch.zeros(n, n, dtype=_kernel_dtype([network.f, *network.parameters.values()]), device=device)
+def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace", room: int = UNLIMITED) -> Tensor:
+    """The kernel of the directions given, (n, k, n, k) or its trace, of an open forward pass.
+
+    ``room`` bytes of signals are held at once.
+    """
+    n, k, device = len(network.f), len(cotangents), network.f.device
+    dtype, shape = _kernel_dtype([network.f, *network.parameters.values()]), (n, n) if reduce == "trace" else (n, k) * 2
+    kernel = torch.zeros(shape, dtype=dtype, device=device)
     with torch.no_grad():
         chunk = CHUNK.get(device.type, CHUNK["cuda"])
-        accumulator = Accumulator({"": kernel}, True, chunk, symmetric=True, fuse=True)
+        accumulator = Accumulator({"": kernel}, reduce == "trace", chunk, symmetric=True, fuse=True)
         for group in network.sites(cotangents, room):
             accumulator.add(group, group)
         accumulator.finish()

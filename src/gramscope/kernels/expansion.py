@@ -42,13 +42,15 @@ def load_forward_mode() -> None:
 
 
 class ExpansionOptions(TypedDict, total=False):
-    """How the network is read; the same for all that differentiates twice.
+    """Options of all that differentiates a network twice.
 
-    ``outputs``: columns of the flattened output, or a function of (model, x). ``frozen``: count frozen parameters too.
-    ``precision``: "float64" runs a float64 copy. ``kink``: what σ'' of a ReLU means, "autograd" (zero) or
-    "distributional" (a delta function, smoothed over ``bandwidth``).
+    ``metric``: the learning-rate tensor λ; see :func:`flat_metric`. ``outputs``: columns of the flattened output, or a
+    function of (model, x). ``frozen``: count frozen parameters too. ``precision``: "float64" runs a float64 copy.
+    ``kink``: what σ'' of a ReLU means, "autograd" (zero) or "distributional" (a delta function, smoothed over
+    ``bandwidth``).
     """
 
+    metric: Rates
     outputs: Outputs
     frozen: bool
     precision: Precision
@@ -56,14 +58,14 @@ class ExpansionOptions(TypedDict, total=False):
     bandwidth: float | None
 
 
-def check_reading(reading: ExpansionOptions) -> None:
+def check_options(options: ExpansionOptions) -> None:
     """Raise where options are unknown, or cannot be meant together."""
     known = ExpansionOptions.__annotations__
-    unknown = [name for name in reading if name not in known]
+    unknown = [name for name in options if name not in known]
     if unknown:
-        raise UnsupportedError(f"there is no option {unknown[0]!r}; a network is read by {', '.join(known)}.")
-    check_precision(reading.get("precision"))
-    kink, bandwidth = reading.get("kink", "autograd"), reading.get("bandwidth")
+        raise UnsupportedError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}.")
+    check_precision(options.get("precision"))
+    kink, bandwidth = options.get("kink", "autograd"), options.get("bandwidth")
     if kink not in ("autograd", "distributional"):
         raise InputError(f'kink must be "autograd" or "distributional", got {kink!r}.')
     if (kink == "distributional") != (bandwidth is not None):
@@ -80,20 +82,18 @@ class Expansion:
     """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it.
 
     ``f`` holds the graph of the outputs. Products with J and Jᵀ are traversals of graphs that are built once: ``Jᵀc``
-    is kept as a linear function of c. ``metric`` is the learning-rate tensor λ; see :func:`flat_metric`.
+    is kept as a linear function of c.
     """
 
     path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
 
-    def __init__(
-        self, model: nn.Module, x: ModelInput, metric: Rates = None, **reading: Unpack[ExpansionOptions]
-    ) -> None:
+    def __init__(self, model: nn.Module, x: ModelInput, **options: Unpack[ExpansionOptions]) -> None:
         load_forward_mode()
-        check_reading(reading)
+        check_options(options)
         self.function = ModelFunction(
-            model, x, reading.get("outputs"), reading.get("frozen", False), reading.get("precision")
+            model, x, options.get("outputs"), options.get("frozen", False), options.get("precision")
         )
-        self.bandwidth = reading.get("bandwidth")  # over which kinks are smoothed, if they are
+        self.bandwidth = options.get("bandwidth")  # over which kinks are smoothed, if they are
         self.examples, self.parameters = self.function.examples, self.function.parameters
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
         self._open()
@@ -102,7 +102,7 @@ class Expansion:
         self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         self.dtype = torch.promote_types(self.f.dtype, torch.float32)
         self.device = self.f.device
-        self.rates = None if metric is None else self._rates(metric)
+        self.rates = None if (metric := options.get("metric")) is None else self._rates(metric)
 
     def _open(self) -> None:
         self.leaves = self.fresh_leaves()
@@ -116,14 +116,14 @@ class Expansion:
 
     def run(self, parameters: Parameters) -> Tensor:
         """The outputs (n, C) at other parameters, everything else as it was."""
-        reading: AbstractContextManager[object] = nullcontext()
+        kinks: AbstractContextManager[object] = nullcontext()
         if self.bandwidth is not None:
-            reading = Smoothed(self.bandwidth)
+            kinks = Smoothed(self.bandwidth)
         elif self.sides_at is not None:
             with TwiceDifferentiable(), Sides() as watched:
                 self.call(self.sides_at)
-            reading = FixedSides(watched.sides)
-        with TwiceDifferentiable(), reading:
+            kinks = FixedSides(watched.sides)
+        with TwiceDifferentiable(), kinks:
             return self.call(parameters)
 
     def call(self, parameters: Parameters) -> Tensor:
@@ -213,9 +213,10 @@ class Tangent(Expansion):
     def __init__(self, of: Expansion, direction: Float[Tensor, " p"]) -> None:
         vars(self).update(vars(of))
         self.path = (*of.path, direction)
+        self.direction = tuple(part.detach().requires_grad_() for part in self.split(direction))
         self.g: Tensor
         with self.context(forward=False):
-            (self.g,) = self.function.at(self.leaves, lambda: of.linear_map.along(self.split(direction)))
+            (self.g,) = self.function.at(self.leaves, lambda: of.linear_map.along(self.direction))
         self.linear_map = LinearMap([self.g], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture import capture
@@ -43,8 +44,9 @@ def gradient_gram(
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
         if metric is None:
             return snapshot_kernel(taken, reduce="trace", by_site=True)
-        named = named_parameters(unwrap(model))
-        weights = metric_by_name(metric, {name: named[name] for name in taken.parameters})
+        own = named_parameters(unwrap(model))
+        named = {name: real_view(own[name].detach()) for name in taken.parameters}
+        weights = metric_by_name(metric, named)
         found: dict[str, Tensor] = {}
         any_numbers = any(weight.dim() == 0 for weight in weights.values())
         plain = snapshot_kernel(taken, reduce="trace", by_site=True) if any_numbers else {}

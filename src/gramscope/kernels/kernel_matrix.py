@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gramscope.base.agreement import cosine
 from gramscope.base.charts import heat_map
 from gramscope.base.checks import check_finite
+from gramscope.base.class_labels import target_rows
 from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
@@ -274,9 +275,7 @@ def target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
     if targets.dim() == 0 or len(targets) != n:
         raise InputError(f"targets must have one row for each of the {n} examples, got shape {tuple(targets.shape)}.")
     check_finite(targets, "targets", "Clean the data first.")
-    if not targets.is_floating_point():
-        return torch.nn.functional.one_hot(targets.long().reshape(n)).double()
-    return targets.double().reshape(n, -1)
+    return target_rows(targets).double().reshape(n, -1)
 
 
 def _array(tensor: Tensor) -> NDArray[np.float64]:

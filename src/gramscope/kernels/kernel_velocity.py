@@ -19,7 +19,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.dense import dense_velocity
 from gramscope.kernels.derivatives import JacobianProducts, checked_tangent, derivative, step_direction
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, Tangent
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, Tangent
 
 Residual = Tensor | Callable[[Tensor], Tensor]
 
@@ -33,16 +33,9 @@ class NTKVelocityOperator(JacobianProducts):
 
 @torch.inference_mode(False)
 def dntk_velocity(
-    model: nn.Module,
-    x: ModelInput,
-    residual: Residual,
-    *,
-    probe: ModelInput = None,
-    metric: Rates = None,
-    memory: Memory = None,
-    check: bool = True,
-    **reading: Unpack[ExpansionOptions],
-) -> Float[Tensor, "n C n C"]:
+    model: nn.Module, x: ModelInput, residual: Residual, *, probe: ModelInput = None,
+    memory: Memory = None, check: bool = True, **options: Unpack[ExpansionOptions],
+) -> Float[Tensor, "n C n C"]:  # fmt: skip
     """The tangent kernel's rate of change under a gradient step, ``K(η) = K + η·velocity + O(η²)``.
 
     ``velocity_{i1 i2} = -Σ_j (dH_{i1 i2 j} + dH_{i2 i1 j}) ε_j``, with the step ``θ ← θ - η λ ∇loss`` and
@@ -53,12 +46,12 @@ def dntk_velocity(
         x: the examples of the step; a tensor, a tuple or a dict.
         residual: ``∂loss/∂f`` (n, C), or the loss itself as a function of the outputs.
         probe: the examples whose kernel is watched; those of the step if None.
-        metric: the learning-rate tensor λ: a number, numbers or tensors by parameter name (others get zero), a function
-            of (name, parameter), or one flat tensor. ``gs.kernels.layer_rates`` makes λ_b and λ_W/fan-in.
         memory: bytes to stay within; half of what is free if None.
         check: compare second derivatives along the step by backward and by forward mode, and refuse if they differ.
-        reading: ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``. With the
-            default kink="autograd" a ReLU has σ'' = 0: what its kinks add to a step is told by ``kink_crossings``.
+        options: ``metric``, the learning-rate tensor λ: a number, numbers or tensors by parameter name (others get
+            zero), a function of (name, parameter), or one flat tensor; ``gs.kernels.layer_rates`` makes λ_b and
+            λ_W/fan-in. And ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``.
+            With the default kink="autograd" a ReLU has σ'' = 0: what its kinks add is told by ``kink_crossings``.
 
     Reference: PDLT (arXiv:2106.10165) equation (11.10).
 
@@ -70,22 +63,16 @@ def dntk_velocity(
         >>> dntk_velocity(model, x, torch.ones(2, 1)).abs().max().item()
         0.0
     """
-    at, direction = read_step(model, x, residual, probe, metric, reading)
+    at, direction = read_step(model, x, residual, probe, options)
     velocity = -dense_velocity(checked_tangent(at, direction, check), memory)
     return velocity.reshape(*at.rows.shape, *at.rows.shape)
 
 
 @torch.inference_mode(False)
 def dntk_velocity_operator(
-    model: nn.Module,
-    x: ModelInput,
-    residual: Residual,
-    *,
-    probe: ModelInput = None,
-    metric: Rates = None,
-    check: bool = True,
-    **reading: Unpack[ExpansionOptions],
-) -> NTKVelocityOperator:
+    model: nn.Module, x: ModelInput, residual: Residual, *, probe: ModelInput = None,
+    check: bool = True, **options: Unpack[ExpansionOptions],
+) -> NTKVelocityOperator:  # fmt: skip
     """The velocity of ``dntk_velocity`` as an operator on vectors over (example, output), flattened.
 
     A product differentiates ``θ ↦ J λ Jᵀ w`` along the step: four traversals of graphs that are built once. Nothing
@@ -102,21 +89,15 @@ def dntk_velocity_operator(
         >>> bool(torch.allclose(operator.dense(), dntk_velocity(model, x, residual).reshape(4, 4), atol=1e-5))
         True
     """
-    at, direction = read_step(model, x, residual, probe, metric, reading)
+    at, direction = read_step(model, x, residual, probe, options)
     return NTKVelocityOperator(at, checked_tangent(at, direction, check))
 
 
 @torch.inference_mode(False)
 def output_curvature(
-    model: nn.Module,
-    x: ModelInput,
-    residual: Residual,
-    *,
-    probe: ModelInput = None,
-    metric: Rates = None,
-    check: bool = True,
-    **reading: Unpack[ExpansionOptions],
-) -> Float[Tensor, "n C"]:
+    model: nn.Module, x: ModelInput, residual: Residual, *, probe: ModelInput = None,
+    check: bool = True, **options: Unpack[ExpansionOptions],
+) -> Float[Tensor, "n C"]:  # fmt: skip
     """The η² term of the outputs under a gradient step, ``f(η) = f - η K ε + η²·curvature + O(η³)``.
 
     ``curvature_i = ½ Σ_{jk} dH_{i j k} ε_j ε_k = ½ v·H_i v`` with ``v = λ Jᵀ ε``: a second derivative along one
@@ -136,22 +117,15 @@ def output_curvature(
         >>> output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (3 - 6η)² = 9 - 36η + 36η²
         36.0
     """
-    at, direction = read_step(model, x, residual, probe, metric, reading)
+    at, direction = read_step(model, x, residual, probe, options)
     return 0.5 * derivative(at.tangent(direction), direction, check)
 
 
 @torch.inference_mode(False)
 def dntk(
-    model: nn.Module,
-    x: ModelInput,
-    x1: ModelInput = None,
-    x2: ModelInput = None,
-    *,
-    metric: Rates = None,
-    memory: Memory = None,
-    check: bool = True,
-    **reading: Unpack[ExpansionOptions],
-) -> Float[Tensor, "n0 C n1 C n2 C"]:
+    model: nn.Module, x: ModelInput, x1: ModelInput = None, x2: ModelInput = None, *, memory: Memory = None,
+    check: bool = True, **options: Unpack[ExpansionOptions],
+) -> Float[Tensor, "n0 C n1 C n2 C"]:  # fmt: skip
     """The differential of the tangent kernel, all U³ entries, for small problems.
 
     ``dH_{i0 i1 i2} = Σ λ_μ λ_ν (∂²f_{i0}/∂θ_μ∂θ_ν)(∂f_{i1}/∂θ_μ)(∂f_{i2}/∂θ_ν)``: the Hessian is that of the outputs
@@ -166,9 +140,9 @@ def dntk(
         >>> dntk(model, torch.randn(4, 2)).shape
         torch.Size([4, 1, 4, 1, 4, 1])
     """
-    at = Expansion(model, x, metric, **reading)
-    at1 = at if x1 is None else Expansion(model, x1, metric, **reading)
-    at2 = at1 if x2 is None else Expansion(model, x2, metric, **reading)
+    at = Expansion(model, x, **options)
+    at1 = at if x1 is None else Expansion(model, x1, **options)
+    at2 = at1 if x2 is None else Expansion(model, x2, **options)
     sizes = [one.rows.size for one in (at, at1, at2)]
     _check_dense(sizes, at, memory)
     first, second = at1.directions(), at2.directions() if at2 is not at1 else None
@@ -198,9 +172,9 @@ def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
 
 
 def read_step(
-    model: nn.Module, x: ModelInput, residual: Residual, probe: ModelInput, metric: Rates, reading: ExpansionOptions
+    model: nn.Module, x: ModelInput, residual: Residual, probe: ModelInput, options: ExpansionOptions
 ) -> tuple[Expansion, Float[Tensor, " p"]]:
     """The watched expansion, and the direction ``λ Jᵀ ε`` of the step."""
-    at = Expansion(model, x, metric, **reading)
+    at = Expansion(model, x, **options)
     direction = step_direction(at, residual)
-    return at if probe is None else Expansion(model, probe, metric, **reading), direction
+    return at if probe is None else Expansion(model, probe, **options), direction

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.network import unwrap
 
@@ -43,7 +44,7 @@ def layer_rates(
             elif isinstance(module, WEIGHTED) and name == "bias":
                 rates[full] = _rate(lambda_b, prefix, "lambda_b")
             elif other is not None:
-                rates[full] = _positive(other, "other")
+                rates[full] = check_number(other, "other", least=0.0)
             else:
                 raise UnsupportedError(
                     f"parameter {full!r} of {type(module).__name__} ({tuple(parameter.shape)}) is neither the weight "
@@ -55,16 +56,10 @@ def layer_rates(
 
 def _rate(rates: float | Mapping[str, float], layer: str, what: str) -> float:
     if not isinstance(rates, Mapping):
-        return _positive(rates, what)
+        return check_number(rates, what, least=0.0)
     if layer not in rates:
         raise InputError(f"{what} must have an entry for layer {layer!r}, got {', '.join(map(repr, rates))}.")
-    return _positive(rates[layer], f"{what}[{layer!r}]")
-
-
-def _positive(rate: float, what: str) -> float:
-    if isinstance(rate, str) or not 0 <= (number := float(rate)) < float("inf"):
-        raise InputError(f"{what} must be a finite number of at least 0, a learning rate, got {rate!r}.")
-    return number
+    return check_number(rates[layer], f"{what}[{layer!r}]", least=0.0)
 
 
 def _fan_in(module: nn.Module) -> int:

@@ -4,31 +4,37 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
+from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import ModelInput, tensors_in
-from gramscope.capture.capturing import FEW, ForwardOptions, Survey, survey
+from gramscope.capture.capturing import ForwardOptions, Survey, survey
+from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import Outputs, Precision, count_examples, same_outputs, slice_examples
 from gramscope.capture.sites import UNFOLDED
-from gramscope.kernels.contractions import Range, Shape, cheapest, strips
+from gramscope.kernels.contractions import Range, Shape, cheapest, price, strips
 
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
 # Bytes of signals held at a time, where there is room.
 SIGNALS = {"cpu": 2**25, "cuda": 2**31}
-# Bytes of the largest tensor of a forward pass from which on a GPU is busy with one direction at a time.
-LARGE = 2**25
+# Devices that go back one output at a time, from so many bytes of the largest tensor of a forward pass on.
+ONE_BY_ONE, LARGE = {"cuda"}, 2**25
+# How many times as long contractions of a trace must take one output at a time for a GPU to take several together, and
+# how many times fewer examples it may then hold.
+WORTH, SMALLER_BLOCKS = 1.2, 3
 # The part of the budget that gradient rows take, and that signals do beside what the finest cut needs: where there is
 # room, and at least.
 SHARE, LEAST_SHARE = 8, 32
 # Rows of a kernel matrix that are computed in one go at most (``accumulate.STRIP_ROWS``), each with a copy.
 STRIP = 2560
+FEW = 3  # examples that are looked at first: what they take, and where their sites are
 # Tensors of the size of a signal that the search for sites compares it by, in float64, beside two directions of all.
 SEARCHED = 12
 # Inputs and models whose forward pass will fit: entries of x, so many for each id (it stands for a vector), parameters.
@@ -47,8 +53,9 @@ class Block:
 class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
-    ``outputs`` is -1 until it is known. ``passes`` outputs of a trace are taken in one backward pass; ``large`` work on
-    a GPU takes them one by one; ``company``: the examples for which a forward pass fits.
+    ``outputs`` is -1 until it is known. ``passes`` outputs of a trace are contracted together (0: all). ``large`` work
+    on a GPU goes back one output at a time. ``most_examples`` are those for which a forward pass fits. ``known`` are
+    the sites of the first examples.
     """
 
     n: int
@@ -60,7 +67,8 @@ class Plan:
     signals: int
     passes: int
     large: bool = False
-    company: int = 0
+    most_examples: int = 0
+    known: KnownSites | None = None
 
     @property
     def whole(self) -> bool:
@@ -70,21 +78,29 @@ class Plan:
 
 def make_plan(
     model: nn.Module, x: ModelInput, x2: ModelInput, *, trace: bool, blocked: bool, memory: Memory, outputs: Outputs,
-    frozen: bool, precision: Precision,
+    frozen: bool, precision: Precision, separate: bool = False,
 ) -> Plan:  # fmt: skip
-    """Blocks such that forward passes, signals, rows and the kernel itself fit into ``memory`` bytes."""
+    """Blocks such that forward passes, signals, rows and the kernel itself fit into ``memory`` bytes.
+
+    ``separate``: the signals of all sites of one side are held while those of the other come.
+    """
     n = count_examples(x)
     m = n if x2 is None else count_examples(x2)
     device = tensors_in(x)[0].device
     budget = memory_budget(memory, device)
-    small = memory is None and is_small(model, x)
-    size = None if small or not blocked else _survey(model, x, n, outputs=outputs, frozen=frozen, precision=precision)
+    together, large = n if x2 is None else n + m, device.type in ONE_BY_ONE
+    size = None
+    if blocked and not (memory is None and is_small(model, x)):
+        look = partial(_survey, model, x, n, outputs=outputs, frozen=frozen, precision=precision)
+        size = look(large=large)
+        if size is not None and large and together * size.largest < LARGE:
+            large, size = False, look(large=False)
     if size is None:
         every = Block((0, n), (0, -1)), Block((0, m), (0, -1))
         return Plan(n, m, -1, every[:1], every[1:], *_shares(budget // SHARE, device), passes=0)
     width = size.outputs
     kernel = n * m * (1 if trace else width * width) * torch.promote_types(size.dtype, torch.float32).itemsize
-    needs = _Needs(size, trace, kernel, device)
+    needs = _Needs(size, trace, kernel, device, separate)
     least = needs.least()
     if memory is None:  # more than half, where a kernel needs it and it is there
         budget = max(budget, min(free_memory(device), least))
@@ -94,22 +110,24 @@ def make_plan(
             f"memory must be at least {least:,} bytes for this kernel of {n} x {m} examples and {width} "
             f'outputs, {got}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
         )
-    open_outputs = 1 if trace else width  # that must be held at once
-    together, columns = n if x2 is None else n + m, width
-    examples = max(n, m)
-    if not needs.fit(budget, together, open_outputs, whole=True):
-        examples = _most(max(n, m), lambda count: needs.fit(budget, 2 * count, open_outputs))
-        if examples == 0:
-            examples, columns = 1, _most(width, lambda count: needs.fit(budget, 2, 2 * count))
-        together = 2 * examples
-    large = device.type == "cuda" and together * size.largest >= LARGE
+    columns = width
+    examples = needs.examples(budget, together, max(n, m), 1 if trace else width)
+    if examples == 0:
+        examples, columns = 1, _most(width, lambda count: needs.fit(budget, 2, 2 * count))
+    one_by_one = trace and large and needs.saved_together(together, width) < WORTH
+    if trace and large and not one_by_one:
+        # Contracted together, outputs hold more signals: it pays as long as blocks do not get much smaller.
+        smaller = needs.examples(budget, together, max(n, m), width)
+        examples = smaller if SMALLER_BLOCKS * smaller >= examples else examples
+    together = min(together, 2 * examples)
     passes = width
     if trace:
-        passes = 1 if large else max(1, _most(width, lambda count: needs.fit(budget, together, count, share=SHARE)))
+        fitting = _most(width, lambda count: needs.fit(budget, together, count, share=SHARE))
+        passes = 1 if one_by_one else max(1, fitting)
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
-    company = max(2 * examples, (budget - kernel) // (2 * size.held))
+    most_examples = max(2 * examples, (budget - kernel) // (2 * size.held))
     shares = needs.shares(budget, together, passes if trace else min(width, 2 * columns))
-    return Plan(n, m, width, rows, cols, *shares, passes, large, company)
+    return Plan(n, m, width, rows, cols, *shares, passes, large, most_examples, size.known)
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,22 @@ class _Needs:
     trace: bool
     kernel: int
     device: torch.device
+    separate: bool = False
+
+    def examples(self, budget: int, together: int, most: int, directions: int) -> int:
+        """How many examples of the rows, and as many of the columns, can be held at once; 0 where not even one can."""
+        if self.fit(budget, together, directions, whole=True):
+            return most
+        return _most(most, lambda count: self.fit(budget, 2 * count, directions))
+
+    def saved_together(self, examples: int, outputs: int) -> float:
+        """How many times a trace costs if its outputs are contracted one by one, where inputs meet anew for each."""
+
+        def cost(k: int) -> float:
+            shapes = [Shape(examples, examples, k, T, g, i, o, True, True) for T, g, i, o, _ in self.size.outer]
+            return sum(price(shape, cheapest(shape, self.device.type), self.device.type) for shape in shapes)
+
+        return outputs * cost(1) / max(1.0, cost(outputs))
 
     def fit(self, budget: int, examples: int, directions: int, whole: bool = False, share: int = LEAST_SHARE) -> bool:
         shared = self._shared(budget // share, examples, directions)
@@ -131,10 +165,11 @@ class _Needs:
         return _shares(min(budget // SHARE, max(budget // LEAST_SHARE, left)), self.device)
 
     def least(self) -> int:
-        """The smallest budget: one example of the rows, one of the columns, one output of each."""
+        """The smallest budget: one example of the rows, one of the columns, one output of each; and the first look."""
         fixed = self._fixed(2, 1 if self.trace else 2, whole=False)
         shared = self._shared(2**62, 2, 1 if self.trace else 2)
-        return min(fixed * LEAST_SHARE // (LEAST_SHARE - 2), fixed + shared) + LEAST_SHARE
+        rest = min(fixed * LEAST_SHARE // (LEAST_SHARE - 2), fixed + shared) + LEAST_SHARE
+        return max(rest, FEW * (self.size.held + self._search))
 
     def _fixed(self, examples: int, directions: int, whole: bool) -> int:
         """Forward pass, signals that must be held at once, inputs that are made anew, the kernel and its work space."""
@@ -151,12 +186,16 @@ class _Needs:
         strip = 2 * min(rows, STRIP) * rows * item
         copy = 0 if whole or self.trace else (rows // 2) ** 2 * item
         # A batched pass takes an operation it cannot batch one direction at a time, and then stacks the results.
-        working = size.working if directions == 1 else size.working + size.largest
+        working = size.signals if self.separate else size.working
+        working += 0 if directions == 1 else size.largest
         products = examples * (directions * working + by_example) + min(examples, UNFOLDED) * by_few + strip + copy
-        searched = min(examples, FEW) if size.alike else examples
-        again = searched * size.held if size.alike else 0  # the few pass through the network by themselves
-        search = again + searched * (2 * size.working + SEARCHED * size.largest)
+        search = 0 if size.known.found and not self.separate else examples * self._search
         return self.kernel + examples * size.held + max(products, search)
+
+    @property
+    def _search(self) -> int:
+        """Bytes for an example."""
+        return 2 * self.size.working + SEARCHED * self.size.largest
 
     def _shared(self, share: int, examples: int, directions: int) -> int:
         """Gradient rows and signals, where they need their share."""
@@ -188,17 +227,17 @@ def check_blocks(plan: Plan, outputs: Callable[[ModelInput], Tensor], x: ModelIn
     for batch, n, blocks in ((x, plan.n, plan.rows), (x2, plan.m, plan.columns)):
         ranges = list(dict.fromkeys(block.examples for block in blocks))
         if batch is not None and len(ranges) > 1:
-            _check(outputs, batch, n, ranges, plan.company)
+            _check(outputs, batch, n, ranges, plan.most_examples)
 
 
-def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, ranges: list[Range], company: int) -> None:
+def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, ranges: list[Range], most: int) -> None:
     def of(start: int, stop: int) -> Tensor:
         return outputs(slice_examples(x, n, slice(start, stop)))
 
-    apart = torch.cat([of(*some) for some in ranges])
-    for start in range(0, max(1, n - company // 2), max(1, company // 2)):
-        stop = min(n, start + company)
-        if not same_outputs(apart[start:stop], of(start, stop)):
+    each = torch.cat([of(*some) for some in ranges])
+    for start in range(0, max(1, n - most // 2), max(1, most // 2)):
+        stop = min(n, start + most)
+        if not same_outputs(each[start:stop], of(start, stop)):
             raise CoupledExamplesError(
                 f"the memory allows {ranges[0][1]} of {n} examples at a time, which must give the same outputs as in "
                 "one batch, but the outputs depend on the other examples in the batch. Is the model in training mode "
@@ -231,9 +270,9 @@ def _blocks(n: int, examples: int, width: int, columns: int) -> tuple[Block, ...
     return tuple(Block(some, part) for some in strips(n, examples) for part in strips(width, columns))
 
 
-def _survey(model: nn.Module, x: ModelInput, n: int, **options: Unpack[ForwardOptions]) -> Survey | None:
-    """Sizes from two examples; None where the model does not take a part of its batch (the capture will say why)."""
+def _survey(model: nn.Module, x: ModelInput, n: int, large: bool, **options: Unpack[ForwardOptions]) -> Survey | None:
+    """Sizes from a few examples; None where the model takes no part of its batch, for whatever reason."""
     try:
-        return survey(model, slice_examples(x, n, slice(0, min(n, 2))), **options)
-    except (GramscopeError, RuntimeError, ValueError, IndexError):
-        return None
+        return survey(model, slice_examples(x, n, slice(0, min(n, FEW))), large=large, **options)
+    except Exception:
+        return None  # what is wrong with the whole batch, the capture will say

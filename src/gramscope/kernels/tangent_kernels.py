@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates, check_reading
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, check_options
 from gramscope.kernels.kernel_velocity import dntk
 
 # Singular values of a contraction below this share of the largest are rounding of a matrix of lower rank.
@@ -39,10 +39,13 @@ class TangentKernels:
         ((5, 3), (5, 3, 3))
     """
 
-    def __init__(self, model: nn.Module, *, metric: Rates = None, **reading: Unpack[ExpansionOptions]) -> None:
-        self.model, self.metric = model, metric
-        self.reading: ExpansionOptions = {"precision": "float64", **reading}
-        check_reading(self.reading)
+    def __init__(self, model: nn.Module, **options: Unpack[ExpansionOptions]) -> None:
+        self.model = model
+        self.options: ExpansionOptions = {"precision": "float64", **options}
+        check_options(self.options)
+
+    def __repr__(self) -> str:
+        return f"TangentKernels of {type(self.model).__name__} ({self.options['precision'] or 'own precision'})"
 
     @torch.inference_mode(False)
     def initial(self, x: ModelInput) -> Float[np.ndarray, "n C"]:
@@ -60,9 +63,7 @@ class TangentKernels:
     @torch.inference_mode(False)
     def meta(self, x0: ModelInput, x1: ModelInput, x2: ModelInput) -> Float[np.ndarray, "u v w"]:
         """``μ̂(x0, x1, x2)`` with all its entries; for small problems."""
-        whole = dntk(
-            self.model, self._tensors(x0), self._tensors(x1), self._tensors(x2), metric=self.metric, **self.reading
-        )
+        whole = dntk(self.model, *map(self._tensors, (x0, x1, x2)), **self.options)
         n0, c, n1, _, n2, _ = whole.shape
         return _array(whole.reshape(n0 * c, n1 * c, n2 * c))
 
@@ -124,7 +125,7 @@ class TangentKernels:
         return torch.from_numpy(np.ascontiguousarray(x)).to(device=first.device, dtype=dtype)
 
     def _at(self, x: ModelInput) -> Expansion:
-        return Expansion(self.model, self._tensors(x), self.metric, **self.reading)
+        return Expansion(self.model, self._tensors(x), **self.options)
 
 
 def _check_fits(array: Float[np.ndarray, "..."], name: str, axes: int, fitted: Expansion) -> None:

@@ -18,7 +18,7 @@ from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Rates
+from gramscope.kernels.expansion import Expansion, ExpansionOptions
 
 RUNAWAY = 1e4  # times the first residual
 
@@ -64,18 +64,9 @@ class TaylorPolynomial:
 
 @torch.inference_mode(False)
 def train_truncated(
-    model: nn.Module,
-    x: ModelInput,
-    y: Tensor,
-    *,
-    lr: float,
-    order: int = 3,
-    probe: ModelInput = None,
-    steps: int = 10_000,
-    tol: float = 1e-10,
-    metric: Rates = None,
-    **reading: Unpack[ExpansionOptions],
-) -> TruncatedTraining:
+    model: nn.Module, x: ModelInput, y: Tensor, *, lr: float, order: int = 3, probe: ModelInput = None,
+    steps: int = 10_000, tol: float = 1e-10, **options: Unpack[ExpansionOptions],
+) -> TruncatedTraining:  # fmt: skip
     """Gradient descent on ``½ Σ (z - y)²``, z the Taylor polynomial of the network's outputs at its parameters.
 
     Order 1 is the linear model of infinite width, order 2 the quadratic model (11.150), order 3 the cubic model
@@ -86,12 +77,12 @@ def train_truncated(
         model: any module whose operations have ``order`` derivatives.
         x: the training examples; a tensor, a tuple or a dict.
         y: their targets (n, C).
-        lr: the step η, with ``θ ← θ - η λ ∇``; λ is ``metric``, as for ``dntk_velocity``.
+        lr: the step η, with ``θ ← θ - η λ ∇``.
         order: 1, 2 or 3.
         probe: other examples to predict; those of x if None.
         steps: at most so many.
         tol: training ends where the largest |z - y| is below it.
-        reading: ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``.
+        options: ``metric`` (λ) and others, as for ``dntk_velocity``.
 
     Reference: PDLT (arXiv:2106.10165) equations (11.144), (11.150), (11.151).
 
@@ -106,11 +97,11 @@ def train_truncated(
         raise InputError(f"order must be 1 (linear), 2 (quadratic) or 3 (cubic), got {order!r}.")
     lr, tol = check_number(lr, "lr", above=0.0), check_number(tol, "tol", above=0.0)
     check_count(steps, "steps")
-    polynomial = TaylorPolynomial(Expansion(model, x, metric, **reading), order)
+    polynomial = TaylorPolynomial(Expansion(model, x, **options), order)
     t, z, size, step = _descend(polynomial, _targets(polynomial, y), lr, steps, tol)
     predicted = z
     if probe is not None:
-        predicted, _ = TaylorPolynomial(Expansion(model, probe, **reading), order).at(t)
+        predicted, _ = TaylorPolynomial(Expansion(model, probe, **options), order).at(t)
     return TruncatedTraining(z, predicted, t, size, step, size <= tol)
 
 

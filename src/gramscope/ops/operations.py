@@ -321,6 +321,7 @@ def _hardsigmoid_by_definition(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 _know("layer_norm", (F, torch), definition=_layer_norm)
+_know("_weight_norm", (torch,), definition=lambda v, g, dim=0: v * (g / torch.norm_except_dim(v, 2, dim)))
 _know("rms_norm", (F, torch), definition=_rms_norm)
 _know("group_norm", (F, torch), definition=_group_norm)
 _know("batch_norm", (F,), definition=_batch_norm)
