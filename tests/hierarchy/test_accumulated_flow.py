@@ -142,3 +142,13 @@ def test_the_null_covers_unrelated_labels_and_not_related_ones():
     assert unrelated.null_mean == pytest.approx(0, abs=3 * unrelated.null_std / 200**0.5)
     again = shared_activation(prototypes[labels] ^ noise, labels)
     assert (again.null_mean, again.null_std) == (related.null_mean, related.null_std)  # seeded
+
+
+def test_subspace_and_flow_show_themselves():
+    masks = torch.tensor([[True, False, False], [True, True, False]])
+    space = coactivation_subspace(torch.eye(3), masks, side="output", k=1)
+    lines = space.plot().axes[0].lines
+    assert [line.get_ydata().tolist() for line in lines] == [space.values.tolist(), space.values[:1].tolist()]
+    flow = AccumulatedFlow()
+    flow.add(torch.eye(3), space)
+    assert "share=0.3333" in repr(flow)

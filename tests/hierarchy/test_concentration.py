@@ -227,7 +227,7 @@ def test_bad_input_is_named():
         mean_projector(s, torch.zeros(9, dtype=torch.long), "different")
     with pytest.raises(InputError, match="must be a pair to average over"):
         mean_projector(s[:1], self_pairs=False)
-    with pytest.raises(InputError, match="k must be between 1 and 5"):
+    with pytest.raises(InputError, match="k must be a whole number from 1 to 5"):
         update_alignment(w, w, s, k=6)
     with pytest.raises(InputError, match="side must be"):
         update_alignment(w, w, s, k=1, side="left")

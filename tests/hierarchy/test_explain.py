@@ -656,8 +656,10 @@ def test_the_picture_makes_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = gs.explain_step(mlp(), X, Y, lr=1e-3).plot()
+        coarse = gs.explain_step(mlp().bfloat16(), X.bfloat16(), Y.bfloat16(), lr=1e-3).plot()
         figure.canvas.draw()
     pyplot.close(figure)
+    pyplot.close(coarse)
 
 
 @pytest.mark.parametrize("k", [-1, 1.5])
@@ -665,3 +667,33 @@ def test_a_number_of_conflicts_is_a_whole_number(k):
     step = gs.explain_step(mlp(), X, Y, lr=1e-3)
     with pytest.raises(InputError, match="k must be a whole number"):
         inspect.unwrap(type(step).conflicts)(step, k)
+
+
+def test_a_table_of_layers():
+    step = gs.explain_step(mlp(), X, Y, lr=1e-3)
+    frame = step.to_dataframe()
+    assert frame.index.tolist() == list(step.shares)
+    assert frame["share"].to_dict() == step.shares
+    assert frame["relative_step"].to_dict() == step.relative_steps
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_influence_through_complex_parameters(optimizer):
+    class Waves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex128))
+
+        def forward(self, x):
+            return (x.to(self.w) @ self.w).abs().square()
+
+    torch.manual_seed(0)
+    model, x, y = Waves(), torch.randn(5, 3).double(), torch.randn(5, 4).double()
+    step = gs.explain_step(model, x, y, lr=1e-3, optimizer=optimizer)
+    gradients = []
+    for example in range(5):  # each example's share of the mean loss
+        (found,) = torch.autograd.grad((model(x[example]) - y[example]).square().sum() / 20, model.w)
+        gradients.append(torch.view_as_real(found).flatten())
+    rows = torch.stack(gradients)
+    scale = torch.as_tensor(step.parts.preconditioner["w"], dtype=torch.float64).flatten()
+    torch.testing.assert_close(step.influence, -(rows * scale) @ rows.T, rtol=1e-10, atol=0.0)

@@ -230,7 +230,7 @@ def test_bad_input():
             fields.predict_step(case.residual, lr)
     with pytest.raises(InputError, match="residual must have shape"):
         fields.predict_step(case.residual[:2], 0.1)
-    with pytest.raises(InputError, match="layer must be an int from 1 to 2"):
+    with pytest.raises(InputError, match="layer must be a whole number from 1 to 2"):
         fields.correlator(0)
     with pytest.warns(UndefinedMeasureWarning, match="is the residual zero"):
         assert fields.shares(torch.zeros_like(case.residual)).isnan().all()

@@ -29,7 +29,7 @@ def test_conformance(name, dtype):
 
 @settings(max_examples=30, deadline=None)
 @given(cases())
-def test_recursion_closed_form_and_operator_agree(case):
+def test_recursion_and_operator_agree(case):
     fields = case.fields()
     for layer in range(fields.depth + 1):
         wanted = reference.pullback(*case.network, case.x, layer)
@@ -40,7 +40,6 @@ def test_recursion_closed_form_and_operator_agree(case):
         for mu in range(fields.n):
             nu = (mu + 1) % fields.n
             assert close(operator.pair(mu, nu), wanted[mu, :, :, nu])
-            assert close(operator.pair(mu, nu, form="closed"), wanted[mu, :, :, nu])
         assert close(operator.dense().reshape(wanted.shape), wanted)
 
 
@@ -52,7 +51,6 @@ def test_levels_are_the_terms_of_the_closed_form():
         got = fields.pullback(1).level(level)
         assert close(got.dense().reshape(wanted.shape), wanted)
         assert close(got.pair(0, 1), wanted[0, :, :, 1])
-        assert close(got.pair(0, 1, form="closed"), wanted[0, :, :, 1])
     # Three layers, in the paper's words: A^2 = G^3 1, A^1 = G^2 1 + G^3 M^1.
     unit = torch.eye(5, dtype=torch.float64)
     assert close(fields.pullback(2).pair(0, 1), torch.einsum("cd,ij->cidj", fields.correlator(3)[0, :, 1], unit))
@@ -105,5 +103,3 @@ def test_bad_input():
         fields.pullback(1).level(3)
     with pytest.raises(InputError, match="layer must be"):
         fields.pullback(3)
-    with pytest.raises(InputError, match='"recursion" or "closed"'):
-        fields.pullback(1).pair(0, 1, form="other")

@@ -112,7 +112,7 @@ def test_bad_input():
     state = ReducedState.of(case.fields(), torch.zeros(4, 1))
     with pytest.raises(InputError, match="no pullback metric"):
         state.metric(1, 0, 0)
-    with pytest.raises(InputError, match="layer must be an int from 1 to 1"):
+    with pytest.raises(InputError, match="layer must be a whole number from 1 to 1"):
         state.correlator(2)
     with pytest.raises(InputError, match="lr must be"):
         state.stepped(-1.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.hierarchy import predict_trajectory
 from hierarchy.chains import cases, close, make
@@ -222,3 +223,14 @@ def test_bad_input():
         predict_trajectory(fields, y, -0.1, 1)
     with pytest.raises(InputError, match='"follow" or "held"'):
         predict_trajectory(fields, y, 0.1, 1, masks="other")
+
+
+def test_steps_show_themselves():
+    w = [torch.randn(5, 3, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)]
+    fields = gs.hierarchy.Fields(w, torch.randn(6, 3, dtype=torch.float64))
+    comparison = fields.compare_step(fields.outputs, 0.1)
+    assert repr(comparison.predicted).startswith("StepPrediction(total_decrease=")
+    assert len(repr(comparison.predicted)) < 150
+    drawn = comparison.plot().axes[0].lines[0]
+    assert drawn.get_ydata().tolist() == comparison.measured.outputs.tolist()
+    assert drawn.get_xdata().tolist() == comparison.predicted.outputs.tolist()

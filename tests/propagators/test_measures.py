@@ -200,6 +200,8 @@ def test_scaled_response_agrees_and_does_not_overflow():
     g = GlobalNTK(model, torch.randn(2, 6, 2, dtype=torch.float64))
     q = torch.randn(g.axes.size, dtype=torch.float64)
     scaled = scaled_response(g, q)
+    drawn = [line.get_ydata().tolist() for line in scaled.plot().axes[0].lines]
+    assert drawn == scaled.log_norm().tolist()
     plain = g.axes.unflatten(g.P @ q)
     assert relative_error(scaled.values * scaled.log_scale.exp()[:, :, None, None], plain) < 1e-12
     assert float(scaled.values.abs().max()) <= 1

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cases import CASES
 from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError, UnsupportedError
-from gramscope.propagators import GlobalNTK, structural_rank_bound
+from gramscope.propagators import GlobalNTK, predict_states, structural_rank_bound
 from references.jacobian import reference_jacobian, relative_error
 from references.propagators import recurrent_states, stacked_jacobian
 
@@ -268,6 +268,16 @@ def test_output_kernel_of_the_zoo(name):
     found = reference_jacobian(model, x)
     jacobian = torch.cat([j.reshape(j.shape[0] * j.shape[1], -1) for j in found.values()], dim=1)
     assert relative_error(g.output.dense(), jacobian @ jacobian.mT) < TOLERANCE
+    ours = g.jacobian.dense()  # of all states, complex parameters as two real ones
+    assert relative_error(g.C.dense() @ ours, jacobian) < TOLERANCE
+    assert relative_error(g.operator.dense(), ours @ ours.mT) < TOLERANCE
+    assert relative_error(g.jacobian.T.dense(), ours.mT) < TOLERANCE
+
+
+def test_a_step_of_complex_parameters_is_predicted():
+    model, x, _ = CASES["complex_network_with_a_real_output"].build(0, torch.float64)
+    step = predict_states(model, x, lambda f: f.square().sum(), lr=1e-8)
+    assert step.relative_error < 1e-4
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

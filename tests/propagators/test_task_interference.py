@@ -110,3 +110,11 @@ def test_bad_input_is_explained(case):
         task_interference(Mixing(task.x.shape[2], task.y.shape[2]), task)
     with pytest.raises(InputError, match="products must be"):
         task_interference(model, task, products=1)
+
+
+def test_cosines_are_a_table():
+    cosines = torch.tensor([[1.0, 0.25], [0.5, 1.0]], dtype=torch.float64)
+    one = torch.eye(2, dtype=torch.float64)
+    found = gs.propagators.TaskInterference(("a", "b"), one, {}, cosines, one, 0 * one)
+    assert found.to_dataframe().loc["a", "b"] == 0.25  # row: moved, column: learnt
+    assert "<td>0.25</td>" in found._repr_html_()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import InputError
-from gramscope.theory import FiniteWidthConv1d, FiniteWidthMLP, ResidualMLP, ensemble
+from gramscope.theory import FiniteWidthConv1d, FiniteWidthMLP, ensemble
 from gramscope.theory.gaussian_expectations import gaussian_moments
 from gramscope.theory.recursions import next_layer
 from references.infinite_width_conv import conv_kernels
@@ -92,7 +92,7 @@ def test_residual_layers_against_sampled_networks():
     """Two layers: exact at every width, so that any disagreement is an error; a plain layer is far outside."""
     n, skip = 4, 0.7
     measured = sampled_tensors(*residual_network(n, 2, skip), len(X), n, 4000)
-    assert_within_errors(measured, ResidualMLP([2, n, n], "tanh", skip=[0, skip], **RATES).flow(X)[2])
+    assert_within_errors(measured, FiniteWidthMLP([2, n, n], "tanh", skip=[0, skip], **RATES).flow(X)[2])
     with pytest.raises(AssertionError):
         assert_within_errors(measured, FiniteWidthMLP([2, n, n], "tanh", **RATES).flow(X)[2])
 
@@ -101,7 +101,7 @@ def test_residual_layers_with_a_kink_against_sampled_networks():
     """ReLU as autograd differentiates it; s'' = δ of the other reading is not what a sampled network has."""
     n, skip = 4, 0.7
     measured = sampled_tensors(*residual_network(n, 2, skip, torch.relu), len(X), n, 4000)
-    theory = ResidualMLP([2, n, n], "relu", skip=[0, skip], **RATES)
+    theory = FiniteWidthMLP([2, n, n], "relu", skip=[0, skip], **RATES)
     assert_within_errors(measured, theory.flow(X, kink="autograd")[2])
     with pytest.raises(AssertionError, match="P: pull"):
         assert_within_errors(measured, theory.flow(X, kink="distributional")[2])
@@ -111,7 +111,7 @@ def test_residual_layers_with_a_kink_against_sampled_networks():
 def test_above_a_residual_layer_a_neuron_remembers_itself(skip):
     """F and B over two layers of one neuron, written out; without that memory B is 0.2 to 5 % less."""
     x = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
-    layers = ResidualMLP([2, 8, 8, 3], "tanh", skip=[0, skip, 0], **RATES).flow(x)
+    layers = FiniteWidthMLP([2, 8, 8, 3], "tanh", skip=[0, skip, 0], **RATES).flow(x)
     K, Theta = ([float(getattr(layers[place], name)) for place in (1, 2)] for name in ("K", "Theta"))
     F, B = output_F_and_B(K, Theta, skip, RATES["C_W"])
     # The quadrature of the library is refined to 1e-10.
@@ -124,7 +124,7 @@ def test_above_a_residual_layer_a_neuron_remembers_itself(skip):
 def test_above_a_residual_layer_against_sampled_networks():
     """Widths 24 and 48 extrapolated; what a recursion without the memory of a neuron says is far outside."""
     skip, x = 1.5, torch.tensor([[1.0, -0.5]], dtype=torch.float64)
-    layers = ResidualMLP([2, 8, 8, 3], "tanh", skip=[0, skip, 0], **RATES).flow(x)
+    layers = FiniteWidthMLP([2, 8, 8, 3], "tanh", skip=[0, skip, 0], **RATES).flow(x)
     start = float(layers[1].K), float(layers[1].Theta)
     narrow, wide = (sampled_output(n, 3000, *start, skip, RATES, n) for n in (24, 48))
     forgetful = next_layer(layers[2], gaussian_moments("tanh", layers[2].K), layers.rates[2], 1.0)
@@ -142,9 +142,9 @@ def test_deep_residual_layers_against_sampled_networks():
     measured = [
         sampled_tensors(*residual_network(n, 3, skip), 2, n, count, n, 100) for n, count in ((5, 12000), (10, 5000))
     ]
-    theory = ResidualMLP([2, 8, 8, 8], "tanh", skip=[0, skip, skip], **RATES)
+    theory = FiniteWidthMLP([2, 8, 8, 8], "tanh", skip=[0, skip, skip], **RATES)
     assert_within_errors(extrapolated(*measured), theory.flow(X)[3])
-    wrong = ResidualMLP([2, 8, 8, 8], "tanh", skip=[0, skip, 0], **RATES)
+    wrong = FiniteWidthMLP([2, 8, 8, 8], "tanh", skip=[0, skip, 0], **RATES)
     with pytest.raises(AssertionError):
         assert_within_errors(extrapolated(*measured), wrong.flow(X)[3])
 
@@ -155,11 +155,11 @@ def test_limits_of_the_skip(seed):
     """δ = 0 is a plain network; with weights that do nothing a layer with δ hands every tensor on."""
     x = torch.randn(2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     plain = FiniteWidthMLP([2, 8, 8, 1], "sin", **RATES).flow(x)
-    none = ResidualMLP([2, 8, 8, 1], "sin", skip=0.0, **RATES).flow(x)
+    none = FiniteWidthMLP([2, 8, 8, 1], "sin", skip=0.0, **RATES).flow(x)
     for name, tensor in plain[3].tensors().items():
         assert torch.equal(none[3].tensors()[name], tensor)
     still = dict(RATES, C_W=[1.3, 1.3, 1e-14], C_b=[0.1, 0.1, 0], lambda_b=[0.4, 0.4, 0], lambda_W=[0.8, 0.8, 0])
-    before = ResidualMLP([2, 8, 8, 8], "sin", skip=[0, 0.5, 0.9], **still).flow(x)
+    before = FiniteWidthMLP([2, 8, 8, 8], "sin", skip=[0, 0.5, 0.9], **still).flow(x)
     powers = {"K": 2, "Theta": 2} | dict.fromkeys("VDFABPQ", 4)
     for name, tensor in before[2].tensors().items():
         want = 0.9 ** powers[name] * tensor
@@ -167,7 +167,7 @@ def test_limits_of_the_skip(seed):
 
 
 def test_infinite_width_of_residual_networks_is_that_of_the_flow():
-    net = ResidualMLP([2, 16, 16, 16, 1], "relu", skip=0.8, C_b=0.2, C_W=1.1, lambda_b=0.3)
+    net = FiniteWidthMLP([2, 16, 16, 16, 1], "relu", skip=0.8, C_b=0.2, C_W=1.1, lambda_b=0.3)
     found, last = net.infinite_width(X), net.flow(X)[4]
     torch.testing.assert_close(found.nngp, last.K, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.ntk, last.Theta, rtol=1e-12, atol=1e-12)
@@ -231,13 +231,13 @@ def test_one_position_is_a_fully_connected_network():
 
 def test_bad_input():
     with pytest.raises(InputError, match="layer 3 has width 4 over 8 below"):
-        ResidualMLP([2, 8, 8, 4, 1], skip=0.5).flow(X)
+        FiniteWidthMLP([2, 8, 8, 4, 1], skip=0.5).flow(X)
     with pytest.raises(InputError, match="one for each of the 3 layers, got 2"):
-        ResidualMLP([2, 8, 8, 1], skip=[0, 1]).flow(X)
+        FiniteWidthMLP([2, 8, 8, 1], skip=[0, 1]).flow(X)
     with pytest.raises(InputError, match="skip must be finite and >= 0"):
-        ResidualMLP([2, 8, 8, 1], skip=-1.0)
+        FiniteWidthMLP([2, 8, 8, 1], skip=-1.0)
     with pytest.raises(InputError, match="with a skip are not sampled"):
-        ensemble(ResidualMLP([2, 8, 8, 1], "sin").flow(X))
+        ensemble(FiniteWidthMLP([2, 8, 8, 1], "sin", skip=1.0).flow(X))
     with pytest.raises(InputError, match="kernel_size must be odd"):
         FiniteWidthConv1d([1, 4, 1], 2)
     with pytest.raises(InputError, match="padding must be"):

@@ -12,7 +12,7 @@ from gramscope.theory.activation_functions import resolve
 from gramscope.theory.estimators import network_statistics
 from gramscope.theory.finite_width import FiniteWidthMLP
 from gramscope.theory.recursions import Rates
-from gramscope.theory.sampling import _Averages
+from gramscope.theory.sampling import _covariance
 from references.finite_width import dense_ntk_and_dntk, forward
 
 ONE = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_covariances_of_few_networks_are_unbiased():
     """n × the covariance with count - 1 below, as NumPy's; pulls of thousands of networks do not see the difference."""
     rng = torch.Generator().manual_seed(0)
     left, right = (torch.randn(8, 2, 2, generator=rng, dtype=torch.float64) + 3 for _ in range(2))
-    found = _Averages(5).covariance(left, right).value.reshape(4, 4)
+    found = _covariance(5, left, right).value.reshape(4, 4)
     want = np.cov(left.reshape(8, 4).T, right.reshape(8, 4).T)[:4, 4:]
     np.testing.assert_allclose(found, 5 * want, rtol=1e-12)
 

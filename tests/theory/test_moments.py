@@ -159,6 +159,11 @@ def test_four_signs_of_nearly_equal_variables():
     assert [slope(gap) for gap in (1e-6, 1e-8, 1e-10)] == pytest.approx([slope(1e-4)] * 3, rel=1e-5)
 
 
+def test_slopes_of_a_kink_have_the_digits_of_their_input():
+    z = torch.tensor([-2.0, 3.0], dtype=torch.float64)
+    assert Kinked(0.3, 0.01).jets(z)[:2].tolist() == [[-2.0 * 0.01, 3.0 * 0.3], [0.01, 0.3]]
+
+
 def test_collinear_inputs_of_a_kink():
     """z_b = -2 z_a: s'_a s'_b = a₊ a₋ and s_a s_b = -2 a₊ a₋ z², exactly."""
     a, b = 1.0, 0.3

@@ -17,9 +17,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from gramscope.base.charts import line_chart
 from gramscope.base.checks import check_count, check_finite, check_plain
 from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.hierarchy.mask_concentration import Labels, Masks, Pairs, class_metric, mean_projector
 
@@ -45,6 +47,12 @@ class CoactivationSubspace(Result):
     def baseline(self) -> float:
         """``k / N``: the share of a change that points in no direction in particular."""
         return self.k / len(self.values)
+
+    def plot(self, *, axes: Axes | None = None) -> Figure:
+        """The eigenvalues, greatest first, with those that span the subspace marked; a figure."""
+        places = list(range(1, len(self.values) + 1))
+        lines = {"all": self.values, f"subspace, k = {self.k}": self.values[: self.k]}
+        return line_chart(places, lines, f"Co-activation, {self.side} side", "rank", axes=axes)
 
     def part(self, change: Float[Tensor, "rows cols"]) -> Float64[Tensor, "rows cols"]:
         """The part of a weight's change in the subspace: ``Π ΔW`` (rows) or ``ΔW Π`` (columns), ``Π = B Bᵀ``."""
@@ -163,6 +171,9 @@ class AccumulatedFlow:
         self.total: Float64[Tensor, "N d"] | None = None
         self.steps = 0
         self._inside_squared = self._squared = self._baseline = 0.0
+
+    def __repr__(self) -> str:
+        return f"AccumulatedFlow of {self.share()!r}"
 
     @property
     def outside(self) -> Float64[Tensor, "N d"] | None:

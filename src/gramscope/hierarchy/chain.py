@@ -35,7 +35,7 @@ class Chain:
     @property
     def widths(self) -> tuple[int, ...]:
         """N_0, ..., N_L."""
-        return (self.weights[0].shape[1], *(w.shape[0] for w in self.weights))
+        return (*(w.shape[1] for w in self.weights), self.readout.shape[1])
 
     def slopes(self, layer: int, mask: Bool[Tensor, "n N"]) -> Float[Tensor, "n N"]:
         """The diagonal of ``D^ℓ``: 1 where the mask is on, the negative slope elsewhere."""
@@ -60,12 +60,9 @@ class Chain:
         return h, activations
 
     @exact_arithmetic()
-    def backward(self, masks: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
+    def backward(self, n: int, masks: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
         """Conjugate fields ``g^ℓ`` (layers 0..L) and signals ``b^ℓ = D^ℓ g^ℓ`` (None for layer 0), (n, C, N_ℓ) each."""
-        last = masks[-1]
-        assert last is not None
-        conjugate = self.readout.expand(len(last), *self.readout.shape)
-        conjugates, signals = [conjugate], list[Tensor | None]()
+        conjugates, signals = [self.readout.expand(n, *self.readout.shape)], list[Tensor | None]()
         for layer in range(self.depth, 0, -1):
             mask = masks[layer]
             assert mask is not None

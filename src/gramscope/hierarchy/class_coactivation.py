@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_finite, check_plain
+from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import child_seed, generator
-from gramscope.hierarchy.mask_concentration import Masks
+from gramscope.hierarchy.mask_concentration import Masks, checked_matrix, class_sums
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,15 +29,8 @@ class SharedActivation(Result):
     """
 
     shown: ClassVar[tuple[str, ...]] = (
-        "gap",
-        "z",
-        "p_value",
-        "within",
-        "between",
-        "permutations",
-        "examples",
-        "silent",
-    )
+        "gap", "z", "p_value", "within", "between", "permutations", "examples", "silent"
+    )  # fmt: skip
 
     within: float
     between: float
@@ -101,7 +94,7 @@ def shared_activation(
         )
 
     def means(order: Tensor) -> tuple[float, float]:
-        inside = float(_class_sums(rows, places[order], len(sizes)).square().sum())
+        inside = float(class_sums(rows, places[order]).square().sum())
         return (inside - own) / counts[0], (total - inside) / counts[1]
 
     within, between = means(torch.arange(n, device=places.device))
@@ -118,14 +111,11 @@ def shared_activation(
 def _rows(masks: Tensor, labels: Tensor, overlap: str) -> tuple[Float64[Tensor, "n N"], Int[Tensor, " n"], int]:
     if overlap not in ("cosine", "units"):
         raise InputError(f'overlap must be "cosine" or "units" (share of the units), got {overlap!r}.')
-    if masks.dim() != 2 or 0 in masks.shape:
-        raise InputError(f"masks must be a matrix (examples, units), got shape {tuple(masks.shape)}.")
-    check_plain(masks, "masks")
-    check_finite(masks, "masks", "Look at the step where training diverged.")
+    sigma = checked_matrix(masks, "masks")
     if not isinstance(labels, Tensor) or labels.shape != (len(masks),) or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise InputError(f"labels must be whole numbers, one for each of the {len(masks)} examples, got {got}.")
-    sigma, places = masks.detach().double(), labels.to(masks.device)
+    places = labels.to(masks.device)
     silent = 0
     if overlap == "units":
         sigma = sigma / sigma.shape[1] ** 0.5
@@ -135,10 +125,6 @@ def _rows(masks: Tensor, labels: Tensor, overlap: str) -> tuple[Float64[Tensor, 
         silent = int((~on).sum())
         sigma, places = sigma[on] / lengths[on, None], places[on]
     return sigma, torch.unique(places, return_inverse=True)[1], silent
-
-
-def _class_sums(rows: Float64[Tensor, "n N"], places: Int[Tensor, " n"], classes: int) -> Float64[Tensor, "C N"]:
-    return rows.new_zeros(classes, rows.shape[1]).index_add_(0, places, rows)
 
 
 def _orders(n: int, permutations: int, seed: int, device: torch.device) -> list[Tensor]:

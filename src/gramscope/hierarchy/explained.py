@@ -9,15 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.html import html_table
+from gramscope.base.pyplot import Axes, Figure
+from gramscope.base.results import TableResult
 from gramscope.base.shares import shares
 from gramscope.base.streams import streams_put_back
 from gramscope.hierarchy.optimizer_step import StepParts
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
 
 SMALL = 0.1  # a part of the change below this fraction is not worth a warning
@@ -40,7 +42,7 @@ class Conflict(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ExplainedStep:
+class ExplainedStep(TableResult):
     """One optimiser step, explained. Changes are after minus before; a negative loss change is an improvement.
 
     - ``predicted`` (n, C): ``J Δθ``; ``measured`` (n, C): the change of the outputs; ``held``: the same with all masks
@@ -266,6 +268,11 @@ class ExplainedStep:
         head = ["layer", "share of loss change", "|Δθ| / |θ|"]
         return html_table("What this step did", head, rows, [self.verdict, *missed, *self.notes])
 
+    def _table(self) -> tuple[dict[str, list[float]], list[str]]:
+        """A row a layer: its share of the loss change and its relative step."""
+        steps, shares = self.relative_steps, self.shares
+        return {"share": list(shares.values()), "relative_step": [steps[layer] for layer in shares]}, list(shares)
+
     def to_dict(self) -> Mapping[str, object]:
         """All numbers that JSON can hold."""
         return {
@@ -282,8 +289,13 @@ class ExplainedStep:
             "notes": list(self.notes),
         }
 
-    def plot(self) -> "Figure":
-        """Shares by layer, prediction against truth, what examples did to each other, and the parts of the error."""
+    def plot(self, *, axes: Axes | None = None) -> Figure:
+        """Shares by layer, prediction against truth, what examples did to each other, and the parts of the error.
+
+        With ``axes`` the second alone is drawn there.
+        """
+        if axes is not None:
+            return agreement_chart(self.predicted, self.measured, "Change of every output", axes=axes)
         from gramscope.hierarchy.step_pictures import picture_of_step
 
         return picture_of_step(self)

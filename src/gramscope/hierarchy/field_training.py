@@ -167,18 +167,11 @@ def places(
     >>> at.tolist(), fresh.tolist()
     ([1, 2, 2], [[5.0]])
     """
-    known: dict[bytes, int] = {}
-    for place, row in enumerate(stored):
-        known.setdefault(row.tobytes(), place)
-    at: list[int] = []
-    fresh: list[int] = []
-    for place, row in enumerate(rows):
-        key = row.tobytes()
-        if key not in known:
-            known[key] = len(stored) + len(fresh)
-            fresh.append(place)
-        at.append(known[key])
-    return np.array(at, dtype=np.int64), rows[np.array(fresh, dtype=np.int64)]
+    n, both = len(stored), np.concatenate([stored, rows])
+    _, first, inverse = np.unique(both, axis=0, return_index=True, return_inverse=True)
+    at = first[inverse.reshape(-1)][n:]  # where each row stands for the first time
+    fresh = np.unique(at[at >= n])
+    return np.where(at < n, at, n + np.searchsorted(fresh, at)), both[fresh]
 
 
 @dataclass

@@ -87,19 +87,24 @@ class Fields:
             Fields of 4 examples, widths 3-5, 2 outputs
         """
         chain, single = read_chain(module, readout)
-        fields = cls.__new__(cls)
         check_tensor(x, "x")
-        flat = x.flatten(1) if x.dim() > 2 else x
-        fields._build(chain, _checked_input(flat, chain), single=single)
+        fields = cls._of_chain(chain, _checked_input(x.flatten(1) if x.dim() > 2 else x, chain), single)
         if readout is None:
             _compare(module, x, fields)
+        return fields
+
+    @staticmethod
+    def _of_chain(chain: Chain, x: Float[Tensor, "n N_0"], single: bool) -> "Fields":
+        """The fields of a chain that was checked before."""
+        fields = Fields.__new__(Fields)
+        fields._build(chain, x, single)
         return fields
 
     def _build(self, chain: Chain, x: Float[Tensor, "n N_0"], single: bool) -> None:
         self.chain, self.single = chain, single
         self.preactivations, self.activations = chain.forward(x)
         self.masks: list[Bool[Tensor, "n N"] | None] = [None if h is None else h > 0 for h in self.preactivations]
-        self._conjugates, self._signals = chain.backward(self.masks)
+        self._conjugates, self._signals = chain.backward(len(x), self.masks)
         remedy = (
             f"They overflow {x.dtype}: rescale x or the weights, pass them in float64, or lower the learning rate if a "
             "step led here."
@@ -147,11 +152,8 @@ class Fields:
     def _public(self, t: Float[Tensor, "n C ..."]) -> Tensor:
         return t[:, 0] if self.single else t
 
-    def _layer(self, layer: int, first: int, last: int | None = None) -> int:
-        last = self.depth if last is None else last
-        if not isinstance(layer, int) or not first <= layer <= last:
-            raise InputError(f"layer must be an int from {first} to {last}, got {layer!r}.")
-        return layer
+    def _layer(self, layer: object, first: int, last: int | None = None) -> int:
+        return check_count(layer, "layer", first, self.depth if last is None else last)
 
     def _example(self, place: object) -> int:
         return check_count(place, "an example", -self.n, self.n - 1, "its row in x")
@@ -294,10 +296,7 @@ class Fields:
     def take_step(self, residual: Tensor, lr: float) -> "Fields":
         """The fields after the true step ``W ← W - η ∂loss/∂W``."""
         check_lr(lr)
-        stepped = Fields.__new__(Fields)
-        chain = self.chain.stepped(*self.gradients(residual), lr)
-        stepped._build(chain, self.activations[0], self.single)
-        return stepped
+        return self._of_chain(self.chain.stepped(*self.gradients(residual), lr), self.activations[0], self.single)
 
     def compare_step(self, residual: Tensor, lr: float) -> "StepComparison":
         """Prediction and truth of one step, with the error split into second order and mask flips."""

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_finite, check_plain, check_symmetric
+from gramscope.base.checks import check_count, check_finite, check_plain, check_symmetric
 from gramscope.base.effective_rank import participation_ratio_of, ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_rows
@@ -43,7 +43,7 @@ def overlap_rank(field: Masks, *, center: bool = False) -> float:
     >>> overlap_rank(masks), overlap_rank(masks, center=True)
     (2.0, 1.0)
     """
-    u = _checked(field, "the field")
+    u = checked_matrix(field, "the field")
     u = centered_rows(u) if center else u
     # Rounding of the mean must not pass for a spread.
     rounding = max(1e3 * EPS64, Rounding.of(field).relative)
@@ -64,7 +64,7 @@ def coactivation(masks: Masks) -> Float64[Tensor, "n n"]:
     >>> coactivation(torch.tensor([[True, True, False], [False, True, False]])).tolist()
     [[2.0, 1.0], [1.0, 1.0]]
     """
-    sigma = _checked(masks, "masks")
+    sigma = checked_matrix(masks, "masks")
     return sigma @ sigma.T
 
 
@@ -83,7 +83,7 @@ def mean_projector(
     >>> mean_projector(masks, labels, (0, 0), self_pairs=False).tolist()
     [1.0, 0.0]
     """
-    sigma = _checked(masks, "masks")
+    sigma = checked_matrix(masks, "masks")
     n = len(sigma)
     if labels is not None:
         _labels(labels, n)  # also where "all" has no use for them: they would be those of other examples
@@ -95,7 +95,8 @@ def mean_projector(
     elif pairs == "all":
         total, count, itself, alone = whole**2, float(n * n), own, float(n)
     elif pairs in ("same", "different"):
-        sums, sizes = _class_sums(sigma, labels)
+        places = torch.unique(_labels(labels, n), return_inverse=True)[1].to(sigma.device)
+        sums, sizes = class_sums(sigma, places), torch.bincount(places).double()
         total, count, itself, alone = sums.pow(2).sum(0), float(sizes.pow(2).sum()), own, float(n)
         if pairs == "different":
             total, count, itself, alone = whole**2 - total, n * n - count, 0 * own, 0.0
@@ -208,7 +209,7 @@ def update_alignment(
     if side not in ("input", "output"):
         raise InputError(f'side must be "input" (ΔWᵀΔW of layer ℓ+1) or "output" (ΔW ΔWᵀ of layer ℓ), got {side!r}.')
     w = _matching(weight, masks)
-    delta = _checked(update, "update")
+    delta = checked_matrix(update, "update")
     delta = delta if side == "input" else delta.T
     if delta.shape[1] != w.shape[1]:
         lines, layer = ("columns", "the same layer as weight") if side == "input" else ("rows", "the layer below")
@@ -324,7 +325,7 @@ def _factor_eigen(factor: Float64[Tensor, "m N"], floor: Float64[Tensor, " 1"]) 
 
 
 def _eigen(matrix: Float[Tensor, "N N"]) -> Eigen:
-    m = _checked(matrix, "the matrix")
+    m = checked_matrix(matrix, "the matrix")
     check_symmetric(m, "the matrix", tol=1e-5, remedy="Pass ΔWᵀΔW, not ΔW.")
     values, vectors = torch.linalg.eigh((m + m.T) / 2)
     floor = max(1e-12 * float(values[-1]), float(singular_floor(m, Rounding.of(matrix))))
@@ -335,8 +336,7 @@ def _overlap(first: Eigen, second: Eigen, k: int) -> SubspaceOverlap:
     n = len(first[0])
     if len(second[0]) != n:
         raise InputError(f"the two matrices must act on one space, got sizes {n} and {len(second[0])}.")
-    if not 1 <= k <= n:
-        raise InputError(f"k must be between 1 and {n}, the size of the space, got {k}.")
+    check_count(k, "k", most=n, why="the size of the space")
     gap = 1.0
     for values, _, positive in (first, second):
         if positive < k:
@@ -347,12 +347,9 @@ def _overlap(first: Eigen, second: Eigen, k: int) -> SubspaceOverlap:
     return SubspaceOverlap(min(1.0, float(cosines.pow(2).sum()) / k), k / n, k, gap)
 
 
-def _class_sums(sigma: Float64[Tensor, "n N"], labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    given = _labels(labels, len(sigma))
-    classes, places = torch.unique(given, return_inverse=True)
-    sums = torch.zeros((len(classes), sigma.shape[1]), dtype=torch.float64, device=sigma.device)
-    sums.index_add_(0, places.to(sigma.device), sigma)
-    return sums, torch.bincount(places).double()
+def class_sums(rows: Float64[Tensor, "n N"], places: Int[Tensor, " n"]) -> Float64[Tensor, "classes N"]:
+    """The sum of the rows of each class; ``places`` number the classes from 0."""
+    return rows.new_zeros(int(places.max()) + 1, rows.shape[1]).index_add_(0, places, rows)
 
 
 def _members(labels: Tensor | None, n: int, label: int, device: torch.device) -> Tensor:
@@ -377,10 +374,11 @@ def _matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
             f"masks must have one column for each row of weight, got masks {tuple(masks.shape)} and weight "
             f"{tuple(weight.shape)}. M^ℓ takes W and masks of layer ℓ+1 both."
         )
-    return _checked(weight, "weight")
+    return checked_matrix(weight, "weight")
 
 
-def _checked(tensor: Tensor, what: str) -> Float64[Tensor, "rows cols"]:
+def checked_matrix(tensor: Tensor, what: str) -> Float64[Tensor, "rows cols"]:
+    """In float64; raise unless it has rows and columns, and is finite."""
     if tensor.dim() != 2 or 0 in tensor.shape:
         raise InputError(f"{what} must be a matrix with rows and columns, got shape {tuple(tensor.shape)}.")
     check_plain(tensor, what)

@@ -62,13 +62,21 @@ class Pullback(LinearOperator):
         along = None if constant is None else constant.to(one).reshape(*one.shape[:3])
         return self._sweep(one, along).reshape(wanted)
 
-    def pair(self, mu: int, nu: int, form: str = "recursion") -> Tensor:
-        """``A^ℓ_{μν}`` as a matrix, (N, N) or (C, N, C, N), by the backward recursion or by the closed form."""
-        if form not in ("recursion", "closed"):
-            raise InputError(f'form must be "recursion" or "closed", got {form!r}.')
-        mu, nu = self.fields._example(mu), self.fields._example(nu)
-        dense = self._recursion(mu, nu) if form == "recursion" else self._closed(mu, nu)
-        return dense[0, :, 0] if self.fields.single else dense
+    @exact_arithmetic()
+    def pair(self, mu: int, nu: int) -> Tensor:
+        """``A^ℓ_{μν}`` as a matrix, (N, N) or (C, N, C, N), by the backward recursion."""
+        fields = self.fields
+        mu, nu = fields._example(mu), fields._example(nu)
+        outputs, width = fields.chain.readout.shape
+        found = fields.chain.readout.new_zeros(outputs, width, outputs, width)  # A^L = 0
+        for layer in range(fields.depth - 1, self.layer - 1, -1):
+            slopes, weight = fields.slopes(layer + 1), fields.chain.weights[layer]
+            left, right = slopes[mu, :, None] * weight, slopes[nu, :, None] * weight
+            found = torch.einsum("oi,codp,pj->cidj", left, found, right)
+            if layer + 1 in self.levels:
+                b, unit = fields._signal(layer + 1), torch.eye(weight.shape[1], dtype=self.dtype, device=self.device)
+                found = found + torch.einsum("cd,ij->cidj", b[mu] @ b[nu].T, unit)
+        return found[0, :, 0] if fields.single else found
 
     def spectrum(self, k: int | None = None) -> Float[Tensor, " k"]:
         """The k largest eigenvalues (Lanczos), or all of them (from the dense matrix), largest first."""
@@ -123,37 +131,3 @@ class Pullback(LinearOperator):
             return (gram @ columns).reshape(n, outputs, count, width).transpose(1, 2)
         met = torch.einsum("ncs,nkci->ksi", b, v)
         return torch.einsum("ncs,ksi->nkci", b, met)
-
-    # Dense pairs -------------------------------------------------------------------------------------
-
-    def _correlator(self, level: int, mu: int, nu: int) -> Float[Tensor, "C C"]:
-        b = self.fields._signal(level)
-        return b[mu] @ b[nu].T
-
-    @exact_arithmetic()
-    def _recursion(self, mu: int, nu: int) -> Float[Tensor, "C N C N"]:
-        fields = self.fields
-        outputs = len(fields.chain.readout)
-        width = fields.widths[fields.depth]
-        found = fields.chain.readout.new_zeros(outputs, width, outputs, width)  # A^L = 0
-        for layer in range(fields.depth - 1, self.layer - 1, -1):
-            slopes, weight = fields.slopes(layer + 1), fields.chain.weights[layer]
-            left, right = slopes[mu, :, None] * weight, slopes[nu, :, None] * weight
-            found = torch.einsum("oi,codp,pj->cidj", left, found, right)
-            if layer + 1 in self.levels:
-                unit = torch.eye(weight.shape[1], dtype=self.dtype, device=self.device)
-                found = found + torch.einsum("cd,ij->cidj", self._correlator(layer + 1, mu, nu), unit)
-        return found
-
-    @exact_arithmetic()
-    def _closed(self, mu: int, nu: int) -> Float[Tensor, "C N C N"]:
-        fields = self.fields
-        outputs, width = len(fields.chain.readout), fields.widths[self.layer]
-        found = fields.chain.readout.new_zeros(outputs, width, outputs, width)
-        left = right = torch.eye(width, dtype=self.dtype, device=self.device)  # T^{k-1←ℓ}, k = ℓ+1
-        for level in range(self.layer + 1, fields.depth + 1):
-            if level in self.levels:
-                found = found + torch.einsum("cd,ai,aj->cidj", self._correlator(level, mu, nu), left, right)
-            slopes, weight = fields.slopes(level), fields.chain.weights[level - 1]
-            left, right = slopes[mu, :, None] * (weight @ left), slopes[nu, :, None] * (weight @ right)
-        return found

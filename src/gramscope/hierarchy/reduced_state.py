@@ -66,21 +66,11 @@ class ReducedState:
         chain, first = fields.chain, fields.preactivations[1]
         assert first is not None
         above = replace(
-            chain,
-            weights=chain.weights[1:],
-            biases=chain.biases[1:],
-            negative_slopes=chain.negative_slopes[1:],
+            chain, weights=chain.weights[1:], biases=chain.biases[1:], negative_slopes=chain.negative_slopes[1:]
         )
-        targets = targets_like(fields, y)
-        return cls(
-            input_overlap=fields.overlap(0),
-            drive_overlap=fields.drive_overlap(1),
-            field=first,
-            slope=chain.negative_slopes[0],
-            transports=above,
-            targets=targets.reshape(fields.n, -1),
-            single=fields.single,
-        )
+        targets = targets_like(fields, y).reshape(fields.n, -1)
+        overlaps = fields.overlap(0), fields.drive_overlap(1)
+        return cls(*overlaps, first, chain.negative_slopes[0], above, targets, fields.single)
 
     @property
     def depth(self) -> int:
@@ -88,56 +78,35 @@ class ReducedState:
 
     @cached_property
     def _first_slopes(self) -> Float[Tensor, "n N_1"]:
-        on = (self.field > 0).to(self.field.dtype)
+        on = (self.field > 0).to(self.field)
         return on + self.slope * (1 - on)
 
     @cached_property
-    def _above(self) -> Fields | None:
-        """The layers 2..L as a network of their own, which reads x^1."""
-        if self.transports.depth == 0:
-            return None
-        made = Fields.__new__(Fields)
-        made._build(self.transports, self._first_slopes * self.field, self.single)
-        return made
+    def _above(self) -> Fields:
+        """The layers 2..L as a network of their own, which reads x^1; for L = 1 the readout alone."""
+        return Fields._of_chain(self.transports, self._first_slopes * self.field, self.single)
 
     @cached_property
     def _first_signals(self) -> Float[Tensor, "n C N_1"]:
         """``b^1 = D^1 g^1``."""
-        readout = self.transports.readout
-        above = readout.expand(len(self.field), *readout.shape) if self._above is None else self._above._conjugates[0]
-        return self._first_slopes[:, None] * above
+        return self._first_slopes[:, None] * self._above._conjugates[0]
 
-    @cached_property
+    @property
     def outputs(self) -> Tensor:
-        if self._above is not None:
-            return self._above.outputs
-        f = self.transports.read_out(self._first_slopes * self.field)
-        return f[:, 0] if self.single else f
+        return self._above.outputs
 
     @property
     def residual(self) -> Tensor:
         return self.outputs - (self.targets[:, 0] if self.single else self.targets)
 
-    def _layer(self, layer: int, first: int, last: int) -> int:
-        if not isinstance(layer, int) or not first <= layer <= last:
-            raise InputError(f"layer must be an int from {first} to {last}, got {layer!r}.")
-        return layer
-
-    @exact_arithmetic()
     def overlap(self, layer: int) -> Float[Tensor, "n n"]:
         """Activation overlap ``Q^ℓ_{μν} = x^ℓ_μ · x^ℓ_ν``, ℓ = 0..L (eq. 155)."""
-        if self._layer(layer, 0, self.depth) == 0:
-            return self.input_overlap
-        if self._above is not None:
-            return self._above.overlap(layer - 1)
-        x = self._first_slopes * self.field
-        return x @ x.T
+        return self._above.overlap(layer - 1) if check_count(layer, "layer", 0, self.depth) else self.input_overlap
 
     @exact_arithmetic()
     def correlator(self, layer: int) -> Tensor:
         """Conjugate correlator ``G^ℓ_{μν} = b^ℓ_μ · b^ℓ_ν``, ℓ = 1..L (eq. 160)."""
-        if self._layer(layer, 1, self.depth) > 1:
-            assert self._above is not None
+        if check_count(layer, "layer", 1, self.depth) > 1:
             return self._above.correlator(layer - 1)
         b = self._first_signals
         gram = torch.einsum("nci,mdi->ncmd", b, b)
@@ -145,19 +114,14 @@ class ReducedState:
 
     def metric(self, layer: int, mu: int, nu: int) -> Float[Tensor, "N N"]:
         """The pullback Gram metric ``M^ℓ_{μν} = W^{ℓ+1,T} P^{ℓ+1}_{μν} W^{ℓ+1}``, ℓ = 1..L-1 (eq. 165)."""
-        if self._above is None:
+        if self.depth == 1:
             raise InputError("a network of one hidden layer has no pullback metric: no trained layer lies above it.")
-        return self._above.metric(self._layer(layer, 1, self.depth - 1) - 1, mu, nu)
+        return self._above.metric(check_count(layer, "layer", 1, self.depth - 1) - 1, mu, nu)
 
     def kernel(self) -> Tensor:
         """``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ`` (eqs. 171 to 175), with ``Q + 1`` where a layer has a bias."""
-        total = self._paired(self.drive_overlap, self.correlator(1))
-        if self._above is not None:
-            total = total + self._above.kernel()
-        return total
-
-    def _paired(self, overlap: Float[Tensor, "n n"], correlator: Tensor) -> Tensor:
-        return overlap * correlator if self.single else overlap[:, None, :, None] * correlator
+        first = self.drive_overlap if self.single else self.drive_overlap[:, None, :, None]
+        return torch.stack([first * self.correlator(1), *self._above.kernels()]).sum(0)
 
     def residual_step(self, lr: float) -> Tensor:
         """``Δe = -η K e``, the residual-level equation (eq. 171): first order in η, exact for L = 1 without flips."""
@@ -174,7 +138,7 @@ class ReducedState:
         check_lr(lr)
         e = self.residual
         pulled = torch.einsum("nc,nci->ni", e[:, None] if self.single else e, self._first_signals)
-        above = self.transports if self._above is None else self.transports.stepped(*self._above.gradients(e), lr)
+        above = self.transports.stepped(*self._above.gradients(e), lr)
         return replace(self, field=self.field - lr * (self.drive_overlap @ pulled), transports=above)
 
     def __repr__(self) -> str:

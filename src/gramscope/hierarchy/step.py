@@ -9,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_lr
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.hierarchy.fields import squared_norms
 
@@ -38,12 +40,19 @@ class FieldChange(Result):
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepPrediction(FieldChange):
     """First-order changes at fixed masks; ``loss_decrease[ℓ-1]`` is ``η eᵀ K^ℓ e``, the part of layer ℓ."""
 
+    shown: ClassVar[tuple[str, ...]] = ("total_decrease", "lr", "loss_decrease", "outputs")
+
     loss_decrease: Float[Tensor, " L"]
     lr: float
+
+    @property
+    def total_decrease(self) -> float:
+        """``η eᵀ K e``, by how much the loss falls to first order."""
+        return float(self.loss_decrease.sum())
 
 
 @exact_arithmetic()
@@ -123,6 +132,10 @@ class StepComparison(Result):
         }
         return {name: float(part.norm()) / whole if whole else math.nan for name, part in parts.items()}
 
+    def plot(self, *, axes: Axes | None = None) -> Figure:
+        """The change of each output, predicted and measured; a figure."""
+        return agreement_chart(self.predicted.outputs, self.measured.outputs, "Change of the outputs", axes=axes)
+
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {100 * value:.3g} %" for name, value in self.errors().items())
         return f"Change of the outputs: {parts} of the true one. Mask flips by layer: {self.flips}"
@@ -133,7 +146,7 @@ def compare_step(fields: "Fields", residual: Tensor, lr: float) -> StepCompariso
     predicted = predict_step(fields, residual, lr)
     after = fields.take_step(residual, lr)
     held_activations = after.chain.forward(fields.activations[0], fields.masks)[1]
-    held_conjugates = after.chain.backward(fields.masks)[0]
+    held_conjugates = after.chain.backward(fields.n, fields.masks)[0]
     true = _change(fields, after.activations, after._conjugates)
     held = _change(fields, held_activations, held_conjugates)
     flips, neurons = [], []

@@ -1,61 +1,42 @@
-"""Pictures of the hierarchy, with matplotlib where it is installed."""
+"""The picture of an explained step."""
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
-from gramscope.base.pyplot import load_pyplot
+from gramscope.base.charts import agreement_chart, heat_map
+from gramscope.base.pyplot import Axes, Figure, load_pyplot
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from gramscope.hierarchy.explained import ExplainedStep
 
 BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
 
 
-def picture_of_step(step: "ExplainedStep") -> "Figure":
+def picture_of_step(step: "ExplainedStep") -> Figure:
     """Four panels; see :meth:`ExplainedStep.plot`."""
-    pyplot = load_pyplot()
-    figure, ((layers, outputs), (examples, errors)) = pyplot.subplots(2, 2, figsize=(9, 6.4), layout="constrained")
-    _layers(layers, step)
-    _outputs(outputs, step)
-    _examples(figure, examples, step)
+    figure, ((layers, outputs), (examples, errors)) = load_pyplot().subplots(
+        2, 2, figsize=(9, 6.4), layout="constrained"
+    )
+    values = [100 * share for share in step.shares.values()]
+    layers.barh(list(step.shares), values, color=[BLUE if value >= 0 else ORANGE for value in values])
+    layers.invert_yaxis()
+    layers.set(title="Which layer lowered the loss", xlabel="share of the first-order change, %")
+    agreement_chart(step.predicted, step.measured, "Change of every output", axes=outputs)
+    _examples(examples, step)
     _errors(errors, step)
     return figure
 
 
-def _layers(axes: "Axes", step: "ExplainedStep") -> None:
-    names, values = list(step.shares), [100 * share for share in step.shares.values()]
-    axes.barh(names, values, color=[BLUE if value >= 0 else ORANGE for value in values])
-    axes.invert_yaxis()
-    axes.set(title="Which layer lowered the loss", xlabel="share of the first-order change, %")
-
-
-def _outputs(axes: "Axes", step: "ExplainedStep") -> None:
-    true, predicted = _array(step.measured.flatten()), _array(step.predicted.flatten())
-    low, high = float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))
-    axes.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
-    axes.scatter(predicted, true, s=8, color=BLUE, alpha=0.6, linewidths=0)
-    axes.set(title="Change of every output", xlabel="predicted", ylabel="true")
-
-
-def _examples(figure: "Figure", axes: "Axes", step: "ExplainedStep") -> None:
-    axes.set(title="What examples did to each other", xlabel="gradient of example", ylabel="loss of example")
+def _examples(axes: Axes, step: "ExplainedStep") -> None:
+    title, words = "What examples did to each other", ("loss of example", "gradient of example")
     if step.influence is None:
+        axes.set(title=title, xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not defined: examples are coupled", ha="center", va="center", transform=axes.transAxes)
-        axes.set(xticks=[], yticks=[])
         return
-    shown = _array(step.influence)
-    reach = float(abs(shown).max()) or 1.0
-    image = axes.imshow(shown, cmap="RdBu_r", vmin=-reach, vmax=reach, interpolation="nearest", aspect="auto")
-    figure.colorbar(image, ax=axes, label="loss change (blue helps)")
+    reach = float(step.influence.abs().max()) or 1.0
+    heat_map(step.influence, title, *words, axes=axes, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto")
 
 
-def _errors(axes: "Axes", step: "ExplainedStep") -> None:
+def _errors(axes: Axes, step: "ExplainedStep") -> None:
     titles = {"all": "all that was missed", "rounding": "rounding, at most"}
     colours = {"all": GREY, "second order": BLUE, "mask flips": ORANGE, "rounding": GREY}
     values = [100 * value for value in step.errors.values()]
@@ -65,8 +46,3 @@ def _errors(axes: "Axes", step: "ExplainedStep") -> None:
     axes.margins(x=0.2)
     axes.invert_yaxis()
     axes.set(title="Where the prediction fails", xlabel="% of the true change of the outputs")
-
-
-def _array(tensor: Tensor) -> NDArray[np.float64]:
-    # matplotlib would make the array itself, by a call that numpy warns of.
-    return tensor.detach().double().cpu().numpy()

@@ -1,7 +1,7 @@
 """Many steps in field space: the field equations integrated, and how far they drift from true training."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from gramscope.hierarchy.chain import Chain
 from gramscope.hierarchy.fields import Fields, targets_like
 
 Residual = Callable[[Tensor], Tensor]
+Layers = list[Tensor | None]  # None for a layer that has none
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +88,8 @@ def predict_trajectory(
     if masks not in ("follow", "held"):
         raise InputError(f'masks must be "follow" or "held", got {masks!r}.')
     residual = _residual(fields, y)
-    state, true = _IntegratedFields.of(fields), fields
+    start = fields.chain, fields.single, fields.preactivations, fields.activations, fields.masks, fields._conjugates
+    state, true = _IntegratedFields(*start), fields
     predicted, outputs, field_drift, flips = (
         [state.outputs],
         [fields.outputs],
@@ -97,7 +99,7 @@ def predict_trajectory(
     ended = ""
     with progress("steps in field space", steps) as advance:
         for step in range(1, steps + 1):
-            state = state.stepped(fields, residual(fields._public(state.f)), lr, masks == "follow")
+            state = state.stepped(residual(state.outputs), lr, masks == "follow")
             try:
                 true = true.take_step(residual(true.outputs), lr)
             except InputError:  # a field of the stepped weights is not finite; the residual was checked by our own step
@@ -119,63 +121,35 @@ def predict_trajectory(
     return Trajectory(integrated, found, drift, torch.stack(field_drift), torch.tensor(flips, device="cpu"), ended)
 
 
-@dataclass(frozen=True, eq=False)
-class _IntegratedFields:
+class _IntegratedFields(Fields):
     """Fields as integrated, which are no longer those of any weights."""
 
-    chain: Chain
-    h: list[Tensor | None]
-    x: list[Tensor]
-    masks: list[Tensor | None]
-    g: list[Tensor]
-    single: bool
-
-    @classmethod
-    def of(cls, fields: Fields) -> "_IntegratedFields":
-        return cls(
-            fields.chain, fields.preactivations, fields.activations, fields.masks, fields._conjugates, fields.single
-        )
-
-    @property
-    def f(self) -> Float[Tensor, "n C"]:
-        return self.chain.read_out(self.x[-1])
-
-    @property
-    def outputs(self) -> Tensor:
-        return self.f[:, 0] if self.single else self.f
+    def __init__(self, chain: Chain, single: bool, h: Layers, x: list[Tensor], masks: Layers, g: list[Tensor]) -> None:
+        self.chain, self.single, self.preactivations, self.activations, self.masks = chain, single, h, x, masks
+        self._conjugates = g
+        self._signals = [None, *(self.slopes(layer)[:, None] * g[layer] for layer in range(1, chain.depth + 1))]
 
     def is_finite(self, residual: Residual) -> bool:
         """Everything that another step would start from is finite."""
-        tensors = [*self.x, *self.g, *self.h, *self.chain.weights, residual(self.outputs)]
+        fields = [*self.activations, *self._conjugates, *self.preactivations]
+        tensors = [*fields, *self.chain.weights, residual(self.outputs)]
         return all(t is None or bool(torch.isfinite(t).all()) for t in tensors)
 
-    def slopes(self, layer: int) -> Tensor:
-        mask = self.masks[layer]
-        assert mask is not None
-        return self.chain.slopes(layer, mask)
-
-    def signal(self, layer: int) -> Float[Tensor, "n C N"]:
-        return self.slopes(layer)[:, None] * self.g[layer]
-
-    def stepped(self, fields: Fields, residual: Tensor, lr: float, follow: bool) -> "_IntegratedFields":
-        e = fields._residual(residual)
-        pulled = [torch.einsum("nc,nci->ni", e, self.signal(layer)) for layer in range(1, self.chain.depth + 1)]
-        weights = [p.T @ x for p, x in zip(pulled, self.x, strict=False)]
-        biases = [None if b is None else p.sum(0) for p, b in zip(pulled, self.chain.biases, strict=True)]
+    def stepped(self, residual: Tensor, lr: float, follow: bool) -> "_IntegratedFields":
+        weights, biases = self.gradients(residual)
         chain = self.chain.stepped(weights, biases, lr)
         h, x, masks = self._forward(weights, biases, lr, follow)
-        after = replace(self, chain=chain, h=h, x=x, masks=masks)
-        return replace(after, g=self._backward(after, weights, lr))
+        after = _IntegratedFields(chain, self.single, h, x, masks, self._conjugates)
+        return _IntegratedFields(chain, self.single, h, x, masks, self._backward(after, weights, lr))
 
     def _forward(
-        self, weights: list[Tensor], biases: list[Tensor | None], lr: float, follow: bool
-    ) -> tuple[list[Tensor | None], list[Tensor], list[Tensor | None]]:
-        h, x, masks = list[Tensor | None]([None]), [self.x[0]], list[Tensor | None]([None])
-        for layer in range(1, self.chain.depth + 1):
-            before, bias = self.h[layer], biases[layer - 1]
+        self, weights: list[Tensor], biases: Layers, lr: float, follow: bool
+    ) -> tuple[Layers, list[Tensor], Layers]:
+        h, x, masks = list[Tensor | None]([None]), [self.activations[0]], list[Tensor | None]([None])
+        for layer in range(1, self.depth + 1):
+            before, below, bias = self.preactivations[layer], self.activations[layer - 1], biases[layer - 1]
             assert before is not None
-            moved = x[-1] - self.x[layer - 1]
-            now = before - lr * (self.x[layer - 1] @ weights[layer - 1].T) + moved @ self.chain.weights[layer - 1].T
+            now = before - lr * (below @ weights[layer - 1].T) + (x[-1] - below) @ self.chain.weights[layer - 1].T
             now = now if bias is None else now - lr * bias
             mask = now > 0 if follow else self.masks[layer]
             assert mask is not None
@@ -185,11 +159,11 @@ class _IntegratedFields:
         return h, x, masks
 
     def _backward(self, after: "_IntegratedFields", weights: list[Tensor], lr: float) -> list[Tensor]:
-        conjugates = [self.g[-1]]
-        for layer in range(self.chain.depth, 0, -1):
-            turned = after.slopes(layer)[:, None] * conjugates[-1] - self.signal(layer)
-            change = turned @ self.chain.weights[layer - 1] - lr * (self.signal(layer) @ weights[layer - 1])
-            conjugates.append(self.g[layer - 1] + change)
+        conjugates = [self._conjugates[-1]]
+        for layer in range(self.depth, 0, -1):
+            turned = after.slopes(layer)[:, None] * conjugates[-1] - self._signal(layer)
+            change = turned @ self.chain.weights[layer - 1] - lr * (self._signal(layer) @ weights[layer - 1])
+            conjugates.append(self._conjugates[layer - 1] + change)
         return conjugates[::-1]
 
 
@@ -202,7 +176,7 @@ def _residual(fields: Fields, y: Tensor | Residual) -> Residual:
 
 def _field_drift(start: Fields, state: _IntegratedFields, true: Fields) -> Tensor:
     each = []
-    for first, ours, theirs in zip(start.activations, state.x, true.activations, strict=True):
+    for first, ours, theirs in zip(start.activations, state.activations, true.activations, strict=True):
         moved = (theirs - first).norm()
         apart = (ours - theirs).norm()
         each.append(apart / moved if bool(moved > 0) else apart)

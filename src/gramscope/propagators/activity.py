@@ -52,10 +52,8 @@ def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
     ``u_i`` over trials and times, the same in every unit of every site: the shape that one row of a weight can make.
     """
     joint = _joint_activity(g)
-    n, steps, sites, width = g.axes.shape
     check_count(k, "k", most=min(joint.shape))
-    left = torch.linalg.svd(joint, full_matrices=False).U[:, :k]
-    return _spread(left, n, steps, sites, width)
+    return _spread(torch.linalg.svd(joint, full_matrices=False).U[:, :k], g)
 
 
 def _joint_activity(g: GlobalNTK) -> Float[Tensor, "trial_time v"]:
@@ -87,9 +85,9 @@ def self_referential_bias(
     k = min(5, *_joint_activity(g).shape) if k is None else k
     own = rayleigh(g.operator, activity_modes(g, k))
     # Random over trials and times and the same in every unit, like the others: only the shape in time differs.
-    n, steps, sites, width = g.axes.shape
+    n, steps = g.axes.shape[:2]
     noise = random_modes(n * steps, min(k, n * steps), seed=seed, dtype=g.values.dtype, device=g.values.device)
-    random = rayleigh(g.operator, _spread(noise, n, steps, sites, width))
+    random = rayleigh(g.operator, _spread(noise, g))
     target = None
     if targets is not None:
         if not isinstance(targets, Tensor) or tuple(targets.shape[:2]) != (n, steps):
@@ -102,13 +100,14 @@ def self_referential_bias(
         keep = int((sizes > singular_floor(flat, Rounding.of(given))).sum())
         if keep == 0:
             raise InputError("targets must not be all zero: they have no modes.")
-        target = rayleigh(g.operator, _spread(left[:, : min(k, keep)], n, steps, sites, width))
+        target = rayleigh(g.operator, _spread(left[:, : min(k, keep)], g))
     return SelfReferentialBias(own, random, target)
 
 
-def _spread(modes: Tensor, n: int, steps: int, sites: int, width: int) -> Tensor:
-    k = modes.shape[1]
-    spread = modes.reshape(n, steps, 1, 1, k).expand(n, steps, sites, width, k).reshape(-1, k)
+def _spread(modes: Tensor, g: GlobalNTK) -> Tensor:
+    """Modes over trials and times, the same in every unit of every site."""
+    (n, steps, *_), k = g.axes.shape, modes.shape[1]
+    spread = modes.reshape(n, steps, 1, 1, k).expand(*g.axes.shape, k).reshape(-1, k)
     return spread / spread.norm(dim=0)
 
 

@@ -14,7 +14,7 @@ from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
-from gramscope.base.results import Result
+from gramscope.base.results import TableResult
 from gramscope.base.rng import child_seed, generator, rademacher
 from gramscope.capture.network import loss_gradient
 from gramscope.linalg import LinearOperator
@@ -28,7 +28,7 @@ ENTRIES = 2**23  # of random vectors that are held at once
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TaskInterference(Result):
+class TaskInterference(TableResult):
     """Tasks against tasks; row a, column b: what a small step of gradient descent on b does to a.
 
     ``effects``: ``g_aᵀ NTK_S g_b``, how fast loss a falls; ``parts`` the same by parameter. ``cosines``: effects
@@ -45,6 +45,10 @@ class TaskInterference(Result):
     cosines: Float64[Tensor, "a b"]
     reach: Float64[Tensor, "a b"]
     reach_error: Float64[Tensor, "a b"] = field(repr=False)
+
+    def _table(self) -> tuple[dict[str, list[float]], tuple[str, ...]]:
+        """The cosines: a row for the task that is moved, a column for the one that is learnt."""
+        return dict(zip(self.names, self.cosines.mT.tolist(), strict=True)), self.names
 
     def plot(self, *, axes: Axes | None = None) -> Figure:
         """The cosines as a heat map; a figure."""

@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from gramscope.base.charts import line_chart
 from gramscope.base.checks import check_count, check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.capture.backward_graph import leaves_below
 from gramscope.propagators.global_ntk import GlobalNTK
@@ -28,6 +30,11 @@ class ScaledResponse(Result):
 
     values: Float[Tensor, "trial time *state"]
     log_scale: Float64[Tensor, "trial time"]
+
+    def plot(self, *, axes: Axes | None = None) -> Figure:
+        """``log ‖(P q)_t‖`` of each trial over time; a figure."""
+        trials = {f"trial {place}": row for place, row in enumerate(self.log_norm())}
+        return line_chart(range(self.log_scale.shape[1]), trials, "Size of the response, logarithm", "time", axes=axes)
 
     def log_norm(self) -> Float64[Tensor, "trial time"]:
         """``log ‖(P q)_t‖`` of each trial; -inf where nothing has arrived."""

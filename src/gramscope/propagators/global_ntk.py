@@ -1,6 +1,7 @@
 """The global tangent kernel of a network's states."""
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Literal, TypedDict
 
 import torch
@@ -15,19 +16,12 @@ from gramscope.linalg import LinearOperator
 from gramscope.propagators.build import cell_states, network_states, ode_states
 from gramscope.propagators.layout import Selection
 from gramscope.propagators.neural_ode import NeuralODE
-from gramscope.propagators.operators import (
-    ParameterJacobian,
-    Readout,
-    StateOperator,
-    global_operator,
-    inverse_propagator,
-    parameter_operator,
-    propagator,
-)
+from gramscope.propagators.operators import ParameterJacobian, Readout, StateOperator
 from gramscope.propagators.recurrent import RecurrentStates, is_recurrent
 from gramscope.propagators.states import States
 
 Precision = Literal["float64", "float32"] | None
+NamedSweep = Callable[..., Tensor]  # of vectors over the states, for the parameters of some names
 
 
 class GlobalOptions(TypedDict, total=False):
@@ -154,33 +148,41 @@ class GlobalNTK:
     @cached_property
     def P(self) -> StateOperator:
         """``P = (1 - ∂f/∂s)^-1``: how a push at one place reaches all later ones. ``P.T`` is backpropagation."""
-        return propagator(self.states)
+        return StateOperator(self.states, self.states.propagate, self.states.propagate_adjoint, "P")
 
     @cached_property
     def P_inverse(self) -> StateOperator:
         """``P^-1 = 1 - ∂f/∂s``."""
-        return inverse_propagator(self.states)
+        forward, backward = self.states.propagate, self.states.propagate_adjoint
+        return StateOperator(
+            self.states, lambda q: q - forward(q, local=True), lambda q: q - backward(q, local=True), "P_inverse"
+        )
 
     @cached_property
     def K(self) -> StateOperator:
         """``K = J J*``, the immediate effect of the parameters on the states."""
-        return parameter_operator(self.states, tuple(self.states.parameters))
+        return self._symmetric(self.states.kernel, tuple(self.states.parameters), "K")
 
     @cached_property
     def K_parts(self) -> dict[str, StateOperator]:
         """``K_j`` by parameter; they sum to K."""
-        return {name: parameter_operator(self.states, (name,)) for name in self.states.parameters}
+        return {name: self._symmetric(self.states.kernel, (name,), "K") for name in self.states.parameters}
 
     @cached_property
     def operator(self) -> LinearOperator:
         """``NTK_S = P K P*``."""
-        return global_operator(self.states, tuple(self.states.parameters))
+        return self._symmetric(self.states.step, tuple(self.states.parameters), "P K P*")
 
     def part(self, name: str) -> LinearOperator:
         """``P K_j P*`` of one parameter."""
         if name not in self.K_parts:
             raise InputError(f"there is no parameter {name!r}. There are {', '.join(self.K_parts)}.")
-        return global_operator(self.states, (name,))
+        return self._symmetric(self.states.step, (name,), "P K P*")
+
+    def _symmetric(self, sweep: NamedSweep, names: tuple[str, ...], name: str) -> StateOperator:
+        """A product of some parameters' K with P and P*, or K itself."""
+        of_names = partial(sweep, names=names)
+        return StateOperator(self.states, of_names, of_names, name, symmetric=True)
 
     @cached_property
     def J(self) -> ParameterJacobian:

@@ -45,16 +45,21 @@ def participation_ratio(op: LinearOperator, *, products: int | None = None, seed
     rng = generator(child_seed(seed, "effective_rank"))
     z = rademacher(n, products, rng=rng, dtype=op.dtype, device=op.device)
     image = (op @ z).double()
-    first, second = (z.double() * image).sum(0), (image**2).sum(0)
-    value = ratio_of_traces(first.mean(), second.mean(), name, "the operator")
-    others = ratio_of_traces((first.sum() - first) / (products - 1), (second.sum() - second) / (products - 1))
-    error = _jackknife(value, others, op)
-    return TraceEstimate(float(value), error, products, seed, "hutchinson", "rademacher", op.dtype, op.device)
+    sums = torch.stack([(z.double() * image).sum(0), (image**2).sum(0)])
+    first, second = sums.mean(1)
+    value = float(ratio_of_traces(first, second, name, "the operator"))
+    return _estimated(value, ratio_of_traces(*_without_each(sums)), op, seed)
 
 
-def _jackknife(value: Tensor, others: Float64[Tensor, " m"], op: LinearOperator) -> float:
-    """The standard error of a value from those that each leave one probe out; no less than rounding."""
-    return max(float(jackknife_error(others)), rounding_unit(op.dtype, op.cols.size) * float(value.abs()))
+def _without_each(sums: Float64[Tensor, "parts m"]) -> Float64[Tensor, "parts m"]:
+    """The means over all probes but one, for each of them."""
+    return (sums.sum(1, keepdim=True) - sums) / (sums.shape[1] - 1)
+
+
+def _estimated(value: float, others: Float64[Tensor, " m"], op: LinearOperator, seed: int) -> TraceEstimate:
+    """An estimate with the error of those that each leave one probe out, no less than rounding."""
+    error = max(float(jackknife_error(others)), rounding_unit(op.dtype, op.cols.size) * abs(value))
+    return TraceEstimate(value, error, len(others), seed, "hutchinson", "rademacher", op.dtype, op.device)
 
 
 def explained_variance_dimension(matrix: Float[Tensor, "n m"], share: float = 0.95) -> float:
@@ -106,11 +111,8 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
     if not bool(left.any()) or not bool(right.any()):
         nothing = undefined("an alignment", "the operator is zero")
         return TraceEstimate(nothing, nothing, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
-    parts = torch.stack([(left * right).sum(0), (left**2).sum(0), (right**2).sum(0)])
-    estimate = cosine_of_sums(*parts.mean(1))
-    others = cosine_of_sums(*((parts.sum(1, keepdim=True) - parts) / (products - 1)))
-    error = _jackknife(estimate, others, a)
-    return TraceEstimate(float(estimate), error, products, seed, "hutchinson", "rademacher", a.dtype, a.device)
+    sums = torch.stack([(left * right).sum(0), (left**2).sum(0), (right**2).sum(0)])
+    return _estimated(float(cosine_of_sums(*sums.mean(1))), cosine_of_sums(*_without_each(sums)), a, seed)
 
 
 def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:

@@ -9,6 +9,7 @@ from torch.autograd.graph import Node as GraphNode
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.base.axes import Axes
+from gramscope.base.complex_numbers import real_view
 from gramscope.capture.backward_graph import leaves_below
 from gramscope.capture.linear_map import LinearMap
 from gramscope.propagators.layout import StateLayout
@@ -95,13 +96,15 @@ class FromParameters:
 
     def pull(self, cotangents: Sequence[Tensor], names: Collection[str], found: Changes) -> None:
         """Add the gradients of the named parameters to ``found``."""
-        for name, gradient in zip(self.parameters, self._map.vjp(cotangents), strict=True):
-            if gradient is not None and name in names:
+        for name, complete in zip(self.parameters, self._map.vjp(cotangents), strict=True):
+            if complete is not None and name in names:
+                gradient = real_view(complete)
                 found[name] = found[name] + gradient if name in found else gradient
 
     def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """The change of each tensor."""
-        return self._map.jvp([changes.get(name) for name in self.parameters], count)
+        given = [(changes.get(name), parameter.is_complex()) for name, parameter in self.parameters.items()]
+        return self._map.jvp([torch.view_as_complex(c) if pair and c is not None else c for c, pair in given], count)
 
 
 class NetworkStates(States):
@@ -130,7 +133,7 @@ class NetworkStates(States):
             self.dtype = torch.promote_types(self.dtype, leaf.dtype)
         self.device = leaves[0].device
         self.values = self._join([leaf.detach()[None] for leaf in leaves])[0]
-        self.parameters = {name: parameter.shape for name, parameter in parameters.items()}
+        self.parameters = {name: real_view(parameter).shape for name, parameter in parameters.items()}
         self.output_axes = output_axes
         seen = [leaf for leaf in leaves_below([output]).values() if id(leaf) in numbers]
         self._seen = [numbers[id(leaf)] for leaf in seen]
@@ -146,45 +149,26 @@ class NetworkStates(States):
         shaped = zip(parts, self.layout.sites, strict=True)
         return self.layout.join([part.reshape(len(part), *site.axes.shape) for part, site in shaped]).to(self.dtype)
 
-    def propagate(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+    def propagate(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
         states = self._split(q)
+        made = list(states) if local else states
         for place in self.places:
-            moved = place.forward([states[a] for a in place.ancestors], [states[s] for s in place.sites], local=False)
+            moved = place.forward([states[a] for a in place.ancestors], [states[s] for s in place.sites], local)
             for site, value in zip(place.sites, moved, strict=True):
-                states[site] = value
-        return self._join(states)
+                made[site] = value
+        return self._join(made)
 
-    def propagate_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
+    def propagate_adjoint(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
         states = self._split(q)
+        made = [torch.zeros_like(state) for state in states] if local else states
         for place in reversed(self.places):
-            totals, sent = place.backward([states[s] for s in place.sites], local=False)
+            totals, sent = place.backward([states[s] for s in place.sites], local)
             for site, total in zip(place.sites, totals, strict=True):
-                states[site] = total
+                made[site] = made[site] + total if local else total
             for ancestor, more in zip(place.ancestors, sent, strict=True):
                 if more is not None:
-                    states[ancestor] = states[ancestor] + more
-        return self._join(states)
-
-    def local(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        states = self._split(q)
-        result = list(states)
-        for place in self.places:
-            moved = place.forward([states[a] for a in place.ancestors], [states[s] for s in place.sites], local=True)
-            for site, value in zip(place.sites, moved, strict=True):
-                result[site] = value
-        return self._join(result)
-
-    def local_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        states = self._split(q)
-        result = [torch.zeros_like(state) for state in states]
-        for place in self.places:
-            kept, sent = place.backward([states[s] for s in place.sites], local=True)
-            for site, more in zip(place.sites, kept, strict=True):
-                result[site] = result[site] + more
-            for ancestor, send in zip(place.ancestors, sent, strict=True):
-                if send is not None:
-                    result[ancestor] = result[ancestor] + send
-        return self._join(result)
+                    made[ancestor] = made[ancestor] + more
+        return self._join(made)
 
     def pull(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Changes:
         states, found = self._split(q), dict[str, Tensor]()

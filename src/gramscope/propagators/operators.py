@@ -1,6 +1,6 @@
 """The operators of a linearised network: K, P, their products and the maps to parameters and outputs."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -53,34 +53,6 @@ class StateOperator(LinearOperator):
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         return in_turns(self.sweep_adjoint, x, self.cols.size, self.cols.size)
-
-
-def propagator(states: States) -> StateOperator:
-    """``P = (1 - ∂f/∂s)^-1``."""
-    return StateOperator(states, states.propagate, states.propagate_adjoint, "P")
-
-
-def inverse_propagator(states: States) -> StateOperator:
-    """``P^-1 = 1 - ∂f/∂s``."""
-    return StateOperator(states, lambda q: q - states.local(q), lambda q: q - states.local_adjoint(q), "P_inverse")
-
-
-def parameter_operator(states: States, names: Collection[str]) -> StateOperator:
-    """``K = J J*`` of some parameters, at frozen states."""
-
-    def sweep(q: Tensor) -> Tensor:
-        return states.kernel(q, names)
-
-    return StateOperator(states, sweep, sweep, "K", symmetric=True)
-
-
-def global_operator(states: States, names: Collection[str]) -> StateOperator:
-    """``P K P*`` of some parameters."""
-
-    def sweep(q: Tensor) -> Tensor:
-        return states.step(q, names)
-
-    return StateOperator(states, sweep, sweep, "P K P*", symmetric=True)
 
 
 class ParameterJacobian(LinearOperator):

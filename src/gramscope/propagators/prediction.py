@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gramscope.base.agreement import cosine, relative_error
 from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_finite, check_lr
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
@@ -105,4 +106,4 @@ def _step(model: nn.Module, g: GlobalNTK, slope: Tensor, lr: float) -> None:
     own = named_parameters(model)
     with torch.no_grad():
         for name, change in g.jacobian.changes(slope[None]).items():
-            own[name].sub_((lr * change[0]).to(own[name]))
+            real_view(own[name]).sub_((lr * change[0]).to(real_view(own[name])))

@@ -80,17 +80,11 @@ class RecurrentStates(States):
     def _rows(self, parts: list[Tensor]) -> Float[Tensor, "k N"]:
         return self.stack.join(parts).reshape(parts[0].shape[1], -1)
 
-    def propagate(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        return self._rows(self.stack.propagate(self._parts(q)))
+    def propagate(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
+        return self._rows(self.stack.sweep(self._parts(q), local))
 
-    def propagate_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        return self._rows(self.stack.propagate_adjoint(self._parts(q)))
-
-    def local(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        return self._rows(self.stack.local(self._parts(q)))
-
-    def local_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        return self._rows(self.stack.local_adjoint(self._parts(q))[0])
+    def propagate_adjoint(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
+        return self._rows(self.stack.sweep_adjoint(self._parts(q), local)[0])
 
     def pull(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Changes:
         return self.stack.pull(self._parts(q), names)
@@ -100,8 +94,8 @@ class RecurrentStates(States):
 
     def step(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Float[Tensor, "k N"]:
         # The same products as in States, without going back to the flat order between them.
-        back = self.stack.propagate_adjoint(self._parts(q))
-        return self._rows(self.stack.propagate(self.stack.push(self.stack.pull(back, names), len(q))))
+        back, _, _ = self.stack.sweep_adjoint(self._parts(q))
+        return self._rows(self.stack.sweep(self.stack.push(self.stack.pull(back, names), len(q))))
 
     def read(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k M"]:
         return q.reshape(len(q), *self.shape)[:, :, :, self._shown].reshape(len(q), -1)

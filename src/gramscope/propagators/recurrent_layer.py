@@ -8,9 +8,9 @@ where y is h, or (h, c) for an LSTM, and the three factors are numbers for each 
 step: ``A_t = ∂y_t/∂y_{t-1}`` is never formed.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +98,19 @@ class RecurrentLayer:
             q[before] += self.step_adjoint(t, q[t])
         return q
 
+    def local(
+        self, q: Float[Tensor, "T k B C H"], initial: Float[Tensor, "k B C H"] | None = None
+    ) -> Float[Tensor, "T k B C H"]:
+        """``A_t q_{t-1}``, all steps at once."""
+        before = self._shifted(q, later=True)
+        if initial is not None:
+            before += initial * self.begins[:, None, :, None, None]
+        return self.step(slice(None), before)
+
+    def local_adjoint(self, q: Float[Tensor, "T k B C H"]) -> Float[Tensor, "T k B C H"]:
+        """``A_{t+1}ᵀ q_{t+1}``."""
+        return self._shifted(self.step_adjoint(slice(None), q), later=False)
+
     def initial_adjoint(self, total: Float[Tensor, "T k B C H"]) -> Float[Tensor, "k B C H"]:
         """The adjoint at the initial state, from the adjoint at all states."""
         result = torch.zeros_like(total[0])
@@ -105,7 +118,7 @@ class RecurrentLayer:
             result += self.step_adjoint(t, total[t] * self.begins[t][:, None, None])
         return result
 
-    def shifted(self, q: Float[Tensor, "T k B C H"], later: bool = True) -> Float[Tensor, "T k B C H"]:
+    def _shifted(self, q: Float[Tensor, "T k B C H"], later: bool) -> Float[Tensor, "T k B C H"]:
         """The state before each step (zero where that is the initial one); ``later=False`` is the transpose."""
         ahead = (self.order[0] <= self.order[-1]) == later
         moved = torch.zeros_like(q)
@@ -119,72 +132,58 @@ class RecurrentLayer:
 
     def pull(self, q: Float[Tensor, "T k B C H"], names: Collection[str]) -> dict[str, Tensor]:
         """Gradients of ``⟨q, states⟩`` at frozen states, (k, *shape) for each named weight: ``Σ (D q) ⊗ v``."""
-        mine = [name if name in names else None for name in self.weights.names]
-        shapes = [getattr(self.weights, role).shape for role in ROLES[: len(mine)]]
-        found = {
-            name: q.new_zeros(q.shape[1], *shape) for name, shape in zip(mine, shapes, strict=True) if name is not None
-        }
-        if not found:
-            return found
-        inputs_named, states_named = any(mine[0::2]), any(mine[1::2])
-        if self._is_short:
-            for names_, factor, data in ((mine[0::2], self.into, self.inputs), (mine[1::2], self.across, self.before)):
-                gates = _to_gates(q, factor[:, None]).transpose(0, 1).flatten(1, 2)  # (k, T B, G H)
-                if names_[0] is not None:
-                    found[names_[0]] = gates.mT @ data.flatten(0, 1)
-                if len(names_) > 1 and names_[1] is not None:
-                    found[names_[1]] = gates.sum(1)
-            return found
-        for column, steps in product(range(q.shape[1]), self._blocks()):
-            block = q[steps, column]
-            shared = _to_gates(block, self.across[steps]).flatten(0, 1)
-            if states_named:
-                _add_outer(found, mine[1::2], column, shared, self.before[steps].flatten(0, 1))
-            if inputs_named:
-                if self.into is not self.across:
-                    shared = _to_gates(block, self.into[steps]).flatten(0, 1)
-                _add_outer(found, mine[0::2], column, shared, self.inputs[steps].flatten(0, 1))
-        return found
+        mine = {role: name for role, name in zip(ROLES, self.weights.names, strict=False) if name in names}
+        found = {role: q.new_zeros(q.shape[1], *getattr(self.weights, role).shape) for role in mine}
+        for columns, steps in self._blocks(q.shape[1]):
+            made: Tensor | None = None
+            for kind, factor, data in self._sides:
+                weight, bias = found.get(f"w_{kind}"), found.get(f"b_{kind}")
+                if weight is None and bias is None:
+                    continue
+                if made is None or self.into is not self.across:
+                    made = _to_gates(q[steps, columns], factor[steps, None]).transpose(0, 1).flatten(1, 2)
+                if weight is not None:
+                    weight[columns].baddbmm_(made.mT, data[steps].flatten(0, 1).expand(len(made), -1, -1))
+                if bias is not None:
+                    bias[columns] += made.sum(1)
+        return {name: found[role] for role, name in mine.items()}
 
     def push(self, changes: Mapping[str, Tensor]) -> Float[Tensor, "T k B C H"] | None:
         """The change of the states that changes of the weights make at frozen states; None if no weight is ours."""
-        mine = [changes.get(name) for name in self.weights.names]
-        given = next((change for change in mine if change is not None), None)
-        if given is None:
+        named = zip(ROLES, self.weights.names, strict=False)
+        mine = {role: changes[name] for role, name in named if name in changes}
+        if not mine:
             return None
-        total = given.new_zeros(len(self.states), len(given), *self.states.shape[1:])
-        if self._is_short:
-            for own, factor, data in ((mine[0::2], self.into, self.inputs), (mine[1::2], self.across, self.before)):
-                gates = None if own[0] is None else data.flatten(0, 1) @ own[0].mT
-                if len(own) > 1 and own[1] is not None:
-                    shift = own[1][:, None].expand(-1, data.shape[0] * data.shape[1], -1)
-                    gates = shift if gates is None else gates + shift
-                if gates is not None:
-                    rows = gates.unflatten(1, data.shape[:2]).transpose(0, 1)
-                    add_from_gates(total, rows, factor[:, None])
-            return total
-        for column, steps in product(range(len(given)), self._blocks()):
-            own = [None if change is None else change[column] for change in mine]
-            to = total[steps, column]
-            by_state = _gates(self.before[steps], *own[1::2])
-            by_input = _gates(self.inputs[steps], *own[0::2])
-            if by_state is not None and by_input is not None and self.into is self.across:
-                by_state, by_input = by_state.add_(by_input), None
-            if by_state is not None:
-                add_from_gates(to, by_state, self.across[steps])
-            if by_input is not None:
-                add_from_gates(to, by_input, self.into[steps])
+        count = len(next(iter(mine.values())))
+        total = self.states.new_zeros(len(self.states), count, *self.states.shape[1:])
+        for columns, steps in self._blocks(count):
+            made = [
+                (gates, factor)
+                for kind, factor, data in self._sides
+                if (gates := _gates(data[steps], mine.get(f"w_{kind}"), mine.get(f"b_{kind}"), columns)) is not None
+            ]
+            if len(made) == 2 and self.into is self.across:
+                made = [(made[0][0].add_(made[1][0]), self.into)]
+            for gates, factor in made:
+                add_from_gates(total[steps, columns], gates, factor[steps, None])
         return total
 
     @property
-    def _is_short(self) -> bool:
-        """Whether one block holds the whole run: then all k vectors go at once. A GPU has no cache to spare for."""
-        return self.states.is_cuda or self.states.shape[0] * self.states.shape[1] <= ROWS
+    def _sides(self) -> tuple[tuple[str, Tensor, Tensor], ...]:
+        """Weights of the inputs and of the states: their kind, their factor and what they meet."""
+        return ("ih", self.into, self.inputs), ("hh", self.across, self.before)
 
-    def _blocks(self) -> list[slice]:
-        """Some time steps at a time: a block of gates then stays in the cache between its products."""
-        few = max(1, ROWS // self.states.shape[1])
-        return [slice(start, start + few) for start in range(0, len(self.states), few)]
+    def _blocks(self, count: int) -> list[tuple[slice, slice]]:
+        """Some of the k vectors and some time steps at a time.
+
+        A block of gates then stays in the cache between its products. A short run is one block, with all k vectors; a
+        GPU has no cache to spare for.
+        """
+        steps, trials = self.states.shape[:2]
+        if self.states.is_cuda or steps * trials <= ROWS:
+            return [(slice(0, count), slice(0, steps))]
+        few = max(1, ROWS // trials)
+        return [(slice(k, k + 1), slice(t, t + few)) for k in range(count) for t in range(0, steps, few)]
 
 
 def _rows(factor: Tensor, t: int | slice) -> Tensor:
@@ -203,21 +202,14 @@ def _from_gates(gates: Tensor, factor: Tensor) -> Tensor:
     return (split[..., None, :, :] * factor).sum(-2)
 
 
-def _add_outer(found: dict[str, Tensor], names: Sequence[str | None], column: int, gates: Tensor, data: Tensor) -> None:
-    """Add ``Σ gate ⊗ v`` to the gradient of a weight, and ``Σ gate`` to that of its bias, where they are wanted."""
-    if names[0] is not None:
-        found[names[0]][column].addmm_(gates.mT, data)
-    if len(names) > 1 and names[1] is not None:
-        found[names[1]][column] += gates.sum(0)
-
-
-def _gates(data: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor | None:
-    """``W v + b`` over rows (T, B, i), of what is there."""
-    if weight is None:
-        return None if bias is None else bias.expand(*data.shape[:2], -1).clone()
+def _gates(data: Tensor, weight: Tensor | None, bias: Tensor | None, columns: slice) -> Tensor | None:
+    """``W v + b`` over rows (T, B, i) for some of the k weights and biases, of what is there: (T, k, B, G H)."""
     rows = data.flatten(0, 1)
-    made = rows @ weight.mT if bias is None else torch.addmm(bias, rows, weight.mT)
-    return made.unflatten(0, data.shape[:2])
+    made = None if weight is None else rows @ weight[columns].mT
+    if bias is not None:
+        shift = bias[columns, None].expand(-1, len(rows), -1)
+        made = shift.clone() if made is None else made.add_(shift)
+    return None if made is None else made.unflatten(1, data.shape[:2]).transpose(0, 1)
 
 
 def add_from_gates(to: Tensor, gates: Tensor, factor: Tensor) -> None:

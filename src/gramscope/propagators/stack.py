@@ -69,101 +69,59 @@ class Stack:
 
         With ``local``, ``own`` is a frozen change of the states, of which each step sees that of the step before.
         """
-        sweep = self.local if local else self.propagate
-        return self.join(sweep(self.split(own), arrived[0].transpose(0, 1), arrived[1]))
+        return self.join(self.sweep(self.split(own), local, arrived[0].transpose(0, 1), arrived[1]))
 
     def respond_adjoint(self, own: Float[Tensor, "k B T S H"], local: bool) -> tuple[Tensor, list[Tensor]]:
         """Adjoints of the states, in total or with ``local`` what they send to one another; and of what drives them."""
-        sweep = self.local_adjoint if local else self.propagate_adjoint_to_inputs
-        parts, inputs, initial = sweep(self.split(own))
-        return self.join(parts), [inputs.transpose(0, 1), initial]
+        parts, inputs, initial = self.sweep_adjoint(self.split(own), local, outside=True)
+        assert inputs is not None
+        return self.join(parts), [inputs.transpose(0, 1), torch.cat(initial, dim=2)]
 
     # Sweeps ----------------------------------------------------------------------------------------
 
-    def propagate(
-        self, parts: Parts, inputs: Tensor | None = None, initial: Float[Tensor, "k B S H"] | None = None
-    ) -> Parts:
-        """P, and the response to changes of the inputs (T, k, B, i) and of the initial states if given."""
+    def sweep(
+        self, parts: Parts, local: bool = False, inputs: Tensor | None = None,
+        initial: Float[Tensor, "k B S H"] | None = None,
+    ) -> Parts:  # fmt: skip
+        """P, and the response to changes of the inputs (T, k, B, i) and of the initial states if given.
+
+        With ``local`` it is L: each step and layer sees the given changes of the states before it, not those it makes.
+        """
         parts, rest = self._masked(parts)
-        below = inputs
-        for layer in range(0, len(self.recurrent_layers), self.ways):
-            for place in range(layer, layer + self.ways):
-                recurrent_layer = self.recurrent_layers[place]
-                if below is not None:
-                    parts[place] = parts[place].add_(recurrent_layer.drive(below))
-                start = None if initial is None else self._initial(initial, place)
-                parts[place] = recurrent_layer.scan(parts[place], start)
-            below = self._shown(parts[layer : layer + self.ways])
-        return self._with(parts, rest)
+        below, made = inputs, list[Tensor]()
+        for place, recurrent_layer in enumerate(self.recurrent_layers):
+            start = None if initial is None else self._initial(initial, place)
+            moved = recurrent_layer.local(parts[place], start) if local else parts[place]
+            if below is not None:
+                moved = moved.add_(recurrent_layer.drive(below))
+            made.append(moved if local else recurrent_layer.scan(moved, start))
+            if (place + 1) % self.ways == 0:
+                below = self._shown((parts if local else made)[place + 1 - self.ways : place + 1])
+        return made if local else self._with(made, rest)
 
-    def propagate_adjoint(self, parts: Parts) -> Parts:
-        """P*."""
-        return self._adjoint_sweep(parts, False)[0]
-
-    def propagate_adjoint_to_inputs(self, parts: Parts) -> tuple[Parts, Tensor, Tensor]:
-        """P*, with the adjoints of the inputs (T, k, B, i) and of the initial states (k, B, S, H)."""
-        parts, inputs = self._adjoint_sweep(parts, True)
-        assert inputs is not None
-        starts = [
-            recurrent_layer.initial_adjoint(part)
-            for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True)
-        ]
-        return parts, inputs, torch.cat(starts, dim=2)
-
-    def _adjoint_sweep(self, parts: Parts, to_inputs: bool) -> tuple[Parts, Tensor | None]:
+    def sweep_adjoint(
+        self, parts: Parts, local: bool = False, outside: bool = False
+    ) -> tuple[Parts, Tensor | None, list[Tensor]]:
+        """P* or L*; from ``outside`` also the adjoints of the inputs (T, k, B, i) and of the initial states."""
         parts, rest = self._masked(parts)
-        above: Tensor | None = None
-        for layer in reversed(range(0, len(self.recurrent_layers), self.ways)):
-            back: Tensor | None = None
-            for way in range(self.ways):
-                recurrent_layer, part = self.recurrent_layers[layer + way], parts[layer + way]
+        made, initial, back = list(parts), list[Tensor](), None
+        for layer in reversed(range(0, len(parts), self.ways)):
+            above, back = back, None
+            for way, place in enumerate(range(layer, layer + self.ways)):
+                recurrent_layer, total = self.recurrent_layers[place], parts[place]
+                made[place] = recurrent_layer.local_adjoint(total) if local else total
                 if above is not None:
-                    part[..., 0, :] += above.chunk(self.ways, dim=-1)[way]
-                part = parts[layer + way] = recurrent_layer.scan_adjoint(part)
-                if layer or to_inputs:
-                    driven = recurrent_layer.drive_adjoint(part)
+                    made[place][..., 0, :] += above.chunk(self.ways, dim=-1)[way]
+                if not local:
+                    total = made[place] = recurrent_layer.scan_adjoint(total)
+                if layer or outside:
+                    driven = recurrent_layer.drive_adjoint(total)
                     back = driven if back is None else back.add_(driven)
-            above = back
+                if outside:
+                    initial.insert(way, recurrent_layer.initial_adjoint(total))
         # A trial that runs backward starts from its initial state at its last step, not from the step after it.
-        parts, _ = self._masked(parts)
-        return self._with(parts, rest), above
-
-    def local(
-        self, parts: Parts, inputs: Tensor | None = None, initial: Float[Tensor, "k B S H"] | None = None
-    ) -> Parts:
-        """L: each step and layer sees the given changes of the states before it, not those it makes."""
-        parts, _ = self._masked(parts)
-        below, result = inputs, []
-        for layer in range(0, len(self.recurrent_layers), self.ways):
-            for place in range(layer, layer + self.ways):
-                recurrent_layer = self.recurrent_layers[place]
-                before = recurrent_layer.shifted(parts[place])
-                if initial is not None:
-                    before = before + self._initial(initial, place) * recurrent_layer.begins[:, None, :, None, None]
-                after = recurrent_layer.step(slice(None), before)
-                result.append(after if below is None else after + recurrent_layer.drive(below))
-            below = self._shown(parts[layer : layer + self.ways])
-        return result
-
-    def local_adjoint(self, parts: Parts) -> tuple[Parts, Tensor, Tensor]:
-        """L*, with the adjoints of the inputs and of the initial states."""
-        result = []
-        for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True):
-            result.append(recurrent_layer.shifted(recurrent_layer.step_adjoint(slice(None), part), later=False))
-        drives = [
-            recurrent_layer.drive_adjoint(part)
-            for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True)
-        ]
-        for layer in range(self.ways, len(self.recurrent_layers), self.ways):
-            down = sum(drives[layer + 1 : layer + self.ways], drives[layer])
-            for way, chunk in enumerate(down.chunk(self.ways, dim=-1)):
-                result[layer - self.ways + way][..., 0, :] += chunk
-        result, _ = self._masked(result)
-        starts = [
-            recurrent_layer.initial_adjoint(part)
-            for recurrent_layer, part in zip(self.recurrent_layers, parts, strict=True)
-        ]
-        return result, sum(drives[1 : self.ways], drives[0]), torch.cat(starts, dim=2)
+        made, _ = self._masked(made)
+        return (made if local else self._with(made, rest)), back, initial
 
     def advance(
         self, t: int, before: Float[Tensor, "k B S H"], own: Float[Tensor, "k B S H"] | None = None

@@ -1,4 +1,4 @@
-"""What a linearised network must offer: four sweeps over its states and two maps to and from its parameters."""
+"""What a linearised network must offer: two sweeps over its states and two maps to and from its parameters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from torch import Tensor
 from gramscope.base.axes import Axes
 from gramscope.propagators.layout import StateLayout
 
-Changes = dict[str, Tensor]  # parameter name -> (k, *shape of the parameter)
+Changes = dict[str, Tensor]  # parameter name -> (k, *shape of the parameter), a complex one as two real ones
 
 
 class States(ABC):
@@ -27,20 +27,12 @@ class States(ABC):
     output_axes: Axes
 
     @abstractmethod
-    def propagate(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        """``P q = (1 - L)^-1 q``."""
+    def propagate(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
+        """``P q = (1 - L)^-1 q``; with ``local`` one step of influence, ``L q = ∂f/∂s q``."""
 
     @abstractmethod
-    def propagate_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        """``P* q``: backpropagation."""
-
-    @abstractmethod
-    def local(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        """``L q = ∂f/∂s q``: one step of influence."""
-
-    @abstractmethod
-    def local_adjoint(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k N"]:
-        """``L* q``."""
+    def propagate_adjoint(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
+        """``P* q``, backpropagation, or ``L* q``."""
 
     @abstractmethod
     def pull(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Changes:

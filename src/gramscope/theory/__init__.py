@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gramscope.theory.nearly_kernel import OutsideRegimeWarning as OutsideRegimeWarning
     from gramscope.theory.quadratic import QuadraticModel as QuadraticModel
     from gramscope.theory.recursions import Layer as Layer
-    from gramscope.theory.residual import ResidualMLP as ResidualMLP
     from gramscope.theory.sampling import ensemble as ensemble
     from gramscope.theory.training_algorithms import algorithm_matrices as algorithm_matrices
 

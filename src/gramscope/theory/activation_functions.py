@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeAlias
 
 import torch
@@ -123,7 +123,8 @@ class Kinked(Activation):
         return self.a_plus == self.a_minus
 
     def jets(self, z: Float[Tensor, "*points"]) -> Jets:
-        slope = torch.where(z > 0, self.a_plus, self.a_minus).to(z.dtype)
+        # Of two plain numbers torch.where makes float32, whatever z is.
+        slope = torch.where(z > 0, torch.full_like(z, self.a_plus), torch.full_like(z, self.a_minus))
         zero = torch.zeros_like(z)
         return torch.stack([slope * z, slope, zero, zero])
 
@@ -160,18 +161,13 @@ def _silu(z: Tensor) -> list[Tensor]:
     return [z * g, g + z * d1, 2 * d1 + z * d2, 3 * d2 + z * d3]
 
 
-_NAMED: dict[str, Callable[[], Activation]] = {
-    "tanh": lambda: Smooth("tanh", _tanh),
-    "sin": lambda: Smooth("sin", _sin),
-    "erf": lambda: Smooth("erf", _erf),
-    "gelu": lambda: Smooth("gelu", _gelu),
-    "silu": lambda: Smooth("silu", _silu),
-    "swish": lambda: Smooth("silu", _silu),
-    "linear": lambda: Kinked(1.0, 1.0, "linear"),
-    "identity": lambda: Kinked(1.0, 1.0, "linear"),
-    "relu": lambda: Kinked(1.0, 0.0, "relu"),
-    "leaky_relu": lambda: Kinked(1.0, 0.01, "leaky_relu"),
-}
+_NAMED: dict[str, Activation] = {
+    **{name: Smooth(name, jets) for name, jets in
+       {"tanh": _tanh, "sin": _sin, "erf": _erf, "gelu": _gelu, "silu": _silu}.items()},
+    "linear": Kinked(1.0, 1.0, "linear"), "relu": Kinked(1.0, 0.0, "relu"),
+    "leaky_relu": Kinked(1.0, 0.01, "leaky_relu"),
+}  # fmt: skip
+_NAMED |= {"swish": _NAMED["silu"], "identity": _NAMED["linear"]}
 
 # Functions and modules of torch that are one of the above; autograd's second derivative of a kink is 0, so a ReLU
 # must never be taken for a smooth callable.
@@ -202,24 +198,16 @@ def resolve(activation: "str | Activation | Callable[[Tensor], Tensor]") -> Acti
             raise InputError(
                 f"activation must be one of {', '.join(_NAMED)}, or a callable of a tensor, got {activation!r}."
             )
-        return _NAMED[name]()
+        return _NAMED[name]
     if isinstance(activation, nn.Module):
         return _of_module(activation)
     if not callable(activation):
         raise InputError(
             f"activation must be a name, a torch module or a callable of a tensor, got {type(activation).__name__}."
         )
-    if _hashable(activation) and activation in _FUNCTIONS:
-        return _NAMED[_FUNCTIONS[activation]]()
+    if isinstance(activation, Hashable) and activation in _FUNCTIONS:
+        return _NAMED[_FUNCTIONS[activation]]
     return differentiated(activation)
-
-
-def _hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _of_module(module: nn.Module) -> Activation:
@@ -229,9 +217,9 @@ def _of_module(module: nn.Module) -> Activation:
         return Kinked(1.0, float(module.weight.detach().item()))
     plain = {nn.Tanh: "tanh", nn.SiLU: "silu", nn.ReLU: "relu", nn.Identity: "linear"}
     if type(module) in plain:
-        return _NAMED[plain[type(module)]]()
+        return _NAMED[plain[type(module)]]
     if isinstance(module, nn.GELU) and module.approximate == "none":
-        return _NAMED["gelu"]()
+        return _NAMED["gelu"]
     return differentiated(module, type(module).__name__)
 
 

@@ -85,6 +85,9 @@ class FiniteWidthConv1d:
             raise InputError(f"padding must be 'circular' or 'zeros', got {padding!r}.")
         self.kernel_size, self.padding = kernel_size, padding
 
+    def __repr__(self) -> str:
+        return f"FiniteWidthConv1d({self._rates!r}, kernel_size={self.kernel_size}, padding={self.padding!r})"
+
     def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tol: Real = 1e-10) -> ConvFlow:
         """K, Θ, V, D, F, A, B, P, Q of every layer for inputs ``x`` (N, n_0, T); N·T samples, so a few of them.
 

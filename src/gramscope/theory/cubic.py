@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.errors import InputError
+from gramscope.base.results import Result
 
 Array = NDArray[Any]
 Features = Callable[[Array], Array]
 Numbers: TypeAlias = Any  # an array or a tensor as it is given; held as an array of float64
 
 
-@dataclass(frozen=True, eq=False)
-class CubicKernels:
+@dataclass(frozen=True, eq=False, repr=False)
+class CubicKernels(Result):
     """A cubic model as its outputs know it: ``outputs`` (U,), kernel, meta kernel and the two meta-meta kernels.
 
     The index is (example, output), flattened. Of a network: outputs ``f``, ``kernel`` H, ``meta`` dH, ``first`` and

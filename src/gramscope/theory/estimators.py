@@ -6,6 +6,7 @@ layer l, a tensor of n³ neurons, enters P and Q contracted; the forward equatio
 layer at a time, in n³ operations, without the tensor.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -101,54 +102,49 @@ def _explicit_Q(state: _HiddenLayer) -> Tensor:
 
 
 def _dntk_P(states: list[_HiddenLayer]) -> Tensor:
-    """Σ_km s'_m;0 s_m;3 s'_k;1 s'_k;2 dH_mkk;012 of the last state's layer."""
-    top = states[-1]
-    c = top.s1[:, None] * top.s[None]  # (a, d, m)
-    M = torch.diag_embed(top.s1[:, None] * top.s1[None])  # (b, c, k, k)
-    total = torch.zeros_like(torch.einsum("adm,bckk->abcd", c, M))
-    for place in reversed(range(1, len(states))):
-        W, below, rate = states[place].W, states[place - 1], states[place].rates
-        c_below, M_right = c @ W, M @ W
-        sloped = below.H * below.s1[None, :, None, :]  # H_kp;ab s'_p;b
-        M_below = W.T @ M_right
+    """Σ_km s'_m;0 s_m;3 s'_k;1 s'_k;2 dH_mkk;012 of the last state's layer; c has the samples (a, d), M (b, c)."""
+    total = states[-1].s.new_zeros(())
+    for c, M, W, below, spread in _downwards(states):
+        M_right, sloped = M @ W, below.H * below.s1[None, :, None, :]  # H_kp;ab s'_p;b
         # Second line of (11.24): s'' of the layer below, and two NTKs.
-        right = sloped[:, None] @ M_below.transpose(-1, -2)[None]  # (a, b, c, k, p)
+        right = sloped[:, None] @ (W.T @ M_right).transpose(-1, -2)[None]  # (a, b, c, k, p)
         bend = (sloped[:, :, None] * right).sum(-1)
-        total = total + torch.einsum("abck,adk->abcd", bend, c_below * below.s2[:, None])
-        # Third and fourth lines: the NTK's own dependence on the weights of this layer.
-        spread = rate.lambda_W / below.width
-        pull = torch.einsum(
-            "abk,ackq->abcq", below.s1[:, None] * below.s[None], sloped
-        )  # Σ s'_k;a s_k;b H_kq;ac s'_q;c
+        total = total + torch.einsum("abck,adk->abcd", bend, c @ W * below.s2[:, None])
+        # Third and fourth lines: the NTK's own dependence on the weights of this layer; Σ s'_k;a s_k;b H_kq;ac s'_q;c.
+        pull = torch.einsum("abk,ackq->abcq", below.s1[:, None] * below.s[None], sloped)
         third = torch.einsum("adi,bciq->adbcq", c, M_right)
         total = total + spread * torch.einsum("adbcq,abcq->abcd", third, pull)
         fourth = torch.einsum("adi,bcip->adbcp", c, M.transpose(-1, -2) @ W)
         total = total + spread * torch.einsum("adbcp,acbp->abcd", fourth, pull)
-        c = c_below * below.s1[:, None]
-        M = M_below * below.s1[:, None, :, None] * below.s1[None, :, None, :]
     return total
 
 
 def _dntk_Q(states: list[_HiddenLayer]) -> Tensor:
-    """Σ_km s'_k;0 s'_k;1 s'_m;2 s_m;3 dH_kkm;012 of the last state's layer."""
-    top = states[-1]
-    c = top.s1[:, None] * top.s[None]  # (c, d, m)
-    M = torch.diag_embed(top.s1[:, None] * top.s1[None])  # (a, b, k, k)
-    total = torch.zeros_like(torch.einsum("cdm,abkk->abcd", c, M))
-    for place in reversed(range(1, len(states))):
-        W, below, rate = states[place].W, states[place - 1], states[place].rates
-        spread = rate.lambda_W / below.width
-        c_below, M_below = c @ W, W.T @ M @ W
+    """Σ_km s'_k;0 s'_k;1 s'_m;2 s_m;3 dH_kkm;012 of the last state's layer; c has the samples (c, d), M (a, b)."""
+    total = states[-1].s.new_zeros(())
+    for c, M, W, below, spread in _downwards(states):
         sloped = below.H * below.s1[None, :, None, :]
         products = below.s1[:, None] * below.s[None]  # s'_k;a s_k;b
-        reach = torch.einsum("ackq,cdq->acdk", sloped, c_below)
-        bend = (M_below * sloped).sum(-1) * below.s2[:, None]
+        reach = torch.einsum("ackq,cdq->acdk", sloped, c @ W)
+        bend = (W.T @ M @ W * sloped).sum(-1) * below.s2[:, None]
         total = total + torch.einsum("abk,acdk->abcd", bend, reach)
         trace = torch.einsum("abii->ab", M)
         total = total + spread * trace[:, :, None, None] * torch.einsum("abk,acdk->abcd", products, reach)
         pull = torch.einsum("ack,abkp->acbp", products, sloped)  # Σ s'_k;a s_k;c H_kp;ab s'_p;b
         fourth = torch.einsum("abip,cdi->abcdp", M, c) @ W
         total = total + spread * torch.einsum("abcdp,acbp->abcd", fourth, pull)
-        c = c_below * below.s1[:, None]
-        M = M_below * below.s1[:, None, :, None] * below.s1[None, :, None, :]
     return total
+
+
+def _downwards(states: list[_HiddenLayer]) -> Iterator[tuple[Tensor, Tensor, Tensor, _HiddenLayer, float]]:
+    """c and M with which dH of a layer is contracted, its weights, the layer below and λ_W over its width; top first.
+
+    At the top ``c = s' s`` and M is the diagonal of ``s' s'``; s' and W take both down.
+    """
+    top = states[-1]
+    c, M = top.s1[:, None] * top.s[None], torch.diag_embed(top.s1[:, None] * top.s1[None])
+    for place in reversed(range(1, len(states))):
+        W, below = states[place].W, states[place - 1]
+        yield c, M, W, below, states[place].rates.lambda_W / below.width
+        c = c @ W * below.s1[:, None]
+        M = W.T @ M @ W * below.s1[:, None, :, None] * below.s1[None, :, None, :]

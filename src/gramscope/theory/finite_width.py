@@ -37,11 +37,18 @@ class FiniteWidthMLP:
         activation: a name, a torch module, or a callable; see :func:`gramscope.theory.resolve`.
         C_b, C_W, lambda_b, lambda_W: numbers, or one number for each layer.
         depth: L. With it, ``widths`` of L entries are n_1 ... n_L and of L + 1 entries n_0 ... n_L.
+        skip: δ of a residual network, ``z^{l+1} = δ z^l + b + W s(z^l)``; one number for layers 2 ... L - 1, or one for
+            each of the L layers (that of layer 1 is 0). A layer with a skip must be as wide as the one below. At order
+            1/n a neuron then meets itself in every layer above (:mod:`gramscope.theory.self_overlap`), so that the cost
+            grows with the square of the depth. PDLT, appendix B, has K and V; docs/finite-width.md the others.
 
     >>> mlp = FiniteWidthMLP(widths=[2, 64, 64, 64, 64], activation="tanh", C_b=0.1, C_W=1.6, lambda_b=0.4, lambda_W=1)
     >>> flow = mlp.flow(torch.tensor([[1.0, -0.5]]))
     >>> len(flow), round(flow[4].Q.item(), 7)
     (4, -1.1254453)
+    >>> residual = FiniteWidthMLP(widths=[2, 64, 64, 1], activation="relu", C_W=1.0, skip=0.5**0.5)
+    >>> residual.flow(torch.eye(2)).K(2)[0, 0].item()             # C_W/2 + δ² = 1: the signal keeps its size
+    0.5
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class FiniteWidthMLP:
         lambda_W: Rate = 1.0,
         *,
         depth: int | None = None,
+        skip: Rate = 0.0,
     ) -> None:
         self.widths = checked_widths(widths, depth)
         self.depth = depth
@@ -62,11 +70,13 @@ class FiniteWidthMLP:
         self.C_W = checked_rates(C_W, "C_W", above=0.0)
         self.lambda_b = checked_rates(lambda_b, "lambda_b", at_least=0.0)
         self.lambda_W = checked_rates(lambda_W, "lambda_W", at_least=0.0)
+        self.skip = checked_rates(skip, "skip", at_least=0.0)
 
     def __repr__(self) -> str:
         rates = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in ("C_b", "C_W", "lambda_b", "lambda_W"))
-        depth = "" if self.depth is None else f", depth={self.depth}"
-        return f"FiniteWidthMLP(widths={list(self.widths)}, activation={self.activation.name!r}, {rates}{depth})"
+        last = "" if self.depth is None else f", depth={self.depth}"
+        last += f", skip={_shown(self.skip)}" if any(self.skip) else ""
+        return f"FiniteWidthMLP(widths={list(self.widths)}, activation={self.activation.name!r}, {rates}{last})"
 
     def flow(self, x: Shaped[Tensor, "..."], kink: str = "distributional", *, tol: Real = 1e-10) -> "Flow":
         """K, Θ, V, D, F, A, B, P, Q of every layer for the inputs ``x``; ``flow[l]`` with l = 1..L, in float64.
@@ -158,7 +168,21 @@ class FiniteWidthMLP:
             if len(values) not in (1, depth):
                 raise InputError(f"{name} must be one number or one for each of the {depth} layers, got {len(values)}.")
             columns.append(values * depth if len(values) == 1 else values)
-        return tuple(Rates(*row) for row in zip(*columns, strict=True))
+        return tuple(Rates(*row) for row in zip(*columns, self._skips(depth), strict=True))
+
+    def _skips(self, depth: int) -> tuple[float, ...]:
+        skips = self.skip if len(self.skip) > 1 else (0.0, *self.skip * (depth - 2), 0.0)[:depth]
+        if len(skips) != depth:
+            raise InputError(f"skip must be one number or one for each of the {depth} layers, got {len(skips)}.")
+        widths = self.widths[-depth:]
+        for place, skip in enumerate(skips):
+            if skip and (place == 0 or widths[place] != widths[place - 1]):
+                below = "the input" if place == 0 else f"{widths[place - 1]} below"
+                raise InputError(
+                    f"a layer with a skip must be as wide as the layer below, but layer {place + 1} has width "
+                    f"{widths[place]} over {below}. Set its skip to 0, or make the widths equal."
+                )
+        return skips
 
 
 @dataclass(frozen=True, repr=False)

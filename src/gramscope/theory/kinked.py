@@ -3,7 +3,7 @@
 s = z (a + b sgn z) and s' = a + b sgn z with a = (a₊ + a₋)/2, b = (a₊ - a₋)/2; s'' = 2b δ(z). Where m factors s' sit
 on the sample of s'', the product is read as the limit of smooth activations, s'' s'ᵐ -> (a₊ᵐ⁺¹ - a₋ᵐ⁺¹)/(m+1) δ(z)
 (PDLT, arXiv:2106.10165). Samples on one line (z_b = c z_a, c ≠ 0) share a kink: they count as one sample, sgn c apart.
-Samples at small angles are computed in decimals (see ``arithmetic.py``).
+Samples at small angles are computed in decimals (see ``decimal_arithmetic.py``).
 """
 
 import itertools

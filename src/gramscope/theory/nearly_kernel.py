@@ -9,7 +9,7 @@ and differs from the others in the two matrices Z_A, Z_B only (:func:`algorithm_
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -29,7 +29,6 @@ from gramscope.theory.meta_kernels import (
     MetaKernelSource,
     Plain,
     Product,
-    TangentMetaKernel,
 )
 from gramscope.theory.training_algorithms import Spectrum, algorithm_matrices, check_ridge
 
@@ -110,14 +109,14 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         start = self._initial(X, targets)
         # A network's outputs share one kernel over (example, output); those of a plain kernel are separate problems.
         rows = (targets - start).reshape(-1, 1) if self._of_network else targets - start
-        self._spectrum = Spectrum(self._source.kernel(X, X), check_ridge(self.ridge, self.algorithm))
+        self._spectrum = Spectrum(self._source(X, X), check_ridge(self.ridge, self.algorithm))
         _warn_of_missed(self._spectrum.missed(rows))
         self.dual_coef_ = self._spectrum.solve(rows)
         self._pairs = [algorithm_matrices(self._spectrum, row, self.algorithm, self.step) for row in rows.T]
         self._targets = rows
+        self._train = X
         correction = np.stack([self._correction(X, *pairs) for pairs in self._pairs], axis=1)
         self._counter = self._spectrum.solve(correction)
-        self._train = X
         self.feature_movement_ = max(self._movement(v) for v in self.dual_coef_.T)
         _warn_of_movement(self.feature_movement_)
         return self
@@ -132,7 +131,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         X = self._examples(X)
         source = self._source_for(X, meta, meta_transport)
         correction = np.stack([self._correction(X, *pairs, source=source) for pairs in self._pairs], axis=1)
-        change = source.kernel(X, self._train) @ (self.dual_coef_ - self._counter) + correction
+        change = source(X, self._train) @ (self.dual_coef_ - self._counter) + correction
         if self._of_network:
             start = self.kernel.initial(X)
             change = start + change.reshape(start.shape)
@@ -147,7 +146,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         """
         check_is_fitted(self)
         X, X2 = self._pair(X, X2)
-        return self._source.kernel(X, X2) + 0.5 * self._source.applied(X, X2, self._coefficients(output))
+        return self._source(X, X2) + 0.5 * self._source.applied(X, X2, self._train, self._coefficients(output))
 
     def effective_kernel(self, X: Examples, X2: Examples = None, output: int = 0) -> Float[np.ndarray, "n m"]:
         """``kᴱ_de = k_de + Σ_a (μ_{d e a} + μ_{e d a}) v^a``: the kernel of the trained effective features (11.138).
@@ -180,8 +179,8 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
     def _effective_kernel(self, X: Examples, X2: Examples, v: Array) -> Array:
         X, X2 = self._pair(X, X2)
-        moved = self._source.applied(X, X2, v) + self._source.applied(X2, X, v).T
-        return self._source.kernel(X, X2) + moved
+        moved = self._source.applied(X, X2, self._train, v) + self._source.applied(X2, X, self._train, v).T
+        return self._source(X, X2) + moved
 
     def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
@@ -219,14 +218,14 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
     def _make_source(self, X: Examples, meta: object) -> MetaKernelSource:
         if self._of_network:
-            return TangentMetaKernel(self.kernel, X)
+            return cast(MetaKernelSource, self.kernel)
         kernel = self._function()
         if self.meta_kernel is None:
-            return Plain(kernel, X)
+            return Plain(kernel)
         if isinstance(self.meta_kernel, str) and self.meta_kernel == "product":
-            return Product(kernel, X, _checked_strength(self.epsilon))
+            return Product(kernel, _checked_strength(self.epsilon))
         if isinstance(self.meta_kernel, str) and self.meta_kernel == "precomputed":
-            return _given(kernel, X, meta, meta, len(X), "fit(K, y, meta=...)")
+            return _given(kernel, len(X), meta, meta, len(X), "fit(K, y, meta=...)")
         if not callable(self.meta_kernel):
             raise InputError(
                 "meta_kernel must be a function of (X0, X1, X2), 'product', 'precomputed' or None, got "
@@ -237,7 +236,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 "a precomputed kernel must go with meta_kernel='precomputed', 'product' or None: a function would be "
                 "given rows of the kernel instead of examples."
             )
-        return DenseMetaKernel(kernel, X, self.meta_kernel)
+        return DenseMetaKernel(kernel, self.meta_kernel)
 
     def _function(self) -> Kernel:
         if self._precomputed:
@@ -250,17 +249,18 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             return source
         assert isinstance(source, Given)
         where = "predict(K, meta=..., meta_transport=...)"
-        return _given(source._kernel, source.train, meta, meta_transport, len(X), where)
+        return _given(source.kernel, len(self._train), meta, meta_transport, len(X), where)
 
     def _correction(self, X: Examples, z_a: Array, z_b: Array, source: MetaKernelSource | None = None) -> Array:
         source = self._source if source is None else source
-        return source.transport(X, z_a) + source.curvature(X, z_b)
+        curvature = source.curvature(X, self._train, z_b)
+        return curvature + source.transport(X, self._train, z_a) if z_a.any() else curvature
 
     def _movement(self, v: Array) -> float:
         if self._of_network and hasattr(self.kernel, "feature_movement"):
             return float(self.kernel.feature_movement(self._train, v))
-        moved = self._source.applied(self._train, self._train, v)  # μ_{d e a} v^a = φ_e · ψ_d W
-        total = float(np.trace(self._source.kernel(self._train, self._train)))
+        moved = self._source.applied(self._train, self._train, self._train, v)  # μ_{d e a} v^a = φ_e · ψ_d W
+        total = float(np.trace(self._source(self._train, self._train)))
         return float(np.sqrt(max(0.0, np.sum(moved * self._spectrum.solve(moved.T).T)) / total)) if total > 0 else 0.0
 
     def _coefficients(self, output: int) -> Array:
@@ -317,7 +317,7 @@ class _NamedKernel:
         return np.asarray(pairwise_kernels(x, x2, metric=self.name, filter_params=True, gamma=self.gamma))
 
 
-def _given(kernel: Kernel, train: Examples, meta: object, transport: object, rows: int, where: str) -> Given:
+def _given(kernel: Kernel, n: int, meta: object, transport: object, rows: int, where: str) -> Given:
     if meta is None or transport is None:
         raise InputError(f"a precomputed meta kernel must be passed to {where}.")
-    return Given(kernel, train, meta, transport, rows)
+    return Given(kernel, n, meta, transport, rows)

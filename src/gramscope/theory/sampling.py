@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -130,37 +129,28 @@ def _joined(samples: list[dict[str, list[Tensor]]]) -> dict[str, list[Tensor]]:
     return {name: [torch.cat([part[name][layer] for part in samples]) for layer in layers] for name in samples[0]}
 
 
-@dataclass
-class _Averages:
-    """Mean over networks and its standard error."""
-
-    n: int
-
-    def mean(self, values: Tensor) -> SampleEstimate:
-        return SampleEstimate(values.mean(0), values.std(0) / math.sqrt(len(values)))
-
-    def covariance(self, left: Tensor, right: Tensor) -> SampleEstimate:
-        """n × the covariance of averages over n neurons; the error is that of the mean of the products."""
-        count = len(left)
-        products = torch.einsum("sab,scd->sabcd", left - left.mean(0), right - right.mean(0))
-        products = products * (self.n * count / (count - 1))
-        return self.mean(products)
+def _mean(values: Tensor) -> SampleEstimate:
+    """The mean over networks and its standard error."""
+    return SampleEstimate(values.mean(0), values.std(0) / math.sqrt(len(values)))
 
 
-def _estimates(
-    theory: Flow, shape: tuple[int, ...], values: dict[str, list[Tensor]]
-) -> dict[tuple[int, str], SampleEstimate]:
-    result: dict[tuple[int, str], SampleEstimate] = {}
+def _covariance(n: int, left: Tensor, right: Tensor) -> SampleEstimate:
+    """n × the covariance of averages over n neurons; the error is that of the mean of the products."""
+    products = torch.einsum("sab,scd->sabcd", left - left.mean(0), right - right.mean(0))
+    return _mean(products * (n * len(left) / (len(left) - 1)))
+
+
+def _estimates(theory: Flow, shape: tuple[int, ...], values: dict[str, list[Tensor]]) -> Estimates:
+    result: Estimates = {}
     for place, n in enumerate(shape):
-        layer, rate, over = place + 2, theory.rates[place + 1], _Averages(n)
+        layer, rate = place + 2, theory.rates[place + 1]
         G, W = values["G"][place], values["W"][place]
-        result[layer, "K"] = over.mean(rate.C_b + G)
-        result[layer, "Theta"] = over.mean(rate.lambda_b + W)
-        result[layer, "V"] = over.covariance(G, G)
-        result[layer, "D"] = over.covariance(G, W)
-        result[layer, "A"] = over.covariance(W, W)
+        result[layer, "K"] = _mean(rate.C_b + G)
+        result[layer, "Theta"] = _mean(rate.lambda_b + W)
+        for name, left, right in (("V", G, G), ("D", G, W), ("A", W, W)):
+            result[layer, name] = _covariance(n, left, right)
         for name in ("F", "B", "P", "Q"):
-            result[layer, name] = over.mean(values[name][place])
+            result[layer, name] = _mean(values[name][place])
     return result
 
 
