@@ -11,7 +11,8 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.base.errors import InputError
-from gramscope.record.alert_log import AlertLog, find_alerts
+from gramscope.diagnose.alerts import find_alerts
+from gramscope.record.findings import AlertLog
 from gramscope.record.scope import WatchWarning
 
 

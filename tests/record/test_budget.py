@@ -9,8 +9,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.record import WATCHED_MEASURES, MeasuredValues, WatchedMeasure
-from gramscope.record.budget import GUARANTEED, MARGIN, WIDEST, Budget
-from gramscope.record.closing import closing_line
+from gramscope.record.budget import GUARANTEED, MARGIN, WIDEST, Budget, closing_line
 from gramscope.record.groups import CHEAP_PART
 
 X, Y = torch.randn(6, 4), torch.randint(0, 2, (6,))
@@ -63,22 +62,22 @@ def watch(measures, every="log:10", overhead=SHARE, out=None):
 
 
 def test_a_large_model_has_twenty_measurements_in_2000_steps(clock, register, monkeypatch):
-    """Costs as of GPT-2 small on an H200, in seconds: a step 0.038, the opening 2.1, then the pass and the kernel."""
+    """Costs in seconds, estimated for GPT-2 small on an H200: a step 0.0386, the opening 1.3, the pass, the kernel."""
     passes = []
 
     def shared_pass(measurement):
-        clock.now += 0.06 if passes else 1.5
+        clock.now += 0.055 if passes else 0.75
         passes.append(measurement.step)
 
     monkeypatch.setattr("gramscope.record.measurement.Measurement.open", shared_pass)
-    register("cheap", 0.015, cold=0.2)
-    kernels = register("turns out expensive", 0.14, cold=0.4)
+    register("cheap", 0.028, cold=0.2)
+    kernels = register("turns out expensive", 0.158, cold=0.366)
     with watch(["cheap", "turns out expensive"]) as scope:
-        train(scope, clock, 2000, 0.038)
+        train(scope, clock, 2000, 0.0386)
     assert len(passes) == len(scope.records) == 20
     assert (kernels[0], kernels[-1]) == (0, 2000)
-    assert 5 <= len(kernels) <= 8
-    assert scope.overhead < 0.058
+    assert 5 <= len(kernels) <= 6
+    assert scope.overhead < 0.05
 
 
 @pytest.mark.parametrize("steps", [40, 40_000])
@@ -177,7 +176,7 @@ def test_weights_are_copied_only_before_a_step_that_will_be_measured(clock, regi
         clock.now += 1e-4
         model(X).sum().backward()
         optimizer.step()
-        copied += [step] * bool(scope.subject.last_update._before)
+        copied += [step] * bool(scope.subject.updates._before)
         scope.step()
     assert copied == [record["step"] for record in scope.records[1:]]
     assert GUARANTEED < len(copied) < 80
@@ -188,9 +187,7 @@ def test_a_measure_that_turns_out_expensive_does_not_hold_up_the_others(clock, r
     cheap, expensive = register("cheap", 1e-3), register("expensive", 0.4)
     train(watch(["cheap", "expensive"], every=10), clock, 1000)
     assert cheap == list(range(0, 1001, 10))
-    assert expensive == [0, 10, 90, 810], (
-        "one with warm-up, one that tells what it costs, then one in nine times the steps"
-    )
+    assert expensive == [0, 10, 160], "one with warm-up, one that tells what it costs, then one in 16 times the steps"
 
 
 def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):

@@ -7,10 +7,16 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.record.given_gradients import sample
 from gramscope.record.objective import objective_of
-from gramscope.record.output_facts import are_probabilities
-from gramscope.record.probe_facts import chance_duplicates, duplicates, labels_agree, numbers_agree, scales
+from gramscope.record.optimizer_watch import sample
+from gramscope.record.probe_facts import (
+    are_probabilities,
+    chance_duplicates,
+    duplicates,
+    labels_agree,
+    numbers_agree,
+    scales,
+)
 from gramscope.record.signals import SignalWatch, ratio_of_rows, share_in_training
 
 NEW = ["signals", "feature_rank", "classes", "setup", "given_gradients", "probe_facts", "train_mode"]

@@ -72,7 +72,10 @@ def test_loss_accuracy_and_shares_are_those_of_one_backward_pass(language):
     assert shares == pytest.approx({f"share/{k}": v / sum(sizes.values()) for k, v in sizes.items()}, rel=1e-9)
 
 
-def test_the_kernel_is_that_of_random_mixtures_with_its_error(language):
+@pytest.mark.parametrize("together", [0, 32])
+def test_the_kernel_is_that_of_random_mixtures_with_its_error(language, together, monkeypatch):
+    """Whether the mixtures have one kernel together or one each."""
+    monkeypatch.setattr("gramscope.record.measurement.ROWS_TOGETHER", together)
     model, x, y = language
     scope = gs.watch(model, (x, y), measures="kernel", **OPTIONS)
     start = gs.kernels.projected_trace(model, x, k=FEW_MIXTURES, seed=SEED)

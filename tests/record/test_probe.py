@@ -121,8 +121,7 @@ def test_labels_for_every_position():
     model, ids = Language(), torch.randint(0, 7, (5, 4))
     x, y = ids[:, :-1], ids[:, 1:].clone()
     y[0, 0] = -100
-    with pytest.warns(WatchWarning, match="delta_gram is left out"):
-        seen = first(model, (x, y), missing=["delta_gram"])  # of the embedding
+    seen = first(model, (x, y))
     f = model(x).detach()
     assert seen["loss/probe"] == pytest.approx(float(F.cross_entropy(f.reshape(-1, 7), y.reshape(-1))), rel=1e-5)
     right = (f.argmax(-1) == y)[y != -100]
@@ -203,8 +202,7 @@ def test_a_loss_of_ones_own_sees_the_outputs_as_they_are():
         assert f.shape == (5, 4, 7)
         return F.cross_entropy(f.flatten(0, 1), y.flatten())
 
-    with pytest.warns(WatchWarning, match="delta_gram is left out: table"):
-        seen = first(model, (ids, ids), loss=loss, measures=["loss", "step"], missing=["delta_gram"])
+    seen = first(model, (ids, ids), loss=loss, measures=["loss", "step"])
     assert "step/error" in seen
 
 

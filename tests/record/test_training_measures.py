@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramscope as gs
-from gramscope.record import loss_gradient
+from gramscope.record import along_loss
 from gramscope.record.scope import WatchWarning
 from references import training as reference
 
@@ -87,7 +87,7 @@ def test_gradient_norms(name, loss):
 @pytest.mark.parametrize("block", [1, 2**22])
 @pytest.mark.parametrize("name", CASES)
 def test_noise_scale(name, block, monkeypatch):
-    monkeypatch.setattr(loss_gradient, "BLOCK_ENTRIES", block)
+    monkeypatch.setattr(along_loss, "BLOCK_ENTRIES", block)
     model, x, y = case(name, seed=1)
     y = torch.zeros_like(y)  # one class: the gradients of the examples agree, so that there is a signal
     seen = first(model, x, y, "gradient")

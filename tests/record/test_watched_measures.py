@@ -156,14 +156,25 @@ def test_gram_changes_are_those_of_the_matrix(make):
 
 
 def test_weights_without_a_matrix_are_named():
+    """But not a table, which multiplies nothing."""
+
+    class Bilinear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.weight = nn.Embedding(5, 4), nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, ids):
+            return self.table(ids).mean(1) @ self.weight
+
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
+    model = nn.Sequential(Bilinear(), nn.Tanh(), nn.Linear(8, 3))
     x, y = torch.randint(5, (6, 2)), torch.arange(6) % 3
     with pytest.warns(WatchWarning, match=r"delta_gram is left out: 0\.weight lack"):
         scope = gs.watch(model, (x, y), every=1, measures="step", lr=LR, overhead=None)
     record = scope.records[0]
     scope.close()
     assert "0.weight" in record["failures"]["delta_gram"]
+    assert "table" not in record["failures"]["delta_gram"]
     assert {"delta_gram/2", "delta_vc/2"} <= record["scalars"].keys()
     assert "delta_gram/0" not in record["scalars"]
 

@@ -145,19 +145,6 @@ def test_a_failed_commit_leaves_no_arrays(tmp_path: Path, lasting: bool) -> None
         assert open_run(path).verify() == []
 
 
-def test_a_failed_amendment_keeps_the_arrays_of_its_step(tmp_path: Path) -> None:
-    disk = FailingDisk(10**9)
-    with RunWriter.create(tmp_path / "a", disk=disk) as writer:
-        writer.append(0, {"loss": 1.0}, {"kernel": [1.0]})
-        disk.fail_at = len(disk.calls) + 1
-        with pytest.raises(StoreError, match="disk is full"):
-            writer.amend({"late": 2.0})
-        writer.append(1, {"loss": 0.5})
-    run = open_run(tmp_path / "a")
-    assert run.array("kernel", 0).tolist() == [1.0]
-    assert run.verify() == []
-
-
 def test_the_bench_finds_a_lost_step(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "a", FailingDisk(10**9))
     bench.live()

@@ -2,7 +2,6 @@
 
 from gramscope.record import feature_measures as feature_measures
 from gramscope.record import health_measures as health_measures  # all of these register what they measure
-from gramscope.record import mode_measures as mode_measures
 from gramscope.record import theory_measures as theory_measures
 from gramscope.record import training_measures as training_measures
 from gramscope.record.scope import Scope, WatchWarning

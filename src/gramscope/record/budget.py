@@ -1,7 +1,7 @@
-"""How much time measuring may take, how much it took, and what can be afforded now."""
+"""How much time measuring may take, what can be afforded now, and at the end what it took."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -51,19 +51,23 @@ class Budget:
 
     @property
     def allowed(self) -> float:
-        """Seconds that all warm measurements so far may take.
+        """Seconds that all warm measurements so far may take; in a short run ``FREE`` ones."""
+        return max(FREE * min(self.due / SPREAD, 1.0), self.earned)
 
-        The share of the training time, less what else was spent (opening, first times, writing): so a long run keeps
-        its share with everything counted. In a short run ``FREE`` seconds, and what else was spent is not charged.
+    @property
+    def earned(self) -> float:
+        """The share of the training time, less what else was spent (opening, first times, writing).
+
+        So a long run keeps its share with everything counted.
         """
         if self.share is None:
             return float("inf")
-        uncharged = self.spent - sum(self.used.values())
-        return max(FREE * min(self.due / SPREAD, 1.0), MARGIN * self.share * self.training_time - uncharged)
+        return MARGIN * self.share * self.training_time - (self.spent - sum(self.used.values()))
 
-    def left(self, group: str) -> float:
-        """Seconds that a group may use now."""
-        return float("inf") if self.share is None else self.parts[group] * self.allowed - self.used.get(group, 0.0)
+    def left(self, group: str, free: bool) -> float:
+        """Seconds that a group may use now, with or without the ``FREE`` ones."""
+        allowed = self.allowed if free else self.earned
+        return float("inf") if self.share is None else self.parts[group] * allowed - self.used.get(group, 0.0)
 
     def note(self, name: str, seconds: float) -> None:
         """A measure took so long."""
@@ -100,3 +104,42 @@ class Budget:
         """Seconds spent measuring for each second of training so far."""
         training = self.training_time
         return self.spent / training if training > 0 else 0.0
+
+
+def closing_line(
+    records: Sequence[Mapping[str, object]], measures: Sequence[str], budget: Budget, left_out: int
+) -> str:
+    """
+    >>> budget = Budget(0.05, started=0.0, spent=1.0, ended=41.0, taken={"loss": 9, "norm": 9, "step": 2})
+    >>> records = [{"step": 0}, {"step": 40}]
+    >>> print(closing_line(records, ["loss", "norm", "spectra", "step"], budget, 3))
+    gramscope: 2 measurements at steps 0 to 40 (loss, norm 9 times, step 2, spectra 0) took 1.0 s, 2.5 % of training; \
+3 due steps were left out to keep overhead=0.05.
+    """
+    times: dict[int, list[str]] = {}
+    for name in measures:
+        times.setdefault(budget.taken.get(name, 0), []).append(name)
+    counts = [f"{', '.join(names)} {count}" for count, names in sorted(times.items(), reverse=True)]
+    counts[:1] = [f"{first} times" for first in counts[:1]]
+    share = 100 * budget.overhead
+    cost = f"{budget.spent:.1f} s, {share:.{share < 10:d}f} % of training"
+    line = (
+        f"gramscope: {len(records)} measurements at steps {records[0]['step']} to {records[-1]['step']} "
+        f"({', '.join(counts) or 'nothing to measure'}) took {cost}"
+    )
+    if left_out:
+        steps = "1 due step was" if left_out == 1 else f"{left_out} due steps were"
+        line += f"; {steps} left out to keep overhead={budget.share}"
+    if budget.share is not None and share > 100 * budget.share:
+        line += f". {_why_more(budget)}"
+    return f"{line}."
+
+
+def _why_more(budget: Budget) -> str:
+    """Why a run took more than its share."""
+    warm_up = sum(budget.cold.values())
+    return (
+        f"This is more than overhead={budget.share}, because the run was short ({budget.training_time:.1f} s of "
+        f"training): the first {GUARANTEED} measurements, the warm-up of the first ({warm_up:.1f} s) and {FREE:g} s of "
+        "measuring are always allowed"
+    )

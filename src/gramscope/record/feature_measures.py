@@ -9,11 +9,10 @@ from gramscope import measures
 from gramscope.base.errors import InputError
 from gramscope.hierarchy.accumulated_flow import AccumulatedFlow, CoactivationSubspace, coactivation_subspace
 from gramscope.hierarchy.class_coactivation import shared_activation
-from gramscope.record.layer_weights import layer_matrices, weight_keys
 from gramscope.record.measurement import Measurement
 from gramscope.record.probe_pass import probe_pass
 from gramscope.record.relu_units import ReluUnits
-from gramscope.record.subject import layers_by_id
+from gramscope.record.subject import layer_matrices, layers_by_id, weight_keys
 from gramscope.record.watched_measures import MeasuredValues, seconds, watched_measure
 
 _RESUMED = "not defined: the weights of the measurements before this run was resumed are not kept in its folder."

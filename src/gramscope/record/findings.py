@@ -1,4 +1,4 @@
-"""What is wrong so far: the diagnosis of a run that is still in memory."""
+"""What is told of a run in progress: alerts at once, and the diagnosis so far."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
@@ -7,7 +7,8 @@ import numpy as np
 from torch import nn
 
 from gramscope.capture.network import named_parameters
-from gramscope.diagnose.alerts import Alert
+from gramscope.diagnose.alerts import Alert, find_alerts, rules_of
+from gramscope.diagnose.alerts import Series as AlertSeries
 from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis, Finding
 from gramscope.diagnose.history import Series, history_of_records
 from gramscope.diagnose.ranking import diagnosis_of
@@ -53,3 +54,29 @@ class FindingLog:
             value, threshold = (first.evidence[0].value, first.evidence[0].threshold) if first.evidence else (0.0, 0.0)
             where = ", ".join(first.where) or first.kind
             self._tell(Alert(first.kind, where, step, value, threshold, f"{first.what} Try first: {first.remedy}"))
+
+
+class AlertLog:
+    """Alerts of a run in progress; ``tell`` is called once for each kind and series, and once for all not finite."""
+
+    def __init__(self, tell: Callable[[Alert], object]) -> None:
+        self.alerts: list[Alert] = []
+        self._tell = tell
+        self._measured: dict[str, tuple[list[int], list[float]]] = {}
+
+    def measured(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Numbers of one measurement."""
+        for name in filter(rules_of, scalars):
+            steps, values = self._measured.setdefault(name, ([], []))
+            steps.append(step)
+            values.append(scalars[name])
+        self.check(self._measured)
+
+    def check(self, series: Mapping[str, AlertSeries]) -> None:
+        known = {(alert.what, alert.where) for alert in self.alerts}
+        for alert in find_alerts(series):
+            if (alert.what, alert.where) not in known:
+                once = alert.what != "not finite" or all(other.what != alert.what for other in self.alerts)
+                self.alerts.append(alert)
+                if once:
+                    self._tell(alert)

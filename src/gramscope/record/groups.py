@@ -10,8 +10,8 @@ from gramscope.record.watched_measures import WATCHED_MEASURES
 TOGETHER = "together"
 PASS = "pass"  # the budget's name for the forward and backward pass that the cheap measures share
 CHEAP = 0.03  # seconds: what takes less is never expensive, and is taken at the guaranteed measurements too
-RARELY = 9  # a measure that turned out to be expensive is taken again at so many times the steps, whatever it costs
-AT_FIRST = 0.1  # seconds: an expensive measure that should take less is taken twice in every run
+RARELY = 16  # a measure that turned out to be expensive is taken again at so many times the steps, whatever it costs
+AT_FIRST = 0.1  # seconds: an expensive measure that should take less is taken twice in every run, and when time is free
 COLD = 4  # times as long as a guess for a warm one takes the first time of an expensive measure
 CHEAP_PART = 0.6  # of the time for the cheap measures; the expensive ones share the rest
 
@@ -52,14 +52,15 @@ class Groups:
         """May this group be measured now? The cheap one always, where a measurement is guaranteed.
 
         One that only turned out to be expensive is guaranteed at the last step, so that its series has both its ends,
-        and once in nine times the steps.
+        and once in 16 times the steps.
         """
         if due.guaranteed and group == TOGETHER:
             return True
         turned_out = all(WATCHED_MEASURES[name].guess is None for name in names)
         if group != TOGETHER and turned_out and (due.last or due.step >= RARELY * max(1, self._last.get(group, 0))):
             return True
-        left, seconds = self.budget.left(group), self._estimate(group, names, subject)
+        seconds = self._estimate(group, names, subject)
+        left = self.budget.left(group, free=seconds <= AT_FIRST)
         times = min(self.budget.taken.get(name, 0) for name in names)
         if seconds > AT_FIRST and not turned_out and times == 0:
             seconds *= COLD

@@ -10,17 +10,12 @@ from gramscope.capture.network import count_examples, evaluate, named_parameters
 from gramscope.capture.side_effects import in_modes, plain_execution, untouched
 from gramscope.record.measurement import Measurement
 from gramscope.record.objective import IGNORED
-from gramscope.record.output_facts import are_probabilities, not_affine
-from gramscope.record.probe_facts import probe_facts, zero_or_one
+from gramscope.record.probe_facts import are_probabilities, not_affine, probe_facts, zero_or_one
 from gramscope.record.signals import depends_on_mode
 from gramscope.record.subject import layer_of
 from gramscope.record.watched_measures import MeasuredValues, watched_measure
 
 MOST_CLASSES = 32  # with a series for each
-
-
-def _chosen(measurement: Measurement, prefix: str, found: dict[str, float]) -> dict[str, float]:
-    return {f"{prefix}/{layer}": value for layer, value in found.items() if measurement.subject.layers(layer)}
 
 
 @watched_measure(
@@ -30,10 +25,10 @@ def _chosen(measurement: Measurement, prefix: str, found: dict[str, float]) -> d
     needs_targets=False,
 )
 def measure_signals(measurement: Measurement) -> MeasuredValues:
-    units = measurement.units
-    found = _chosen(measurement, "signal", units.sizes()) | _chosen(measurement, "saturated_units", units.saturated())
-    found |= _chosen(measurement, "saturated_gates", units.saturated_gates())
-    return MeasuredValues(found | _chosen(measurement, "token_variance", units.token_variance()))
+    units, by_layer = measurement.units, measurement.subject.by_layer
+    found = by_layer("signal", units.sizes()) | by_layer("saturated_units", units.saturated())
+    found |= by_layer("saturated_gates", units.saturated_gates())
+    return MeasuredValues(found | by_layer("token_variance", units.token_variance()))
 
 
 @watched_measure(
@@ -42,7 +37,7 @@ def measure_signals(measurement: Measurement) -> MeasuredValues:
     needs_targets=False,
 )
 def measure_feature_rank(measurement: Measurement) -> MeasuredValues:
-    return MeasuredValues(_chosen(measurement, "feature_rank", measurement.units.ranks()))
+    return MeasuredValues(measurement.subject.by_layer("feature_rank", measurement.units.ranks()))
 
 
 @watched_measure(
@@ -93,7 +88,8 @@ def _by_class(named: Tensor, labels: Tensor, count: int) -> dict[str, float]:
 )
 def measure_setup(measurement: Measurement) -> MeasuredValues:
     named = named_parameters(measurement.subject.model)
-    found = _chosen(measurement, "frozen", _share_by_layer(named, {n for n, p in named.items() if not p.requires_grad}))
+    frozen = {name for name, parameter in named.items() if not parameter.requires_grad}
+    found = measurement.subject.by_layer("frozen", _share_by_layer(named, frozen))
     if measurement.share_in_training is not None:
         found |= {"training_mode": measurement.share_in_training, "dropout": _dropout(measurement.subject.model)}
     floats = [p.dtype for p in named.values() if p.is_floating_point()]
@@ -105,7 +101,7 @@ def measure_setup(measurement: Measurement) -> MeasuredValues:
     groups = optimizer.param_groups
     held = {id(p) for group in groups for p in group["params"]}
     left = {n for n, p in named.items() if p.requires_grad and id(p) not in held}
-    found |= _chosen(measurement, "not_optimized", _share_by_layer(named, left))
+    found |= measurement.subject.by_layer("not_optimized", _share_by_layer(named, left))
     rates = [float(group["lr"]) for group in groups if group["params"] and "lr" in group]
     if rates:
         found |= {"optimizer/lr": max(rates), "optimizer/lowest_lr": min(rates)}
@@ -149,13 +145,13 @@ def _share_by_layer(named: dict[str, torch.nn.Parameter], marked: set[str]) -> d
     "given_gradients",
     "The gradients that the optimiser is given: cosine of two in a row, share of entries that are exactly zero.",
     needs_targets=False,
-    ready=lambda subject: subject.given is not None,
+    ready=lambda subject: subject.updates is not None,
     weights_only=True,
 )
 def measure_given_gradients(measurement: Measurement) -> MeasuredValues:
-    given = measurement.subject.given
-    assert given is not None
-    return MeasuredValues(given.take())
+    watched = measurement.subject.updates
+    assert watched is not None
+    return MeasuredValues(watched.gradients())
 
 
 @watched_measure(

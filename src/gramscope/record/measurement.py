@@ -1,7 +1,7 @@
 """One measurement of training: what the measures see, computed once and shared."""
 
 import warnings
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,16 +14,19 @@ from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Opened, opened, outputs_of
 from gramscope.capture.network import count_examples, named_parameters
-from gramscope.kernels.empirical_ntk import traced_kernel
+from gramscope.kernels.empirical_ntk import kernel_of_pass
 from gramscope.kernels.projected import ProjectedTrace, mean_and_error
 from gramscope.measures.norms import norms
 from gramscope.record.along_loss import AlongLoss, pull_back, sample_positions
 from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing, precision_of
-from gramscope.record.plain_pass import LastInput, PlainPass, all_of, plain_pass
-from gramscope.record.signals import SignalWatch, share_in_training
+from gramscope.record.probe_pass import PlainPass, plain_pass
+from gramscope.record.signals import LastInput, SignalWatch, share_in_training
 from gramscope.record.subject import Memory, Subject, evaluating, layer_of, layers_by_id
 
 SIGNALS = 2**28  # bytes of signals that are held at once, where outputs are very many
+# Examples times mixtures up to which one kernel of all mixtures is cheaper than one for each: half the operations for
+# two, and its products between mixtures, which are not needed, are small.
+ROWS_TOGETHER = 32
 OUTPUT_ROWS = 512  # positions at most, of which outputs are looked at
 
 
@@ -59,7 +62,7 @@ class Measurement:
     def close(self) -> None:
         """Let go of the forward pass and its outputs; the model's own modes are back."""
         self._inside.close()
-        for name in ("network", "condensed", "snapshot", "loss_and_residual", "_units", "_last_input"):
+        for name in ("network", "condensed", "snapshot", "loss_and_residual", "_units"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -97,18 +100,11 @@ class Measurement:
                     large=few is not None,
                     precision=None if few is None else precision_of(subject.model),
                     known=self.memory.sites,
-                    watch=self._watching,
+                    watch=self._units if self.plain is None else None,
                 )
             )
             self._inside = stack.pop_all()
         return made
-
-    @property
-    def _watching(self) -> AbstractContextManager[object] | None:
-        """What looks at the operations of the forward pass; nothing, where a plain pass has done so."""
-        if self.plain is not None:
-            return None
-        return self._units if self.sampled_positions is None else all_of(self._units, self._last_input)
 
     @cached_property
     def snapshot(self) -> Snapshot:
@@ -125,12 +121,9 @@ class Measurement:
 
     @cached_property
     def _units(self) -> SignalWatch:
-        layers, examples = layers_by_id(self.subject.model), count_examples(self.subject.x)
-        return SignalWatch(layers, examples, gates=self.memory.at_start)
-
-    @cached_property
-    def _last_input(self) -> LastInput:
-        return LastInput(self.subject.objective, count_examples(self.subject.x))
+        layers, n = layers_by_id(self.subject.model), count_examples(self.subject.x)
+        last = None if self.sampled_positions is None else LastInput(self.subject.objective, n)
+        return SignalWatch(layers, n, gates=self.memory.at_start, last=last)
 
     @property
     def f(self) -> Float[Tensor, "n C"]:
@@ -188,7 +181,8 @@ class Measurement:
             direction = self.loss_and_residual[1][None]
         found = pull_back(network, direction, self.subject.objective, places, self._room)
         if self.condensed is not None and places is not None and found.last is not None:
-            same = self._last_input.agrees(found.features.get(found.last), places)
+            noted = self._units.last
+            same = noted is not None and noted.agrees(found.features.get(found.last), places)
             self.memory.last = found.last if same else None
         return found
 
@@ -206,7 +200,7 @@ class Measurement:
     def kernel(self) -> Float[Tensor, "n n"]:
         """The tangent kernel, traced over outputs; an estimate where they are very many."""
         if self.condensed is None:
-            return traced_kernel(self.network, self.network.cotangents())
+            return kernel_of_pass(self.network, self.network.cotangents())
         return self.estimate.kernel
 
     @cached_property
@@ -214,8 +208,11 @@ class Measurement:
         """The kernel of random mixtures of very many outputs, with its standard error."""
         network, mixtures = self.network, mixing(self.subject.objective)
         k = mixtures.k
-        each = (k * traced_kernel(network, network.cotangents(some=slice(j, j + 1)), SIGNALS) for j in range(1, 1 + k))
-        return mean_and_error(each, mixtures)
+        if k * len(network.f) <= ROWS_TOGETHER:
+            whole = kernel_of_pass(network, network.cotangents(some=slice(1, 1 + k)), "none", SIGNALS)
+            return mean_and_error(iter(k * torch.einsum("njmj->jnm", whole)), mixtures)
+        one_each = (network.cotangents(some=slice(j, j + 1)) for j in range(1, 1 + k))
+        return mean_and_error((k * kernel_of_pass(network, one, room=SIGNALS) for one in one_each), mixtures)
 
     @cached_property
     def weight_norms(self) -> dict[str, float]:

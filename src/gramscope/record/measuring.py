@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from gramscope.base.garbage import collection_put_off
 from gramscope.record.budget import Budget
 from gramscope.record.groups import PASS, TOGETHER, DueStep, Groups
 from gramscope.record.measurement import Measurement
@@ -45,7 +46,8 @@ class Measurer:
     def take(self, subject: Subject, due: DueStep, groups: Mapping[str, Sequence[str]]) -> Taken:
         """The cheap measures, and of the others those that can be afforded."""
         taken = Taken()
-        with context(subject.model), Measurement(subject, due.step, self.memory) as measurement:
+        measured = Measurement(subject, due.step, self.memory)
+        with collection_put_off(), context(subject.model), measured as measurement:
             # What the shared pass serves comes before what makes passes of its own.
             for group, names in sorted(groups.items(), key=lambda g: any(WATCHED_MEASURES[n].guess for n in g[1])):
                 if group != TOGETHER and not self.groups.affordable(group, names, subject, due):

@@ -42,8 +42,9 @@ class ReluUnits(TorchFunctionMode):
         self, func: Operation, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():  # what is noted here is nothing for the other modes to look at
-            self._look_at(func, (*args, *(kwargs or {}).values()), result)
+        if isinstance(result, Tensor) or type(result) is tuple:  # and no size, say
+            with torch._C.DisableTorchFunction():  # what is noted here is nothing for the other modes to look at
+                self._look_at(func, (*args, *(kwargs or {}).values()), result)
         return result
 
     def _look_at(self, func: Operation, given: tuple[object, ...], result: object) -> None:

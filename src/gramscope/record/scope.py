@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -13,20 +14,18 @@ from torch.utils.hooks import RemovableHandle
 from gramscope.base.errors import InputError
 from gramscope.base.user_warnings import warn
 from gramscope.capture.network import unwrap, unwrap_with_input
+from gramscope.diagnose.alerts import Alert
 from gramscope.diagnose.finding import Diagnosis
 from gramscope.record import probe as probe_module
-from gramscope.record.alert_log import Alert, AlertLog
-from gramscope.record.budget import GUARANTEED, WIDEST, Budget
-from gramscope.record.closing import closing_line
+from gramscope.record.budget import GUARANTEED, WIDEST, Budget, closing_line
 from gramscope.record.examples import taken
-from gramscope.record.findings import FindingLog, MeasuredStep, diagnosis_so_far
-from gramscope.record.given_gradients import GivenGradients
+from gramscope.record.findings import AlertLog, FindingLog, MeasuredStep, diagnosis_so_far
 from gramscope.record.groups import TOGETHER, DueStep, Groups
-from gramscope.record.last_update import LastUpdate
 from gramscope.record.logged import LogBuffer
 from gramscope.record.measuring import Measurer, Taken, Warnings
 from gramscope.record.objective import unknown_objective
 from gramscope.record.opening import goes_on_from, open_writer
+from gramscope.record.optimizer_watch import OptimizerWatch
 from gramscope.record.sharded import Shards
 from gramscope.record.subject import Subject
 from gramscope.record.watch_options import WatchOptions, check_optimizer, check_out, resume_step, whole_step
@@ -205,10 +204,8 @@ class Scope:
         optimizer = check_optimizer(optimizer)
         self._forget_update()
         if self._shards is None:
-            update = LastUpdate(self.model, optimizer, self._next_measured)
-            given = GivenGradients(self.model, optimizer, self._next_measured)
-            seen = {"optimizer": optimizer, "last_update": update, "given": given}
-            self.subject = Subject(**{**vars(self.subject), **seen})
+            updates = OptimizerWatch(self.model, optimizer, self._next_measured)
+            self.subject = replace(self.subject, optimizer=optimizer, updates=updates)
         elif self._writes:
             self.warn_once("sharded optimizer", _SHARDED_OPTIMIZER)
         return self
@@ -219,10 +216,8 @@ class Scope:
         return step if self._writes and self.due_next() and self._will_measure(step) else None
 
     def _forget_update(self) -> None:
-        if self.subject.last_update is not None:
-            self.subject.last_update.remove()
-        if self.subject.given is not None:
-            self.subject.given.remove()
+        if self.subject.updates is not None:
+            self.subject.updates.remove()
 
     def close(self, measure: bool = True) -> None:
         """Let go of the optimiser and of the run's directory.
@@ -295,7 +290,7 @@ class Scope:
 
     @property
     def alerts(self) -> list[Alert]:
-        """What called for a look, in order; see :func:`gramscope.record.alert_log.find_alerts`."""
+        """What called for a look, in order; see :func:`gramscope.diagnose.alerts.find_alerts`."""
         return list(self._alerts.alerts)
 
     @property

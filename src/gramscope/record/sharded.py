@@ -109,7 +109,7 @@ class Shards:
             after = (
                 "The last step is not measured." if closing else "From here on nothing is measured; training goes on."
             )
-            warn("shards", f"{_ALONE}. {after} measured; training goes on.")
+            warn("shards", f"{_ALONE}. {after}")
             return False
         if words[0] == "measure":
             self._gather()

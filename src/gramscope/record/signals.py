@@ -1,19 +1,20 @@
 """How large the signals of a forward pass are at each layer, how many units are saturated, and how alike tokens are."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import truediv
 from statistics import fmean
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gramscope.base.nested import tensors_in
 from gramscope.ops.unrolled import UNROLLED
+from gramscope.record.objective import Objective
 from gramscope.record.relu_units import UNITS_SECOND, Operation, ReluUnits
 
 Noted: TypeAlias = dict[str, list[tuple[Tensor, ...]]]  # by layer, for each of its uses: numbers, on their device
@@ -21,64 +22,111 @@ TANHS: set[Operation] = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.ta
 SIGMOIDS: set[Operation] = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
 CELLS = {"gru", "lstm", "rnn_tanh"}  # whole recurrent layers: their states lie between -1 and 1
 RANK_ROWS = 512  # examples and positions, at most about so many
+HELD = 2**23  # entries of such rows that are held at once
 WIDEST_LAYER = 2**13  # units; of a vocabulary's logits only the size is noted
 FLAT = 0.06  # of the greatest slope: a unit that is flatter passes next to no gradient
 _TANH_FLAT = math.sqrt(1 - FLAT)  # tanh' = 1 - tanh²
 _MODES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 
 
+class LastInput:
+    """Notes what the last operation was given that makes all outputs of ``examples`` examples: ``rows``, one a label.
+
+    It is found by shapes alone. So it is compared once with what the weight sites say, and used only if both agree.
+    """
+
+    def __init__(self, objective: Objective, examples: int) -> None:
+        self._entries, self._classes = examples * objective.size, objective.count
+        self.rows: Float[Tensor, "rows d"] | None = None
+
+    def look_at(self, given: tuple[object, ...], result: object) -> None:
+        if isinstance(result, Tensor) and result.numel() == self._entries:
+            inputs = next(filter(self._may_be_input, tensors_in(given)), None)
+            if inputs is not None:
+                self.rows = inputs.detach().reshape(-1, inputs.shape[-1])
+
+    def _may_be_input(self, given: Tensor) -> bool:
+        if not given.is_floating_point() or given.dim() < 2 or given.numel() == self._entries:
+            return False
+        return given.numel() * self._classes == self._entries * given.shape[-1]
+
+    def agrees(self, features: Tensor | None, places: Int64[Tensor, " rows"]) -> bool:
+        """Whether the rows at these places are the features that the weight sites found in the same forward pass."""
+        if features is None or self.rows is None or self.rows.shape[1:] != features.shape[1:]:
+            return False
+        return torch.equal(self.rows[places.to(self.rows.device)].to(features.dtype), features)
+
+
 class SignalWatch(ReluUnits):
     """Also notes the root mean square of each layer's outputs, saturated units, and how far tokens differ.
 
     ``n``: the number of examples. A layer that is used several times counts as the mean over its uses. ``gates``: keep
-    what recurrent layers are given, so that their gates can be looked at.
+    what recurrent layers are given, so that their gates can be looked at. ``last`` looks at every operation too.
     """
 
-    def __init__(self, layers: Mapping[int, str], n: int, gates: bool = False) -> None:
+    def __init__(self, layers: Mapping[int, str], n: int, gates: bool = False, last: LastInput | None = None) -> None:
         super().__init__(layers)
-        self._n, self._look_at_gates = n, gates
+        self._n, self._look_at_gates, self.last = n, gates, last
         self._recurrent: list[tuple[str, Operation, tuple[object, ...]]] = []
         self._gelu = False  # a power since the last layer: the tanh that comes is part of a GELU, and no unit
         self._sizes: Noted = {}  # norms of all outputs
         self._entries: dict[str, list[int]] = {}  # how many outputs
         self._flat: Noted = {}
-        self._spread: Noted = {}  # of tokens: within examples, between them
+        self._within: Noted = {}  # √Σ|v_np - v̄_n|² of tokens p of examples n
+        self._means: list[tuple[str, Tensor]] = []  # √T v̄_n of T tokens
+        self._rows: list[tuple[str, Tensor]] = []  # copies: the network may go on to write into its own
         self._variation: Noted = {}  # of the covariance: √tr(C), √tr(C²)
+
+    def _look_at(self, func: Operation, given: tuple[object, ...], result: object) -> None:
+        if self.last is not None:
+            self.last.look_at(given, result)
+        super()._look_at(func, given, result)
 
     def _saw(self, func: Operation, layer: str | None, given: tuple[object, ...], result: object) -> None:
         values = result[0] if isinstance(result, tuple) and result else result
         if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
             return
-        values = values.detach()
-        self._gelu = layer is None and (self._gelu or getattr(func, "__name__", "") == "pow")
+        name = getattr(func, "__name__", "")
+        self._gelu = layer is None and (self._gelu or name == "pow")
         flat = None if self._gelu else flat_share(func, values)
         if flat is not None:
             self._flat.setdefault(self._layer, []).append((flat,))
         elif layer is not None:
-            if getattr(func, "__name__", "") in CELLS:
+            values = values.detach()
+            if name in CELLS:
                 self._flat.setdefault(layer, []).append((_tanh_flat(values),))
             if self._look_at_gates and func in UNROLLED:
                 self._recurrent.append((layer, func, given))
             wider = torch.float32 if values.dtype.itemsize < 4 else None
             self._sizes.setdefault(layer, []).append((torch.linalg.vector_norm(values, dtype=wider),))
             self._entries.setdefault(layer, []).append(values.numel())
-            if values.shape[-1] > WIDEST_LAYER:
-                return
-            second = values.dim() > 2 and any(part in getattr(func, "__name__", "") for part in UNITS_SECOND)
-            values = values.movedim(1, -1) if second else values
-            self._note_rank(layer, values)
-            if values.dim() == 3 and self._n in values.shape[:2]:
-                self._spread.setdefault(layer, []).append(_token_spread(values.float(), self._n))
+            if values.shape[-1] <= WIDEST_LAYER:
+                second = values.dim() > 2 and any(part in name for part in UNITS_SECOND)
+                self._note_rows(layer, values.movedim(1, -1) if second else values)
 
-    def _note_rank(self, layer: str, values: Tensor) -> None:
+    def _note_rows(self, layer: str, values: Tensor) -> None:
         rows = values.flatten(0, -2) if values.dim() > 1 else values[:, None]
         if rows.shape[1] > 1 and len(rows) > 1:
-            self._variation.setdefault(layer, []).append(_variation(rows[:: max(1, len(rows) // RANK_ROWS)]))
+            self._rows.append((layer, rows[:: max(1, len(rows) // RANK_ROWS)].clone()))
+            if sum(some.numel() for _, some in self._rows) > HELD:
+                self._note_variation()
+        if values.dim() == 3 and self._n in values.shape[:2]:
+            tokens = (values if len(values) == self._n else values.transpose(0, 1)).float()
+            means = tokens.mean(1, keepdim=True)
+            self._within.setdefault(layer, []).append((torch.linalg.vector_norm(tokens - means),))
+            self._means.append((layer, means[:, 0] * math.sqrt(tokens.shape[1])))
+
+    def _note_variation(self) -> None:
+        for layers, rows in _of_one_shape(self._rows):
+            for layer, *sizes in zip(layers, *map(Tensor.unbind, _variation(rows)), strict=True):
+                self._variation.setdefault(layer, []).append(tuple(sizes))
+        self._rows.clear()
 
     def ranks(self) -> dict[str, float]:
         """Participation ratio of each layer's outputs, centred, over examples and positions."""
+        self._note_variation()
         ranks = {layer: fmean(_rank(t, s) for t, s in uses) for layer, uses in _numbers(self._variation).items()}
-        return {layer: rank for layer, rank in ranks.items() if rank > 0}
+        return {layer: ranks[layer] for layer in self._sizes if ranks.get(layer, 0.0) > 0}  # in order of first use
 
     def sizes(self) -> dict[str, float]:
         """Root mean square of the outputs of each layer, before its activation, in order of first use."""
@@ -102,8 +150,14 @@ class SignalWatch(ReluUnits):
 
     def token_variance(self) -> dict[str, float]:
         """Share of the variance of a layer's outputs that lies between the tokens of one example."""
-        spread = _numbers(self._spread)
-        return {layer: fmean(_ratio(w * w, w * w + b * b) for w, b in uses) for layer, uses in spread.items()}
+        between: Noted = {}
+        for layers, means in _of_one_shape(self._means):
+            sizes = torch.linalg.vector_norm(means - means.mean(1, keepdim=True), dim=(1, 2)).unbind()
+            for layer, size in zip(layers, sizes, strict=True):
+                between.setdefault(layer, []).append((size,))
+        within, others = _numbers(self._within), _numbers(between)
+        pairs = {layer: zip(uses, others[layer], strict=True) for layer, uses in within.items()}
+        return {layer: fmean(_ratio(w * w, w * w + b * b) for (w,), (b,) in uses) for layer, uses in pairs.items()}
 
 
 class GateWatch(TorchFunctionMode):
@@ -125,12 +179,12 @@ class GateWatch(TorchFunctionMode):
 def flat_share(func: Operation, values: Tensor) -> Float[Tensor, ""] | None:
     """Share of the outputs of a tanh or a sigmoid at which its slope is below 6 % of the greatest; None of others."""
     if func in TANHS:
-        return _tanh_flat(values)
-    return _tanh_flat(2 * values - 1) if func in SIGMOIDS else None  # σ(u) = (1 + tanh(u/2)) / 2
+        return _tanh_flat(values.detach())
+    return _tanh_flat(2 * values.detach() - 1) if func in SIGMOIDS else None  # σ(u) = (1 + tanh(u/2)) / 2
 
 
 def _tanh_flat(values: Tensor) -> Float[Tensor, ""]:
-    return (values.detach().abs() > _TANH_FLAT).float().mean()
+    return (values.abs() > _TANH_FLAT).float().mean()
 
 
 def ratio_of_rows(rows: Float[Tensor, "n d"]) -> float:
@@ -138,24 +192,25 @@ def ratio_of_rows(rows: Float[Tensor, "n d"]) -> float:
     return _rank(*(float(number) for number in _variation(rows)))
 
 
-def _variation(rows: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor]:
+def _variation(rows: Float[Tensor, "*k n d"]) -> tuple[Float[Tensor, "*k"], Float[Tensor, "*k"]]:
     """``√tr(C)`` and ``√tr(C²)`` of the rows' covariance; zero up to rounding where all rows are the same."""
-    centered = rows - rows.mean(0, dtype=torch.float64)
-    gram = centered @ centered.T if len(centered) <= centered.shape[1] else centered.T @ centered
-    return torch.linalg.vector_norm(centered), torch.linalg.vector_norm(gram)
+    centered = rows - rows.mean(-2, keepdim=True, dtype=torch.float64)
+    gram = centered @ centered.mT if rows.shape[-2] <= rows.shape[-1] else centered.mT @ centered
+    return torch.linalg.vector_norm(centered, dim=(-2, -1)), torch.linalg.vector_norm(gram, dim=(-2, -1))
+
+
+def _of_one_shape(kept: list[tuple[str, Tensor]]) -> Iterator[tuple[list[str], Float[Tensor, "k *rest"]]]:
+    """Tensors of one shape in one, with the names of their layers: a GPU takes a few operations, not some for each."""
+    together: dict[object, list[tuple[str, Tensor]]] = {}
+    for layer, one in kept:
+        together.setdefault((one.shape, one.dtype, one.device), []).append((layer, one))
+    for same in together.values():
+        yield [layer for layer, _ in same], torch.stack([one for _, one in same])
 
 
 def _rank(trace_root: float, square_root: float) -> float:
     """``tr(C)² / tr(C²)``."""
     return _ratio(trace_root**4, square_root**2)
-
-
-def _token_spread(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """``√Σ|v_np - v̄_n|²`` and ``√Σ|v̄_n - v̄|²`` of tokens p of examples n; the squares sum to that about the mean."""
-    tokens = tokens if len(tokens) == n else tokens.transpose(0, 1)
-    means = tokens.mean(1, keepdim=True)
-    between = torch.linalg.vector_norm(means - means.mean(0)) * math.sqrt(tokens.shape[1])
-    return torch.linalg.vector_norm(tokens - means), between
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -60,10 +60,10 @@ def watch(
         outputs: as for ``gs.capture``.
         lr: learning rate for the rehearsed step, where no optimiser is attached.
         overhead: fraction of the training time that measuring may take. Where it is used up, due steps are left out;
-            but the first 13 due steps, the last step, and one at 1.9 times the steps of the last measurement
-            are always measured, and 1.5 seconds in all are always allowed. Expensive measures (spectra, step, of a
-            language model the kernel) are taken less often than the others. None measures everything at every
-            due step. What the loop logs is kept in either case.
+            but the first 13 due steps, the last step, and one at 1.9 times the steps of the last measurement are always
+            measured, and 1.5 seconds in all for measures below 0.1 s are always allowed. Expensive measures (spectra,
+            step, of a language model the kernel) are taken less often than the others. None measures everything at
+            every due step. What the loop logs is kept in either case.
         on_error: "warn": a failing measure (or a full disk) never stops training, and is in the record; "raise": it
             does.
         on_alert: called as on_alert(alert) when a run diverges, has NaN, a dead layer or an exploding gradient, and

@@ -1,6 +1,7 @@
 """What is watched, and what is remembered of the first measurement."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gramscope import measures
 from gramscope.base.nested import ModelInput
 from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import Outputs, named_parameters
@@ -20,8 +22,7 @@ from gramscope.record.objective import Objective
 if TYPE_CHECKING:
     from gramscope.measures.linear_targets import TargetLinearityValue
     from gramscope.record.feature_measures import LayerFlow
-    from gramscope.record.given_gradients import GivenGradients
-    from gramscope.record.last_update import LastUpdate
+    from gramscope.record.optimizer_watch import OptimizerWatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,18 +37,21 @@ class Subject:
     layers: Callable[[str], bool]
     optimizer: Optimizer | None = None
     lr: float | None = None
-    last_update: "LastUpdate | None" = None
-    given: "GivenGradients | None" = None
+    updates: "OptimizerWatch | None" = None
+
+    def by_layer(self, prefix: str, found: Mapping[str, float]) -> dict[str, float]:
+        """Numbers by layer under the names of the store, of the chosen layers alone."""
+        return {f"{prefix}/{layer}": value for layer, value in found.items() if self.layers(layer)}
 
 
 @dataclass(eq=False)
 class Memory:
-    """What later moments are compared with: the kernel, the features and the weights of the first.
+    """What later measurements are compared with: the kernel, the features and the weights of the first.
 
     ``resumed``: the first measurement lies in an earlier attempt; what was not stored then cannot be compared with now.
     ``other``: how it differs, where that was of another probe or model. ``fingerprint`` is stored with the first.
     ``signs`` are those of the random mixtures, where outputs are very many. ``last`` is the weight that makes the
-    outputs, if a plain pass tells what it is given (see :mod:`gramscope.record.plain_pass`).
+    outputs, if a plain pass tells what it is given (see :func:`gramscope.record.probe_pass.plain_pass`).
     ``sites``: where the weights meet the probe, which is sought once. ``flows``: changes of the weights so far.
     ``linearity``: by weight what it was given at the last measurement, and the target linearity of that.
     ``probe_told``: the facts of the probe, which do not change, are in a record.
@@ -84,3 +88,26 @@ def layer_of(parameter: str) -> str:
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Evaluation mode inside, every module's own flag back afterwards."""
     return in_modes([(module, False) for module in model.modules()])
+
+
+def weight_keys(model: nn.Module) -> dict[str, str]:
+    """Weights by name: the layer's name where the layer has one weight, else the weight's own, so that none is hidden.
+
+    Counted over all parameters, frozen ones too: a series keeps its name when a weight is frozen or set free.
+
+    >>> weight_keys(nn.Sequential(nn.Linear(2, 3), nn.GRU(3, 2)))
+    {'0.weight': '0', '1.weight_ih_l0': '1.weight_ih_l0', '1.weight_hh_l0': '1.weight_hh_l0'}
+    """
+    weights = [name for name, p in named_parameters(model).items() if p.dim() >= 2]
+    of_layer = Counter(layer_of(name) for name in weights)
+    return {name: layer_of(name) if of_layer[layer_of(name)] == 1 else name for name in weights}
+
+
+def layer_matrices(model: nn.Module) -> dict[str, Tensor]:
+    """The weight of each layer that is one matrix."""
+    named, found = named_parameters(model), {}
+    for name, weight in measures.weight_forms(model).items():
+        matrices = weight.form.matrices(named[name])
+        if len(matrices) == 1:
+            found[layer_of(name)] = matrices[0].cpu()
+    return found

@@ -35,10 +35,7 @@ def measure_gradient(measurement: Measurement) -> MeasuredValues:
     along = measurement.along_loss
     sizes = {name: math.sqrt(square) for name, square in along.squares.items()}
     total, squares = math.hypot(*sizes.values()), along.example_squares
-    found = {
-        f"gradient_norm/{layer}": v for layer, v in norms_by_layer(sizes).items() if measurement.subject.layers(layer)
-    }
-    found["gradient_norm"] = total
+    found = measurement.subject.by_layer("gradient_norm", norms_by_layer(sizes)) | {"gradient_norm": total}
     if isinstance(squares, Tensor) and len(squares) > 1:
         n = len(squares)
         # The loss is a mean over examples: what one adds to the gradient is 1/n of its own.
@@ -50,43 +47,34 @@ def measure_gradient(measurement: Measurement) -> MeasuredValues:
 
 @watched_measure("weights", "Norm of the weights of each layer.", needs_targets=False, weights_only=True)
 def measure_weights(measurement: Measurement) -> MeasuredValues:
-    sizes = norms_by_layer(measurement.weight_norms)
-    return MeasuredValues(
-        {f"weight_norm/{layer}": size for layer, size in sizes.items() if measurement.subject.layers(layer)}
-    )
+    return MeasuredValues(measurement.subject.by_layer("weight_norm", norms_by_layer(measurement.weight_norms)))
 
 
 @watched_measure(
     "update",
     "Size of the optimiser's last step against the weights (|Δθ|/|θ|) and against its gradient (|Δθ|/|g|), by layer.",
     needs_targets=False,
-    ready=lambda subject: subject.last_update is not None,
+    ready=lambda subject: subject.updates is not None,
     weights_only=True,
 )
 def measure_update(measurement: Measurement) -> MeasuredValues:
-    update = measurement.subject.last_update
-    assert update is not None
+    watched = measurement.subject.updates
+    assert watched is not None
     measured = MeasuredValues()
-    by_layer = update.sizes(measurement.step)
+    by_layer = watched.updates(measurement.step)
     if by_layer:
         measured.scalars["update_size"] = math.hypot(*(sizes.update for sizes in by_layer.values()))
         measured.scalars["gradient_given"] = math.hypot(*(sizes.gradient for sizes in by_layer.values()))
-    for layer, sizes in by_layer.items():
-        if not measurement.subject.layers(layer):
-            continue
-        if sizes.weight:
-            measured.scalars[f"update_ratio/{layer}"] = sizes.update / sizes.weight
-        if sizes.gradient:
-            measured.scalars[f"effective_lr/{layer}"] = sizes.update / sizes.gradient
-    return measured
+    ratios = {layer: sizes.update / sizes.weight for layer, sizes in by_layer.items() if sizes.weight}
+    rates = {layer: sizes.update / sizes.gradient for layer, sizes in by_layer.items() if sizes.gradient}
+    named = measurement.subject.by_layer
+    return MeasuredValues(measured.scalars | named("update_ratio", ratios) | named("effective_lr", rates))
 
 
 @watched_measure("dead_units", "Share of ReLU units that are zero on the whole probe, by layer.", needs_targets=False)
 def measure_dead_units(measurement: Measurement) -> MeasuredValues:
-    found = {f"dead_units/{layer}": dead_share(masks) for layer, masks in measurement.units.on_by_layer().items()}
-    return MeasuredValues(
-        {name: share for name, share in found.items() if measurement.subject.layers(name.partition("/")[2])}
-    )
+    found = {layer: dead_share(masks) for layer, masks in measurement.units.on_by_layer().items()}
+    return MeasuredValues(measurement.subject.by_layer("dead_units", found))
 
 
 @watched_measure(

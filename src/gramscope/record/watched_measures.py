@@ -22,9 +22,8 @@ from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.measures.weight_matrices import WeightForm
 from gramscope.propagators.prediction import predict_states
 from gramscope.record.condensed import rehearses_losses
-from gramscope.record.layer_weights import weight_keys
 from gramscope.record.measurement import Measurement
-from gramscope.record.subject import Subject, evaluating, layer_of
+from gramscope.record.subject import Subject, evaluating, layer_of, weight_keys
 from gramscope.spectra.layouts import Layout
 from gramscope.spectra.shuffled import shuffled_null_checked
 from gramscope.spectra.weights import weights_of
@@ -139,10 +138,7 @@ def measure_shares(measurement: Measurement) -> MeasuredValues:
         by_layer[layer_of(name)] = by_layer.get(layer_of(name), 0.0) + size
     if not any(by_layer.values()):
         return MeasuredValues()  # no error left, so that there is nothing to share
-    parts = shares(by_layer)
-    return MeasuredValues(
-        {f"share/{layer}": part for layer, part in parts.items() if measurement.subject.layers(layer)}
-    )
+    return MeasuredValues(measurement.subject.by_layer("share", shares(by_layer)))
 
 
 @watched_measure(
@@ -166,8 +162,9 @@ def measure_kernel(measurement: Measurement) -> MeasuredValues:
         targets = measurement.subject.objective.few_rows(y).to(kernel.device)
         measured.scalars["kernel/alignment"] = measures.kernel_target_alignment(measurement.kernel, targets)
         if not y.is_floating_point() and y.numel() == len(y):
-            order = torch.argsort(y.reshape(-1).cpu(), stable=True)
-            measured.arrays["kernel/labels"] = y.reshape(-1).cpu()[order].numpy()
+            labels = y.reshape(-1).cpu()
+            order = torch.argsort(labels, stable=True)
+            measured.arrays["kernel/labels"] = labels[order].numpy()
     if measurement.condensed is not None:
         error = measurement.estimate.standard_error.double()
         measured.scalars["kernel/standard_error"] = float(error.norm() / kernel.norm())
@@ -322,12 +319,19 @@ def _relative(errors: Mapping[str, float], change: Tensor) -> MeasuredValues:
 
 
 def _without_matrix(measurement: Measurement, step: ExplainedStep, forms: Mapping[str, WeightForm]) -> dict[str, str]:
-    """Weights that moved and have no Gram series, because no matrix of theirs is known to multiply the inputs."""
+    """Weights that moved and have no Gram series, because no matrix of theirs is known to multiply the inputs.
+
+    Of tables, which multiply nothing, nobody expects one.
+    """
     named = named_parameters(measurement.subject.model)
+    tables = {id(m.weight) for m in measurement.subject.model.modules() if isinstance(m, nn.Embedding)}
     left = [
         name
         for name in step.parts.change
-        if name not in forms and named[name].dim() >= 2 and measurement.subject.layers(layer_of(name))
+        if name not in forms
+        and named[name].dim() >= 2
+        and measurement.subject.layers(layer_of(name))
+        and id(named[name]) not in tables
     ]
     if not left:
         return {}

@@ -72,7 +72,6 @@ class RunWriter:
         self._mutex = threading.RLock()
         self._loose: list[Path] = []  # files of arrays that no line names yet
         self._lowest = 0  # the lowest step that may come next
-        self._last: Record | None = None
         self._kept: list[Record] = []  # of earlier attempts, that this one goes on from
         self._start = clock.monotonic()
 
@@ -164,7 +163,7 @@ class RunWriter:
         steps = np.concatenate([[record.step for record in view], *(found.steps for found in numbers)])
         known = steps if after is None else steps[steps <= after]
         self.last_step = int(known.max()) if len(known) else None
-        self._kept, self._last = kept, kept[-1] if kept else None
+        self._kept = kept
         self._start = clock.monotonic() - (kept[-1].time if kept and 0 <= kept[-1].time < math.inf else 0.0)
         self._lowest = after or 0
         for name in (self.path / ARRAYS_FOLDER).glob(".step_*.tmp"):
@@ -204,21 +203,7 @@ class RunWriter:
                 stored = None if data is None else self._write_arrays(number, data, arrays or {})
                 record = Record(number, seconds, self.attempt, values, stored, messages)
                 self._commit(record)
-            self.last_step, self._lowest, self._last = number, number + 1, record
-            return record
-
-    def amend(self, scalars: Mapping[str, object]) -> Record:
-        """Commit the last step once more, with these scalars beside (or instead of) its own."""
-        with self._writing():
-            if self._last is None:
-                raise InputError("there must be a step to amend, but the run has none yet. Append one first.")
-            values = {check_name(name, "a scalar"): _number(value, name) for name, value in scalars.items()}
-            last, joined = self._last, {**self._last.scalars, **values}
-            record = Record(last.step, last.time, self.attempt, joined, last.arrays, last.failures)
-            with disk_trouble(f"committing step {record.step} to {self.path}"):
-                self._clean_up()
-                self._commit(record)
-            self._last = record
+            self.last_step, self._lowest = number, number + 1
             return record
 
     def log(self, numbers: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> None:
