@@ -113,6 +113,47 @@ def test_a_kernel_larger_than_what_the_system_gives(tmp_path):
     torch.testing.assert_close(found, gs.ntk(model, x[some], reduce="trace"), rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def memory_group():
+    """A control group of our own inside the one that we are in; processes are moved to it before they begin."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines() if Path("/proc/self/cgroup").exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            group = Path("/sys/fs/cgroup", controllers, path.lstrip("/"), f"gramscope-test-{os.getpid()}")
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            if any((group / name).exists() for name in limited_process.FILES):
+                yield group
+                group.rmdir()
+                return
+            group.rmdir()
+    pytest.skip("this system gives us no control group of our own that counts memory")
+
+
+def run_in(group, *arguments):
+    command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", sys.executable, *arguments]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_a_kernel_larger_than_a_control_group(tmp_path, memory_group):
+    """A real one, as containers are: who takes more is killed. So is a plain tensor of the kernel's size."""
+    killed = run_in(memory_group, limited_process.__file__, str(memory_group))
+    assert killed.returncode == -signal.SIGKILL, killed
+    done = run_in(memory_group, limited_process.__file__, str(tmp_path), str(memory_group))
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-3000:])
+    assert "refused: memory must be at least" in done.stdout
+    assert done.stdout.endswith("worked with\n")
+    kernel = gs.open_kernel(tmp_path / "K")
+    limit = next(memory_group / name for name in limited_process.FILES if (memory_group / name).exists())
+    assert kernel.plan.bytes > int(limit.read_text())
+    model, x = limited_process.build(kernel.shape[0])
+    some = [0, 1234, 5999]
+    found = torch.tensor(kernel.array[some, some].values)
+    torch.testing.assert_close(found, gs.ntk(model, x[some], reduce="trace"), rtol=1e-4, atol=1e-4)
+
+
 def test_a_disk_that_is_full(tmp_path):
     """A real one: a small file system in a name space of its own, where the system lets us make it."""
     mounted = f"mount -t tmpfs -o size={full_disk_process.DISK} none {tmp_path}"

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from gramscope.base.errors import InputError
 from gramscope.cli.main import app
-from gramscope.scale.sweep import EARLIER, LOGS, RunState, run_sweep
+from gramscope.scale.sweep import EARLIER, LOGS, MANIFEST, RunState, open_folder, parse_grid, points, run_sweep
 from gramscope.scale.sweep_engines import Engine, LocalEngine, Started, open_engine
-from gramscope.scale.sweep_plan import MANIFEST, open_folder, parse_grid, points
 from gramscope.store import RunWriter, find_runs
 
 CONFIG = """
@@ -115,12 +114,12 @@ def test_failures_are_recorded_retried_and_put_aside_and_done_runs_are_not_done_
     (tmp_path / "fails" / "lr-2").write_text("1")
     (tmp_path / "fails" / "lr-3").write_text("5")
     out, found, told = sweep(tmp_path, command, {"lr": [1, 2, 3]}, jobs=2, retries=1)
-    assert [(run.name, run.state, run.attempts) for run in found.runs] == [
+    assert [(run.name, run.state, run.attempts) for run in found] == [
         ("lr-1", "done", 1),
         ("lr-2", "done", 2),
         ("lr-3", "failed", 2),
     ]
-    assert found.runs[2].error == "the loss is not finite"
+    assert found[2].error == "the loss is not finite"
     assert sum(state.state == "running" for state in told) == 5
     assert {path.name for path in (out / EARLIER).iterdir()} == {"lr-2.1", "lr-3.1"}, "nothing is deleted"
     assert [path.name for path in find_runs(out)] == ["lr-1", "lr-2", "lr-3"], (
@@ -129,23 +128,23 @@ def test_failures_are_recorded_retried_and_put_aside_and_done_runs_are_not_done_
     (tmp_path / "fails" / "lr-3").write_text("0")
     before = (out / "lr-1" / "meta.json").stat().st_mtime_ns
     _, again, told = sweep(tmp_path, command, {"lr": [1, 2, 3, 4]}, jobs=2, retries=0)
-    assert [(run.state, run.attempts) for run in again.runs] == [("done", 1), ("done", 2), ("done", 3), ("done", 1)]
+    assert [(run.state, run.attempts) for run in again] == [("done", 1), ("done", 2), ("done", 3), ("done", 1)]
     assert {state.name for state in told} == {"lr-3", "lr-4"}
     assert (out / "lr-1" / "meta.json").stat().st_mtime_ns == before
 
 
 def test_a_command_that_makes_no_run_has_failed(tmp_path):
     _, found, _ = sweep(tmp_path, lambda point, folder: [sys.executable, "-c", "print('bye')"], {"lr": [1]}, retries=0)
-    assert (found.runs[0].state, found.runs[0].error) == ("failed", "bye")
+    assert (found[0].state, found[0].error) == ("failed", "bye")
 
 
 def test_a_run_that_another_process_still_writes_is_left_alone(tmp_path):
     command = fake(tmp_path)
     with RunWriter.create(tmp_path / "sweep" / "lr-1"):
         _, found, _ = sweep(tmp_path, command, {"lr": [1, 2]})
-        assert [run.state for run in found.runs] == ["busy", "done"]
+        assert [run.state for run in found] == ["busy", "done"]
     _, found, _ = sweep(tmp_path, command, {"lr": [1, 2]})
-    assert [run.state for run in found.runs] == ["done", "done"]
+    assert [run.state for run in found] == ["done", "done"]
 
 
 def test_a_killed_sweep_goes_on(tmp_path):
@@ -155,7 +154,7 @@ import sys
 from pathlib import Path
 from gramscope.scale.sweep import run_sweep
 from gramscope.scale.sweep_engines import LocalEngine
-from gramscope.scale.sweep_plan import points
+from gramscope.scale.sweep import points
 def command(point, folder):
     if point.name == "lr-2":
         return [sys.executable, "-c", "import time; time.sleep(3)"]
@@ -172,7 +171,7 @@ run_sweep(Path({str(tmp_path / "sweep")!r}), points({{"lr": [1, 2]}}), command, 
     process.wait()
     assert RunState(**json.loads(state.read_text())).state == "running"
     _, found, told = sweep(tmp_path, command, {"lr": [1, 2]})
-    assert [(run.state, run.attempts) for run in found.runs] == [("done", 1), ("done", 2)]
+    assert [(run.state, run.attempts) for run in found] == [("done", 1), ("done", 2)]
     assert {run.name for run in told} == {"lr-2"}
 
 
@@ -208,8 +207,8 @@ def test_other_engines_run_the_same_commands(tmp_path, name):
         found = run_sweep(tmp_path / "out", points({"lr": [1, 2]}), command, engine, jobs=2, retries=0)
     finally:
         engine.close()
-    assert [run.state for run in found.runs] == ["done", "failed"]
-    assert found.runs[1].error == "the loss is not finite"
+    assert [run.state for run in found] == ["done", "failed"]
+    assert found[1].error == "the loss is not finite"
 
 
 def test_engines_that_are_not_there_say_what_to_do(tmp_path, monkeypatch):
@@ -218,7 +217,7 @@ def test_engines_that_are_not_there_say_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="--option is for the engines slurm"):
         open_engine("local", tmp_path, 1, {"timeout_min": 3})
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(InputError, match=r"pip install gramscope\[submitit\]"):
+    with pytest.raises(InputError, match=r"pip install gramscope\[scale\]"):
         open_engine("slurm", tmp_path, 1, {})
     monkeypatch.undo()
     pytest.importorskip("submitit", reason="submitit is an extra")

@@ -63,7 +63,7 @@ def test_lines_are_means_and_heat_maps_are_means_over_seeds(folder):
     assert z.shape == (2, 3)
     assert z[0, 1] == pytest.approx(loss(0.001, 16, 0.5), rel=1e-3)
     assert z[1, 2] == pytest.approx(loss(0.1, 32, 0), rel=1e-3), "of the seed that is finite"
-    assert panel.notes == ["1 runs diverged or have no value of final loss, and are not drawn there."]
+    assert panel.notes == ["1 run that diverged or has no value of final loss: not drawn there."]
 
 
 def test_a_run_that_diverged_before_it_was_measured_again_has_no_end(tmp_path):

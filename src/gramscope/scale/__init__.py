@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from gramscope.scale.kernel_job import KernelJob as KernelJob
     from gramscope.scale.kernel_to_disk import plan_kernel as plan_kernel
     from gramscope.scale.nystrom import NystromPreconditioner as NystromPreconditioner
-    from gramscope.scale.sketch_files import load_sketch as load_sketch
     from gramscope.scale.sketch_result import Estimate as Estimate
     from gramscope.scale.sketch_result import Sketch as Sketch
+    from gramscope.scale.sketch_result import load_sketch as load_sketch
     from gramscope.scale.sketch_stream import sketch as sketch
     from gramscope.scale.tile_costs import TileCost as TileCost
     from gramscope.scale.tile_costs import tile_cost as tile_cost

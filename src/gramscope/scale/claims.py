@@ -59,7 +59,8 @@ class Claims:
         path = self.folder / name
         if self._create(path):
             return True
-        if not self._may_take_over(path):
+        holder = _read(path)
+        if not (holder is not None and holder.is_dead()) and not self._lease_is_over(path):
             return False
         abandoned = path.with_name(f".{name}.{self.holder.token}.abandoned")
         try:
@@ -100,12 +101,6 @@ class Claims:
         with self._lock:
             self._held.add(path)
         return True
-
-    def _may_take_over(self, path: Path) -> bool:
-        holder = _read(path)
-        if holder is not None and holder.is_dead():
-            return True
-        return self._lease_is_over(path)
 
     def remove_abandoned(self, folder: Path) -> None:
         """Temporary files that processes left behind when they were killed, and their clocks."""

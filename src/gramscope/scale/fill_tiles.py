@@ -19,17 +19,8 @@ from gramscope.base.user_warnings import SlowPathWarning, warn
 from gramscope.scale.claims import LEASE, Claims
 from gramscope.scale.kernel_job import KernelJob, rank, world_size
 from gramscope.scale.manifest import Manifest, create_or_read
-from gramscope.scale.tile_plan import Tile, TilePlan
-from gramscope.scale.tile_records import (
-    RECORDS,
-    TileRecord,
-    damaged,
-    finished,
-    record_name,
-    record_path,
-    write_record,
-)
-from gramscope.scale.zarr_chunks import ARRAY, chunk_path, encode, sha256, write_metadata
+from gramscope.scale.tile_folder import ARRAY, TileFolder, tile_name
+from gramscope.scale.tile_plan import Tile
 from gramscope.store.files import Disk
 from gramscope.store.store_errors import disk_trouble
 
@@ -57,17 +48,15 @@ def fill_tiles(
     writer = f"{os.getpid()}-{time.time_ns():x}"
     stored = create_or_read(folder, manifest, disk, writer)
     stored.check_same(manifest, folder)
-    _name_other_versions(stored, manifest, folder)
-    plan = stored.plan if memory is None else replace(stored.plan, memory=planned.memory)
+    tiles = TileFolder(folder, stored.plan if memory is None else replace(stored.plan, memory=planned.memory))
     with disk_trouble(f"preparing {folder}"):
-        write_metadata(folder, plan, disk, writer)
-        disk.make_directory(folder / RECORDS)
-    _forget_damaged(folder, plan)
-    _warn_of_space(folder, plan)
+        tiles.prepare(disk, writer)
+    _forget_damaged(tiles)
+    _warn_of_space(tiles)
     claims = Claims(folder / CLAIMS, lease)
     with disk_trouble(f"tidying {folder}"):
         claims.remove_abandoned(folder / ARRAY)
-    worker = _Worker(job, folder, plan, claims, disk)
+    worker = _Worker(job, tiles, claims, disk)
     try:
         worker.run()
     finally:
@@ -80,8 +69,7 @@ class _Worker:
     """One process: claims a tile, computes it, writes it while the next one is computed."""
 
     job: KernelJob
-    folder: Path
-    plan: TilePlan
+    tiles: TileFolder
     claims: Claims
     disk: Disk
     writing: list[Future[None]] = field(default_factory=list)
@@ -92,66 +80,56 @@ class _Worker:
         self.pool = ThreadPoolExecutor(self.waiting, "gramscope tiles")
 
     def run(self) -> None:
-        missing = self._missing()
-        total, shown = len(self.plan.tiles), 0
-        label, pause = f"kernel, {total} tiles", FIRST_POLL
-        with progress(label, total if rank() == 0 else 0) as advance:
+        missing, pause = self._missing(), FIRST_POLL
+        total, shown = len(self.tiles.plan.tiles), 0
+        with progress(f"kernel, {total} tiles", total if rank() == 0 else 0) as advance:
             while missing:
-                found_work = False
+                before = self.computed
                 for tile in missing:
-                    found_work |= self._try(tile)
-                    done = total - len(missing) + self.computed  # at least; others are counted at the next look
+                    self._try(tile)
+                    done = total - len(missing) + self.computed - before  # at least; others count at the next look
                     for _ in range(shown, done):
                         advance()
                     shown = max(shown, done)
                 self._wait_for_writing(0)
-                missing, self.computed = self._missing(), 0
-                if missing and not found_work:
+                missing = self._missing()
+                if missing and self.computed == before:
                     time.sleep(pause)
-                    pause = min(POLL, 2 * pause)
+                    pause = min(POLL, 1.5 * pause)
 
     def stop(self) -> None:
         wait(self.writing)
         self.pool.shutdown()
 
     def _missing(self) -> list[Tile]:
-        """Processes begin at different places, so that they seldom meet."""
-        done = finished(self.folder, self.plan)
-        tiles = [tile for tile in self.plan.tiles if tile not in done]
-        start = len(tiles) * rank() // world_size() if rank() < world_size() else 0
-        return tiles[start:] + tiles[:start]
+        """A rank's own share first, so that ranks seldom meet; tiles on the diagonal, which take half, at the end."""
+        tiles = sorted(self.tiles.missing(), key=lambda tile: not self.tiles.plan.mirrored(tile))
+        ranks, mine = world_size(), rank() % world_size()
+        return [tile for ahead in range(ranks) for tile in tiles[(mine + ahead) % ranks :: ranks]]
 
-    def _try(self, tile: Tile) -> bool:
+    def _try(self, tile: Tile) -> None:
         """Compute a tile unless it is finished, or another process is at it."""
-        path, name = record_path(self.folder, tile), record_name(tile)
+        path, name = self.tiles.record_path(tile), tile_name(tile)
         if path.exists() or not self.claims.take(name):
-            return False
+            return
         if path.exists():  # finished just before the claim
             self.claims.release(name)
-            return False
+            return
         begun = time.perf_counter()
         with _slow_named_once(again=self.computed > 0):
-            values = self.job.compute(self.plan, tile)
-        mirror = _on_the_cpu(_turned(values)) if self.plan.mirrored(tile) else None
+            values = self.job.compute(self.tiles.plan, tile)
+        mirror = _on_the_cpu(_turned(values)) if self.tiles.plan.mirrored(tile) else None
         values = _on_the_cpu(values)
         self._wait_for_writing(self.waiting)
         self.writing.append(self.pool.submit(self._write, tile, values, mirror, time.perf_counter() - begun))
         self.computed += 1
-        return True
 
     def _write(self, tile: Tile, values: Tensor, mirror: Tensor | None, seconds: float) -> None:
-        digests: list[str | None] = []
-        with disk_trouble(f"writing tile {record_name(tile)} of {self.folder}"):
-            for place, entries in ((tile, values), ((tile[1], tile[0]), mirror)):
-                if entries is None:
-                    digests.append(None)
-                    continue
-                data = encode(entries.numpy(), self.plan, place)
-                self.disk.write_whole(chunk_path(self.folder, self.plan, place), data, self.claims.holder.token)
-                digests.append(sha256(data))
-            record = TileRecord(str(digests[0]), digests[1], seconds, f"{platform.node()} {os.getpid()}")
-            write_record(self.folder, tile, record, self.disk, self.claims.holder.token)
-            self.claims.release(record_name(tile))
+        process, token = f"{platform.node()} {os.getpid()}", self.claims.holder.token
+        turned = None if mirror is None else mirror.numpy()
+        with disk_trouble(f"writing tile {tile_name(tile)} of {self.tiles.path}"):
+            self.tiles.write(tile, values.numpy(), turned, seconds, process, self.disk, token)
+            self.claims.release(tile_name(tile))
 
     def _wait_for_writing(self, most: int) -> None:
         """Until no more than ``most`` tiles wait; raises what went wrong with one."""
@@ -171,37 +149,26 @@ def _on_the_cpu(values: Tensor) -> Tensor:
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True, device="cpu").copy_(values)
 
 
-def _forget_damaged(folder: Path, plan: TilePlan) -> None:
+def _forget_damaged(tiles: TileFolder) -> None:
     """Finished tiles whose bytes are not those recorded count as missing from here on."""
-    mine = [
-        tile
-        for place, tile in enumerate(sorted(finished(folder, plan)))
-        if place % world_size() == rank() % world_size()
-    ]
-    for tile in damaged(folder, plan, mine):
-        warn(f"tile {record_name(tile)} of {folder} is damaged (its checksum is wrong); it is computed again.")
-        with disk_trouble(f"removing the record of tile {record_name(tile)} of {folder}"):
-            record_path(folder, tile).unlink(missing_ok=True)
+    for tile in tiles.damaged(tiles.finished()[rank() % world_size() :: world_size()]):
+        name = tile_name(tile)
+        warn(f"tile {name} of {tiles.path} is damaged (its checksum is wrong); it is computed again.")
+        with disk_trouble(f"removing the record of tile {name} of {tiles.path}"):
+            tiles.record_path(tile).unlink(missing_ok=True)
 
 
-def _warn_of_space(folder: Path, plan: TilePlan) -> None:
+def _warn_of_space(tiles: TileFolder) -> None:
     """Before hours of work: what is still to be written, against what the disk has."""
-    missing = [tile for tile in plan.tiles if tile not in finished(folder, plan)]
-    needed = sum(plan.tile_bytes * (2 if plan.mirrored(tile) else 1) for tile in missing)
-    status = os.statvfs(folder) if hasattr(os, "statvfs") else None
-    if status is not None and rank() == 0 and needed > status.f_bavail * status.f_frsize:
-        free = status.f_bavail * status.f_frsize
+    if rank() > 0 or not hasattr(os, "statvfs"):
+        return
+    status = os.statvfs(tiles.path)
+    free = status.f_bavail * status.f_frsize
+    needed = sum(tiles.plan.tile_bytes * (1 + tiles.plan.mirrored(tile)) for tile in tiles.missing())
+    if needed > free:
         warn(
-            f"{folder} still needs {needed:,} bytes, but its disk has {free:,} free. The job stops when it is full; "
-            "nothing is lost then, and it goes on once there is space."
-        )
-
-
-def _name_other_versions(stored: Manifest, now: Manifest, folder: Path) -> None:
-    if stored.versions.get("torch") != now.versions.get("torch"):
-        warn(
-            f"{folder} was begun with torch {stored.versions.get('torch')} and goes on with "
-            f"{now.versions.get('torch')}: tiles of the two may differ by rounding."
+            f"{tiles.path} still needs {needed:,} bytes, but its disk has {free:,} free. The job stops when it is "
+            "full; nothing is lost then, and it goes on once there is space."
         )
 
 

@@ -15,6 +15,7 @@ from gramscope.base.nested import ModelInput, map_tensors
 from gramscope.base.user_warnings import warn
 from gramscope.capture import capture
 from gramscope.capture.backward_graph import is_out_of_memory
+from gramscope.capture.capturing import ForwardOptions
 from gramscope.capture.network import Outputs, Precision, count_examples, slice_examples, unwrap
 from gramscope.kernels.empirical_ntk import Reduce, ntk
 from gramscope.scale.fingerprints import Fingerprints, fingerprint_data, fingerprint_model, fingerprint_outputs
@@ -46,6 +47,12 @@ class KernelJob:
     @property
     def symmetric(self) -> bool:
         return self.x2 is None
+
+    @property
+    def forward(self) -> ForwardOptions:
+        """How examples pass through the network; "split" is about products of gradients alone."""
+        precision = None if self.precision == "split" else self.precision
+        return {"outputs": self.outputs, "frozen": self.frozen, "precision": precision}
 
     @cached_property
     def device(self) -> torch.device:
@@ -159,12 +166,8 @@ class KernelJob:
 
     def _outputs_of(self, part: slice) -> Tensor:
         x = self._examples(self.x, count_examples(self.x), part)
-        own = None if self.precision == "split" else self.precision
         # One direction is enough: the outputs are wanted, not their gradients.
-        snapshot = capture(
-            self.model, x, outputs=self.outputs, precision=own, frozen=self.frozen, directions=lambda f: f.real.sum()
-        )
-        return snapshot.outputs
+        return capture(self.model, x, directions=lambda f: f.real.sum(), **self.forward).outputs
 
     def _dtype(self) -> torch.dtype:
         """Of the kernel: half precision is contracted in float32."""

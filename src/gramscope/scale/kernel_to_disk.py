@@ -109,16 +109,10 @@ def ntk(
 
 
 def plan_kernel(
-    model: nn.Module,
-    x: ModelInput,
-    x2: ModelInput = None,
-    reduce: Reduce = "none",
-    outputs: Outputs = None,
-    memory: Memory = None,
-    precision: Precision | Literal["split"] = None,
-    frozen: bool = False,
+    model: nn.Module, x: ModelInput, x2: ModelInput = None, reduce: Reduce = "none", outputs: Outputs = None,
+    memory: Memory = None, precision: Precision | Literal["split"] = None, frozen: bool = False,
     tile: int | None = None,
-) -> "TilePlan":
+) -> "TilePlan":  # fmt: skip
     """The plan by which :func:`gramscope.ntk` with ``out=`` would cut this kernel; arguments as there.
 
     Example:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gramscope import __version__
 from gramscope.base.errors import InputError
+from gramscope.base.user_warnings import warn
 from gramscope.scale.fingerprints import Fingerprints
 from gramscope.scale.tile_plan import TilePlan
 from gramscope.store.files import Disk
@@ -35,18 +36,10 @@ class Manifest:
         return cls(plan, fingerprints, options, _versions(), datetime.now(UTC).isoformat(timespec="seconds"))
 
     def to_bytes(self) -> bytes:
-        fields = {
-            "schema": SCHEMA,
-            "plan": self.plan.to_json(),
-            "fingerprints": asdict(self.fingerprints),
-            "options": dict(self.options),
-            "versions": dict(self.versions),
-            "created": self.created,
-        }
-        return json.dumps(fields, indent=1, allow_nan=False).encode() + b"\n"
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False).encode() + b"\n"
 
     def check_same(self, wanted: "Manifest", folder: Path) -> None:
-        """Raise unless a job that wants ``wanted`` may go on in this folder."""
+        """Raise unless a job that wants ``wanted`` may go on in this folder; warn of another torch."""
         found = self.fingerprints.differences(wanted.fingerprints)
         found += [
             f"{name}={wanted.options.get(name)!r} instead of {self.options.get(name)!r}"
@@ -60,6 +53,9 @@ class Manifest:
                 f"{folder} must hold tiles of the kernel that is asked for, but what is asked for has "
                 f"{'; '.join(found)}. Choose another folder for it, or remove {folder}."
             )
+        before, now = self.versions.get("torch"), wanted.versions.get("torch")
+        if before != now:
+            warn(f"{folder} was begun with torch {before}, and this is {now}: tiles of the two may differ by rounding.")
 
 
 def create_or_read(folder: Path, manifest: Manifest, disk: Disk, writer: str) -> Manifest:
@@ -94,13 +90,8 @@ def read_manifest(folder: Path) -> Manifest:
             )
         prints = fields["fingerprints"]
         sample = tuple(tuple(float(value) for value in row) for row in prints["sample"])
-        return Manifest(
-            plan=TilePlan.from_json(fields["plan"]),
-            fingerprints=Fingerprints(**{**prints, "sample": sample}),
-            options=fields["options"],
-            versions=fields["versions"],
-            created=fields["created"],
-        )
+        plan, found = TilePlan.from_json(fields["plan"]), Fingerprints(**{**prints, "sample": sample})
+        return Manifest(plan, found, fields["options"], fields["versions"], fields["created"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise StoreError(
             f"{path} must be a manifest of gramscope, but it is damaged ({type(error).__name__}: {error}). Restore it "

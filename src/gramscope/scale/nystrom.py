@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.rng import gaussian
-from gramscope.linalg.arguments import stream
-from gramscope.linalg.operator import LinearOperator, require_symmetric
+from gramscope.base.rng import gaussian, stream
+from gramscope.linalg.arguments import require_symmetric
+from gramscope.linalg.operator import LinearOperator
 
 
 class NystromPreconditioner(LinearOperator):

@@ -1,11 +1,18 @@
-"""A finished sketch: kernels, norms, neighbours and alignments of per-example gradients, with standard errors."""
+"""A finished sketch: kernels, norms, neighbours and alignments of per-example gradients, with standard errors.
 
+On disk it is one safetensors file.
+"""
+
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from gramscope.base.checks import check_count
@@ -13,9 +20,14 @@ from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined
 from gramscope.kernels.kernel_matrix import target_matrix
-from gramscope.linalg.intervals import half_widths
-from gramscope.scale.sketch_factors import Projections
+from gramscope.linalg.intervals import half_widths, jackknife_error
+from gramscope.scale.sketch_factors import Projections, SketchPlan
+from gramscope.scale.sketch_sites import MatrixShape
+from gramscope.store.files import Disk
+from gramscope.store.store_errors import disk_trouble
 
+KIND, VERSION = "gramscope sketch", 1
+FEATURES, INPUTS, BASES = "features/", "inputs/", "bases/"
 ENTRIES_AT_ONCE = 2**24  # of a kernel that is looked at block by block
 
 
@@ -105,9 +117,24 @@ class Sketch(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, whole or not at all; :func:`gramscope.scale.load_sketch` reads it."""
-        from gramscope.scale.sketch_files import save_sketch
-
-        save_sketch(self, path)
+        path = Path(path)
+        if path.is_dir():
+            raise InputError(f"path must be a file, got the directory {path}. Pass e.g. {path / 'sketch.safetensors'}.")
+        made = self.projections
+        about = {
+            "plan": asdict(made.plan),
+            "matrices": {name: [list(made.matrices[name].shape), made.matrices[name].split] for name in self.features},
+            "apart": sorted(made.apart),
+            "fallback": list(self.fallback),
+            "fingerprint": self.fingerprint(),
+        }
+        tensors: dict[str, Tensor] = {FEATURES + name: part.contiguous() for name, part in self.features.items()}
+        tensors |= {INPUTS + name: part.contiguous() for name, part in self.inputs.items()}
+        tensors |= {BASES + name: basis.contiguous() for name, basis in made.bases.items()}
+        text = {"kind": KIND, "version": str(VERSION), "sketch": json.dumps(about)}
+        with disk_trouble(f"writing the sketch {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Disk().write_whole(path, save(tensors, metadata=text))
 
     # What is computed of it ------------------------------------------------------------------------
 
@@ -163,16 +190,14 @@ class Sketch(Result):
             return Estimate(nothing, nothing, self.repeats)
         products, along = self._products(y)
         size = float((y.T @ y).norm())
-        whole = _aligned(products, along, size)
-        R = len(along)
+        value, R = _aligned(products, along, size), len(along)
         if R == 1:
-            return Estimate(whole, torch.full_like(whole, self._error_of_one), 1)
+            return Estimate(value, torch.full_like(value, self._error_of_one), 1)
         if R == 2:  # without one of two there is no pair
-            error = (along / products.diagonal().sqrt() / size).std() / R**0.5
-            return Estimate(whole, error, R)
-        left_out = [[s for s in range(R) if s != r] for r in range(R)]
-        parts = torch.stack([_aligned(products[kept][:, kept], along[kept], size) for kept in left_out])
-        return Estimate(whole, ((R - 1) / R * (parts - parts.mean()).square().sum()).sqrt(), R)
+            return Estimate(value, (along / products.diagonal().sqrt() / size).std() / R**0.5, R)
+        kept = [[s for s in range(R) if s != r] for r in range(R)]
+        others = torch.stack([_aligned(products[some][:, some], along[some], size) for some in kept])
+        return Estimate(value, jackknife_error(others), R)
 
     # -----------------------------------------------------------------------------------------------
 
@@ -262,3 +287,44 @@ def _aligned(products: Float[Tensor, "r r"], along: Float[Tensor, " r"], size: f
     R = len(along)
     between = products.sum() - products.diagonal().sum() if R > 1 else products.sum()
     return along.mean() / (between / (R * (R - 1) if R > 1 else 1)).clamp(min=0).sqrt() / size
+
+
+def load_sketch(path: str | os.PathLike[str]) -> Sketch:
+    """The sketch that :meth:`Sketch.save` wrote. No code of the file is run.
+
+    Example:
+        >>> import tempfile, torch, gramscope as gs
+        >>> found = gs.sketch(torch.nn.Linear(3, 2), torch.eye(3), size=4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found.save(folder + "/a.safetensors")
+        ...     again = gs.scale.load_sketch(folder + "/a.safetensors")
+        >>> torch.equal(found.kernel().value, again.kernel().value)
+        True
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} must be a file that sketch.save wrote, but there is no such file.")
+    try:
+        with disk_trouble(f"reading the sketch {path}"), safe_open(path, framework="pt") as file:
+            text = file.metadata() or {}
+            if text.get("kind") != KIND:
+                raise InputError(f"{path} must be a file that sketch.save wrote, but it is another safetensors file.")
+            if int(text["version"]) > VERSION:
+                raise InputError(
+                    f"{path} has version {text['version']}, but this gramscope reads sketches up to version {VERSION}. "
+                    "Upgrade: pip install --upgrade gramscope."
+                )
+            about = json.loads(text["sketch"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"{path} must be a file that sketch.save wrote, but it is damaged ({error}).") from error
+    matrices = {name: MatrixShape(tuple(shape), split) for name, (shape, split) in about["matrices"].items()}
+    bases, inputs = (
+        {name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)} for kind in (BASES, INPUTS)
+    )
+    features = {name: tensors[FEATURES + name] for name in about["matrices"]}
+    made = Projections(SketchPlan(**about["plan"]), matrices, bases, set(about["apart"]))
+    found = Sketch(features, made, tuple(about["fallback"]), inputs)
+    if found.fingerprint() != about["fingerprint"]:
+        raise InputError(f"{path} must be as sketch.save wrote it, but its parts do not belong together. Restore it.")
+    return found

@@ -97,7 +97,9 @@ def sketch(
     """
     chosen = _chosen(unwrap(model), layers, frozen)
     if like is None:
-        made = Projections(_plan(size, repeats, method, seed, apart))
+        check_method(method)
+        counts = check_count(size, "size"), check_count(repeats, "repeats")
+        made = Projections(SketchPlan(*counts, method, check_count(seed, "seed", least=0), bool(apart)))
     else:
         _check_like(like, chosen)
         made = like.projections.renewed()
@@ -238,12 +240,6 @@ class _Stream:
 # What the user gives ------------------------------------------------------------------------------
 
 
-def _plan(size: int, repeats: int, method: Method, seed: int, apart: bool) -> SketchPlan:
-    check_method(method)
-    counts = check_count(size, "size"), check_count(repeats, "repeats"), check_count(seed, "seed", least=0)
-    return SketchPlan(counts[0], counts[1], method, counts[2], bool(apart))
-
-
 def _chosen(model: nn.Module, layers: Layers, frozen: bool) -> list[str]:
     """The parameters meant by ``layers``, in the order of the model."""
     names = [name for name, p in named_parameters(model).items() if frozen or p.requires_grad]
@@ -276,17 +272,15 @@ def _check_like(like: Sketch, chosen: Sequence[str]) -> None:
 @contextmanager
 def only(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """Gradients for these parameters alone, so that a backward pass ends where they do; put back after."""
-    parameters = named_parameters(model)
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    parameters = named_parameters(model).items()
+    changed = [parameter for name, parameter in parameters if parameter.requires_grad is not (name in names)]
     try:
-        for name, parameter in parameters.items():
-            if parameter.requires_grad is not (name in names):
-                parameter.requires_grad_(name in names)
+        for parameter in changed:
+            parameter.requires_grad_(not parameter.requires_grad)
         yield
     finally:
-        for name, parameter in parameters.items():
-            if parameter.requires_grad is not before[name]:
-                parameter.requires_grad_(before[name])
+        for parameter in changed:
+            parameter.requires_grad_(not parameter.requires_grad)
 
 
 def _batches(loader: object, pairs: bool) -> Iterable[Any]:

@@ -158,5 +158,5 @@ def _needed(package: str, engine: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"--engine {engine} needs the package {package}, which is not installed. Install it with pip install "
-            f"gramscope[{package}], or use --engine local."
+            f"gramscope[{'ray' if package == 'ray' else 'scale'}], or use --engine local."
         ) from error

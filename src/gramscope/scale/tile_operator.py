@@ -11,6 +11,9 @@ from gramscope.base.axes import Axes
 from gramscope.linalg.operator import LinearOperator
 from gramscope.scale.tile_plan import Tile, TilePlan, TileValues
 
+# Of a tile that are multiplied at a time: 8 MB in float64.
+STRIP_ENTRIES = 2**20
+
 
 class TileOperator(LinearOperator):
     """``K`` of a :class:`TiledKernel`: one product reads each tile once, or of a symmetric kernel the upper ones.
@@ -28,27 +31,31 @@ class TileOperator(LinearOperator):
         rows, cols = (Axes.anonymous(count * self.width) for count in (plan.rows, plan.cols))
         super().__init__(rows, rows if plan.symmetric else cols, dtype=dtype, device=device, symmetric=plan.symmetric)
 
-    def tiles(self) -> Iterator[tuple[Tile, Float[Tensor, "rows cols"]]]:
-        """The computed tiles as matrices; one is read ahead."""
+    def strips(self) -> Iterator[tuple[slice, slice, bool, Float[Tensor, "rows cols"]]]:
+        """The computed tiles, some rows at a time: which rows and columns, written twice or not, and the entries.
+
+        One tile is read ahead. A strip alone has the dtype of the products, so that a tile takes no more memory than
+        it did when it was computed.
+        """
         places = self.plan.tiles
         with ThreadPoolExecutor(1, "gramscope tiles") as pool:
             ahead = pool.submit(self.read, places[0])
-            for at, place in enumerate(places):
-                values = ahead.result()
+            for at, (i, j) in enumerate(places):
+                values = torch.from_numpy(ahead.result())
                 if at + 1 < len(places):
                     ahead = pool.submit(self.read, places[at + 1])
-                yield place, self._matrix(values)
-
-    def _matrix(self, values: TileValues) -> Float[Tensor, "rows cols"]:
-        matrix = torch.from_numpy(values).to(self.device, self.dtype)
-        return matrix.flatten(2).flatten(0, 1) if matrix.dim() == 4 else matrix
+                matrix = values.flatten(2).flatten(0, 1) if values.dim() == 4 else values
+                start, cols = self.plan.range(i, 0).start * self.width, self.entries(j, 1)
+                for part in matrix.split(max(1, STRIP_ENTRIES // matrix.shape[1])):
+                    rows = slice(start, start + len(part))
+                    yield rows, cols, self.plan.mirrored((i, j)), part.to(self.device, self.dtype)
+                    start = rows.stop
 
     def diagonal(self) -> Float[Tensor, " rows"]:
         """The diagonal of a symmetric kernel."""
-        found = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
-        for i in range(self.plan.grid[0]):
-            found[self.entries(i, 0)] = self._matrix(self.read((i, i))).diagonal()
-        return found
+        tiles = (torch.from_numpy(self.read((i, i))) for i in range(self.plan.grid[0]))
+        found = [(tile.flatten(2).flatten(0, 1) if tile.dim() == 4 else tile).diagonal().clone() for tile in tiles]
+        return torch.cat(found).to(self.device, self.dtype)
 
     def entries(self, place: int, side: int) -> slice:
         """The rows (side 0) or columns (side 1) of the tiles number ``place``."""
@@ -57,17 +64,16 @@ class TileOperator(LinearOperator):
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
         out = x.new_zeros(self.shape[0], x.shape[1])
-        for (i, j), matrix in self.tiles():
-            rows, cols = self.entries(i, 0), self.entries(j, 1)
-            out[rows] += matrix @ x[cols]
-            if self.plan.mirrored((i, j)):
-                out[cols] += matrix.mT @ x[rows]
+        for rows, cols, mirrored, part in self.strips():
+            out[rows] += part @ x[cols]
+            if mirrored:
+                out[cols] += part.mT @ x[rows]
         return out
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
         if self.symmetric:
             return self._matmat(x)
         out = x.new_zeros(self.shape[1], x.shape[1])
-        for (i, j), matrix in self.tiles():
-            out[self.entries(j, 1)] += matrix.mT @ x[self.entries(i, 0)]
+        for rows, cols, _, part in self.strips():
+            out[cols] += part.mT @ x[rows]
         return out

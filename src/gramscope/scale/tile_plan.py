@@ -1,7 +1,7 @@
 """The tile plan: how a kernel that is written to disk is cut, which tiles are computed, what each process may use."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -120,9 +120,6 @@ class TilePlan:
         """Is this tile written twice?"""
         return self.symmetric and tile[0] != tile[1]
 
-    def to_json(self) -> JSONObject:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: JSONObject) -> "TilePlan":
         return cls(**{**fields, "tile": (int(fields["tile"][0]), int(fields["tile"][1]))})
@@ -132,10 +129,10 @@ class TilePlan:
         twice = ", those below the diagonal as mirror images" if self.symmetric and len(self.tiles) > 1 else ""
         again = self.passes / (self.rows if self.symmetric else self.rows + self.cols)
         return (
-            f"Kernel {size}, {self.dtype}, {_size(self.bytes)} on disk.\n"
+            f"Kernel {size}, {self.dtype}, {size_in_words(self.bytes)} on disk.\n"
             f"{len(self.tiles)} tiles of {self.tile[0]:,} x {self.tile[1]:,} examples to compute, "
             f"{math.prod(self.grid)} to write{twice}.\n"
-            f"{_size(self.memory)} of memory for each process.\n"
+            f"{size_in_words(self.memory)} of memory for each process.\n"
             f"Each example goes through the network {again:.1f} times: activations are computed again for each tile."
         )
 
@@ -182,7 +179,7 @@ def _even(count: int, tile: int) -> int:
     return math.ceil(count / math.ceil(count / tile))
 
 
-def _size(count: int) -> str:
+def size_in_words(count: int) -> str:
     for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
         if count >= 10**power:
             return f"{count / 10**power:.3g} {unit}"

@@ -21,10 +21,9 @@ from gramscope.linalg import Identity, RitzPairs, Solution, conjugate_gradient, 
 from gramscope.measures.kernel_alignment import Alignment, AlignmentState
 from gramscope.scale.manifest import read_manifest
 from gramscope.scale.nystrom import NystromPreconditioner
-from gramscope.scale.tile_operator import TileOperator
+from gramscope.scale.tile_folder import TileFolder
+from gramscope.scale.tile_operator import STRIP_ENTRIES, TileOperator
 from gramscope.scale.tile_plan import Tile, TileValues
-from gramscope.scale.tile_records import damaged, finished, read_record
-from gramscope.scale.zarr_chunks import read_chunk
 from gramscope.store.store_errors import StoreError
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ class TiledKernel:
         self.folder = folder
         self.manifest = read_manifest(folder)
         self.plan = self.manifest.plan
+        self._files = TileFolder(folder, self.plan)
         self._checked: set[Tile] = set()
 
     @property
@@ -69,8 +69,7 @@ class TiledKernel:
     @property
     def missing(self) -> list[Tile]:
         """Tiles that are still to be computed."""
-        done = finished(self.folder, self.plan)
-        return [tile for tile in self.plan.tiles if tile not in done]
+        return self._files.missing()
 
     @property
     def complete(self) -> bool:
@@ -78,19 +77,19 @@ class TiledKernel:
 
     def verify(self) -> list[Tile]:
         """Reads all finished tiles; those whose bytes are not the ones that were recorded."""
-        return damaged(self.folder, self.plan, sorted(finished(self.folder, self.plan)))
+        return self._files.damaged(self._files.finished())
 
     def tile(self, i: int, j: int) -> TileValues:
         """The entries of tile (i, j), those below the diagonal of a symmetric kernel too."""
         mirror = self.plan.symmetric and i > j
-        record = read_record(self.folder, (j, i) if mirror else (i, j))
+        record = self._files.record((j, i) if mirror else (i, j))
         if record is None:
             raise StoreError(
                 f"tile ({i}, {j}) of {self.folder} must be there, but it is not computed yet ({len(self.missing)} of "
                 f"{len(self.plan.tiles)} are missing). Run the same gs.ntk(..., out=...) again, or wait for it."
             )
         digest = record.mirror_sha256 if mirror else record.sha256
-        values = read_chunk(self.folder, self.plan, (i, j), None if (i, j) in self._checked else digest)
+        values = self._files.read((i, j), None if (i, j) in self._checked else digest)
         self._checked.add((i, j))
         return values
 
@@ -144,10 +143,11 @@ class TiledKernel:
             rows, cols = self.plan.range(tile[0], 0), self.plan.range(tile[1], 1)
             places = (rows, cols) if len(self.shape) == 2 else (rows, slice(None), cols, slice(None))
             part = other[places] if isinstance(other, Tensor) else torch.from_numpy(other.array[places].to_numpy())
-            found = measure.update(mine.flatten(1), part.cpu().flatten(1))
-            state = measure.merge(state, found)
-            if self.plan.mirrored(tile):
-                state = measure.merge(state, found)
+            size = max(1, STRIP_ENTRIES // mine[0].numel())
+            for strips in zip(mine.flatten(1).split(size), part.cpu().flatten(1).split(size), strict=True):
+                found = measure.update(*strips)
+                for _ in range(1 + self.plan.mirrored(tile)):
+                    state = measure.merge(state, found)
         return measure.compute(state)
 
     def target_alignment(self, targets: Tensor) -> float:
@@ -165,10 +165,9 @@ class TiledKernel:
                 )
             y = y.reshape(-1, 1)
         op, inner, square = self.operator(), 0.0, 0.0
-        for (i, j), matrix in op.tiles():
-            times = 2 if self.plan.mirrored((i, j)) else 1
-            inner += times * float((matrix * (y[op.entries(i, 0)] @ y[op.entries(j, 1)].mT)).sum())
-            square += times * float(matrix.square().sum())
+        for rows, cols, mirrored, part in op.strips():
+            inner += (1 + mirrored) * float((part * (y[rows] @ y[cols].mT)).sum())
+            square += (1 + mirrored) * float(part.square().sum())
         size = square**0.5 * float(torch.linalg.matrix_norm(y.mT @ y))
         return inner / size if size > 0 else float("nan")
 
