@@ -1,9 +1,5 @@
 """The fifth set of the diagnosis: networks, tasks and faults of none of the sets before, held out.
 
-    python benchmarks/diagnosis_fifth.py --out /tmp/fifth            # trains, and prints what was said of each run
-    python benchmarks/diagnosis_fifth.py --out /tmp/fifth --judge    # judges the folders again
-    python benchmarks/diagnosis_fifth.py --scores                    # trains the healthy runs; says only how well
-
 Written by somebody who had not written the rules, and committed before any of these runs was judged.
 """
 
@@ -11,7 +7,7 @@ import torch
 from torch import nn
 
 import diagnosis_fifth_networks as of
-from diagnosis_loop import Base, Lion, by, main, makers
+from diagnosis_loop import Base, Lion, by, makers
 
 SGD, Adam, AdamW, RMSprop = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
 momentum = by(SGD, lr=0.05, momentum=0.9, weight_decay=5e-4)
@@ -42,16 +38,16 @@ DIVERGED, INIT = "lr_too_large", "exploding_signals saturated_units"
 FAULTS = [
     broken("friedman", "RMSprop at 1e-7", "lr_too_small", by(RMSprop, lr=1e-7)),
     broken("friedman", "RMSprop at 0.5", DIVERGED, by(RMSprop, lr=0.5)),
-    broken("friedman", "targets of 1,000 y + 5,000", "targets_not_normalized", targets=True),
+    broken("friedman", "targets of 1,000 y + 5,000", "targets_not_normalized", targets=(1000.0, 5000.0)),
     broken("friedman", "one column in units 10,000 times smaller", "inputs_not_normalized", column=1e4),
     broken("friedman", "NaN in one example", "not_a_number", nan=True),
     broken("friedman", "zero_grad between backward and step", "lr_too_small frozen_layer vanishing_signals",
            zero_before_step=True),
-    broken("gaussian", "raw targets of 1,000 y + 5,000", "targets_not_normalized", targets=True),
+    broken("gaussian", "raw targets of 1,000 y + 5,000", "targets_not_normalized", targets=(1000.0, 5000.0)),
     broken("gaussian", "half of the training targets shuffled", "labels", shuffle=0.5),
     broken("poisson", "SGD at 3", DIVERGED, by(SGD, lr=3.0, momentum=0.9)),
     broken("poisson", "48 training examples", "memorization", by(Adam, lr=1e-2), train_examples=48, batch=48),
-    broken("resnet", "in evaluation mode from the start", "wrong_mode", evaluation=True),
+    broken("resnet", "in evaluation mode from the start", "wrong_mode", evaluation=0),
     broken("resnet", "loss summed over the batch", DIVERGED, reduction="sum"),
     broken("resnet", "weight decay 0.5", "weight_decay_too_strong", by(SGD, lr=0.05, momentum=0.9, weight_decay=0.5)),
     broken("resnet", "60 % of the training labels shuffled", "labels", shuffle=0.6),
@@ -139,6 +135,3 @@ HEALTHY = [
     sound("mlp", "fine-tuned on a third of the examples", by(SGD, lr=0.01, momentum=0.9),
           pretrained=60, train_examples=400),
 ]  # fmt: skip
-
-if __name__ == "__main__":
-    main(FAULTS, HEALTHY, __doc__)

@@ -8,15 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diagnosis_faults import Data, Options
+from diagnosis_faults import Data, Options, split
 from gramscope.tasks import digits
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
-def _split(x: Tensor, y: Tensor, held: int) -> Data:
-    return x[held:], y[held:], x[:held], y[:held]
-
-
 def friedman(seed: int, o: Options) -> Data:
     """Five of ten inputs matter: a sine of a product, a square, two slopes (Friedman 1991), with noise."""
     rng = torch.Generator().manual_seed(seed)
@@ -24,7 +20,7 @@ def friedman(seed: int, o: Options) -> Data:
     y = 10 * torch.sin(math.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + 5 * x[:, 4]
     y = (y + o.get("spread", 1.0) * torch.randn(1000, generator=rng))[:, None]
     y = y if o.get("raw") else (y - 14.4) / 4.9
-    return _split((x - 0.5) / 0.29, y, 128)
+    return split((x - 0.5) / 0.29, y, 128)
 
 
 def counts(seed: int, o: Options) -> Data:
@@ -32,7 +28,7 @@ def counts(seed: int, o: Options) -> Data:
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(1000, 6, generator=rng)
     rate = torch.exp(0.6 * x[:, :1] + torch.tanh(x[:, 1:2] * x[:, 2:3]) + 0.5)
-    return _split(x, torch.poisson(rate, generator=rng), 128)
+    return split(x, torch.poisson(rate, generator=rng), 128)
 
 
 def images(seed: int, o: Options) -> Data:
@@ -66,7 +62,7 @@ def tags(seed: int, o: Options) -> Data:
     rng = torch.Generator().manual_seed(seed)
     x, w = torch.randn(1200, 20, generator=rng), torch.randn(20, 12, generator=rng) / 20**0.5
     h = torch.tanh(1.5 * x) @ w + 0.3 * (x[:, :1] * x[:, 1:2])
-    return _split(x, (h > 0.8).long(), 128)
+    return split(x, (h > 0.8).long(), 128)
 
 
 def sentences(seed: int, o: Options) -> Data:
@@ -83,8 +79,8 @@ def sentences(seed: int, o: Options) -> Data:
     ids = torch.tensor(rows)
     if o.get("other_sentence"):  # the target is the next word of another sentence; the probe is right
         y = torch.cat([ids[:32, 1:], ids[32:, 1:][torch.randperm(628, generator=rng)]])
-        return _split(ids[:, :-1], y, 32)
-    return _split(ids[:, :-1], ids[:, 1:], 32)
+        return split(ids[:, :-1], y, 32)
+    return split(ids[:, :-1], ids[:, 1:], 32)
 
 
 def tones(seed: int, o: Options) -> Data:
@@ -93,7 +89,7 @@ def tones(seed: int, o: Options) -> Data:
     y = torch.randint(0, 5, (800,), generator=rng)
     pitch = torch.tensor([0.3, 0.5, 0.8, 1.2, 1.8])[y][:, None]
     at = torch.sin(pitch * torch.arange(24.0) + 6.3 * torch.rand(800, 1, generator=rng))
-    return _split((at + 0.3 * torch.randn(800, 24, generator=rng))[..., None], y, 100)
+    return split((at + 0.3 * torch.randn(800, 24, generator=rng))[..., None], y, 100)
 
 
 def reviews(seed: int, o: Options) -> Data:
@@ -101,7 +97,7 @@ def reviews(seed: int, o: Options) -> Data:
     rng = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 40, (1200, 16), generator=rng)
     y = ((x < 8).sum(1) > ((x >= 8) & (x < 16)).sum(1)).long()
-    return _split(x, y, 120)
+    return split(x, y, 120)
 
 
 def brackets(seed: int, o: Options) -> Data:
@@ -109,7 +105,7 @@ def brackets(seed: int, o: Options) -> Data:
     rng = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 6, (700, 14), generator=rng)
     x = torch.where(torch.rand(x.shape, generator=rng) < 0.5, x // 2, x)
-    return _split(x, x.cummax(1).values % 4, 60)
+    return split(x, x.cummax(1).values % 4, 60)
 
 
 def two_views(seed: int, o: Options) -> Data:
@@ -331,7 +327,7 @@ class Forger:
         self.net = forger()
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3, betas=(0.5, 0.999))
 
-    def mixed(self, real: Tensor) -> tuple[Tensor, Tensor]:
+    def mixed(self, model: nn.Module, real: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             fake = self.net(torch.randn(len(real), 8))
         return torch.cat([real, fake]), torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)]).long()

@@ -1,9 +1,5 @@
 """The fourth set of the diagnosis: networks, tasks and faults of none of the sets before, held out.
 
-    python benchmarks/diagnosis_fourth.py --out /tmp/fourth            # trains, and prints what was said of each run
-    python benchmarks/diagnosis_fourth.py --out /tmp/fourth --judge    # judges the folders again
-    python benchmarks/diagnosis_fourth.py --scores                     # trains the healthy runs; says only how well
-
 ``right`` of each fault, what counts as right, was written down before any of these runs was judged. Needs scikit-learn,
 for its data.
 """
@@ -15,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diagnosis_faults import Data
-from diagnosis_loop import Base, Lion, by, main, makers
+from diagnosis_loop import Base, Lion, by, makers
 from gramscope.tasks import digits
 
 
@@ -238,7 +234,7 @@ FAULTS = [
     broken("vit", "weight decay 50", "weight_decay_too_strong", by(AdamW, lr=2e-3, weight_decay=50.0)),
     broken("vit", "the head not in the optimiser", "not_in_optimizer", left="head"),
     broken("vit", "the same batch always", "memorization", same=True),
-    broken("vit", "in evaluation mode", "wrong_mode", evaluation=True, dropout=0.1),
+    broken("vit", "in evaluation mode", "wrong_mode", evaluation=0, dropout=0.1),
     broken("vit", "softmax before cross-entropy", "softmax_twice", twice=True),
 ]  # fmt: skip
 
@@ -261,6 +257,3 @@ HEALTHY = [
     sound("vit"), sound("vit", "Adam, cosine", by(Adam, lr=2e-3), cosine=True),
     sound("vit", "labels smoothed by 0.1", smoothing=0.1), sound("vit", "Lion", by(Lion, lr=3e-4, weight_decay=0.1)),
 ]  # fmt: skip
-
-if __name__ == "__main__":
-    main(FAULTS, HEALTHY, __doc__)

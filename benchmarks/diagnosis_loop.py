@@ -1,18 +1,7 @@
-"""The loop that the sets of other people's runs share: what was broken, training under gs.watch, and the verdict.
+"""One training run of benchmarks/diagnosis.py: a loop as people write it, with the mistake that its options name."""
 
-A set (diagnosis_trial.py, diagnosis_fourth.py, diagnosis_fifth.py) has data, networks, faults and healthy runs, and
-ends with ``main(FAULTS, HEALTHY, __doc__)``. What counts as right, ``right`` of a fault, is written
-down before the first run.
-"""
-
-import argparse
-import contextlib
-import io
 import math
-import time
-import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gramscope as gs
-from diagnosis_faults import Data, Options, groups_of, spoil_data, spoil_network
+from diagnosis_faults import Data, Options, optimizer_of, spoil_data, spoil_network
 
-STEPS = 240
+STEPS, EVALUATED, FEW = 240, 25, 8  # steps of a run; between evaluations of the loop; examples at once in those
 Make = Callable[[Any], torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -65,34 +54,60 @@ class Base:
 
 @dataclass(frozen=True)
 class Run:
-    """``right``: kinds that name the fault; none for a healthy run, and for a fault for which there is no rule."""
+    """``right``: kinds that name the fault; none for a healthy run, and for a fault for which there is no rule.
+
+    ``remedy``: options that the first advice changes. ``must_learn``: a healthy run counts only if it has learnt.
+    """
 
     base: Base
     name: str
     right: tuple[str, ...] = ()
-    optimizer: Make | None = None
     o: Options = field(default_factory=dict)
     healthy: bool = False
+    remedy: Options | None = None
+    must_learn: bool = False
+
+    def options(self, remedied: bool) -> Options:
+        usual = {"steps": STEPS, "data": self.base.data, "optimizer": self.base.optimizer}
+        return usual | self.base.o | self.o | ((self.remedy or {}) if remedied else {})
 
 
 def makers(bases: dict[str, Base]) -> tuple[Callable[..., Run], Callable[..., Run]]:
     """``broken(base, what, right, optimizer, **options)`` and ``sound(base, what, optimizer, **options)``."""
 
+    def options(optimizer: Make | None, o: Options) -> Options:
+        return o if optimizer is None else {"optimizer": optimizer} | o
+
     def broken(base: str, name: str, right: str, optimizer: Make | None = None, **o: Any) -> Run:
-        return Run(bases[base], f"{base}: {name}", tuple(right.split()), optimizer, o)
+        return Run(bases[base], f"{base}: {name}", tuple(right.split()), options(optimizer, o))
 
     def sound(base: str, name: str = "as it is", optimizer: Make | None = None, **o: Any) -> Run:
-        return Run(bases[base], f"{base}: {name}", (), optimizer, o, healthy=True)
+        return Run(bases[base], f"{base}: {name}", (), options(optimizer, o), healthy=True)
 
     return broken, sound
 
 
+class Scaled(nn.Module):
+    """``scale (f - f₀)``: the lazy regime of Chizat et al. (arXiv:1812.07956) where the scale is large."""
+
+    def __init__(self, body: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.body, self.scale = body, scale
+        self.start = [p.detach().clone() for p in body.parameters()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        names = [name for name, _ in self.body.named_parameters()]
+        first = torch.func.functional_call(self.body, dict(zip(names, self.start, strict=True)), (x,))
+        return self.scale * (self.body(x) - first.detach())
+
+
+# Losses --------------------------------------------------------------------------------------------------------------
 def usual_loss(f: Tensor, y: Tensor, o: Options) -> Tensor:
     """Cross-entropy for labels, binary for 0 and 1, mean squared error for numbers."""
     f, reduction, twice = f.float(), o.get("reduction", "mean"), o.get("twice")
     if not y.is_floating_point() and f.shape != y.shape:
-        f = f.softmax(-1) if twice else f
-        smoothing = o.get("smoothing", 0.0)
+        f = f.movedim(1, -1) if f.shape[1:-1] != y.shape[1:] else f
+        f, smoothing = f.softmax(-1) if twice else f, o.get("smoothing", 0.0)
         return F.cross_entropy(f.flatten(0, -2), y.flatten(), reduction=reduction, label_smoothing=smoothing)
     if ((y == 0) | (y == 1)).all():
         return F.binary_cross_entropy_with_logits(f.sigmoid() if twice else f, y.float(), reduction=reduction)
@@ -106,11 +121,12 @@ def loss_of(run: Run, o: Options) -> Loss:
     return lambda f, y: own(f.sigmoid() if o.get("twice") else f, y)
 
 
+# Batches and steps ---------------------------------------------------------------------------------------------------
 def _batch(o: Options, step: int, n: int, rng: torch.Generator) -> Tensor:
     size = min(o.get("batch", 64), n)
     if o.get("same"):
         return torch.arange(size)
-    if o.get("sorted"):
+    if o.get("sorted"):  # one pass
         return torch.arange(size) + (n - size) * step // o["steps"]
     return torch.arange(n) if size == n else torch.randint(0, n, (size,), generator=rng)
 
@@ -126,23 +142,37 @@ def _rate(o: Options, step: int) -> float:
     return warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / end)))
 
 
-def _set_mode(o: Options, model: nn.Module) -> None:
-    model.train("evaluation" not in o)
+def _set_mode(o: Options, model: nn.Module, step: int) -> None:
+    model.train(o.get("evaluation") is None or step < o["evaluation"])
     for module in model.modules() if "frozen_norm" in o else []:
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
 
 
-def _inputs(o: Options, x: Tensor, step: int) -> Tensor:
-    x = x + o["noise"] * torch.randn(x.shape) if "noise" in o else x
-    x = x * 100 if "spikes" in o and step % o["spikes"] == o["spikes"] - 1 else x
+def _inputs(o: Options, x: Tensor) -> Tensor:
     return x.to(o.get("dtype", x.dtype)) if x.is_floating_point() else x
+
+
+def _disturbed(o: Options, x: Tensor, y: Tensor, step: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Noise in every batch, or something wrong in some of them."""
+    if "noise" in o:
+        x = x + o["noise"] * torch.randn(x.shape)
+    if o.get("spikes") and step % o["spikes"] == o["spikes"] - 1:
+        x = x * 100
+    if o.get("bad_every") and step % o["bad_every"] == o["bad_every"] - 1:
+        x = 3 * x if x.is_floating_point() else x
+        y = 5 * y if y.is_floating_point() else y[torch.randperm(len(y), generator=rng)]
+    if o.get("nan_at") == step:
+        x = x.clone()
+        x.view(-1)[0] = math.nan
+    return _inputs(o, x), y
 
 
 def _batch_loss(o: Options, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, enabled=bool(o.get("autocast"))):
         if not o.get("mixup"):
-            return o.get("sign", 1.0) * loss(model(x), y)
+            found = o.get("sign", 1.0) * loss(model(x), y)
+            return found + o["extra"] * model.aux if "extra" in o else found
         part, other = torch.distributions.Beta(0.4, 0.4).sample().item(), torch.randperm(len(x))
         f = model(part * x + (1 - part) * x[other])
         return part * loss(f, y) + (1 - part) * loss(f, y[other])
@@ -176,104 +206,74 @@ def _pretrain(run: Run, o: Options, model: nn.Module, x: Tensor, y: Tensor, rng:
         optimizer.step()
 
 
-def train(run: Run, seed: int, out: Path | None) -> tuple[float, float]:
-    """Train and watch at default settings; the loss of the probe at the start and at the end."""
-    o: Options = {"steps": STEPS} | run.base.o | run.o
+# A run ---------------------------------------------------------------------------------------------------------------
+def train(run: Run, seed: int, out: Path | None, remedied: bool = False) -> dict[str, float]:
+    """Train and watch at default settings; how well it went on held-out examples."""
+    o = run.options(remedied)
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
-    x, y, x_test, y_test = spoil_data(o, run.base.data(seed, o), rng)
+    (x, y, x_test, y_test), fresh = spoil_data(o, o["data"](seed, o), rng)
     model = run.base.network(o)
     if "pretrained" in o:
         _pretrain(run, o, model, x, y, rng)
     spoil_network(o, model)
-    model = model.to(o.get("dtype", torch.float32))
-    optimizer = (run.optimizer or run.base.optimizer)(groups_of(o, model))
-    if "body" in o:
-        optimizer.param_groups[1]["lr"] *= o["body"]
+    model = (Scaled(model, o["output_scale"]) if o.get("output_scale") else model).to(o.get("dtype", torch.float32))
+    optimizer = optimizer_of(o, model)
     if "stale" in o:
         model[-1] = nn.Linear(32, 10)  # type: ignore[operator]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(o, step))
     loss, opponent = loss_of(run, o), o["opponent"]() if "opponent" in o else None
-    given = {} if run.base.loss is None else {"loss": run.base.loss}
-    begin = _held_out(run, o, model, x_test, y_test)
+    given: dict[str, Any] = {} if run.base.loss is None else {"loss": run.base.loss}
+    begin = _held_out(run, o, model, x_test, y_test)["loss"]
     with gs.watch(model, probe=(x_test, y_test), out=out, measures="*" if out else ["norm"], **given) as scope:
         scope.use(optimizer)
         for step in range(o["steps"]):
-            _set_mode(o, model)
+            _set_mode(o, model, step)
 
             def draw(step: int = step) -> tuple[Tensor, Tensor]:
                 chosen = _batch(o, step, len(x), rng)
                 a, b = x[chosen], y[chosen]
-                a, b = opponent.mixed(a) if opponent else (a, b)
-                return _inputs(o, a, step), b
+                a, b = opponent.mixed(model, a, b) if opponent else (a, b)
+                return _disturbed(o, a, b, step, rng)
 
             found = _train_step(o, model, loss, optimizer, draw)
             if opponent:
                 opponent.learn(model)
             schedule.step()
             scope.step(loss=found)
-    return begin, _held_out(run, o, model, x_test, y_test)
+            if o.get("logs") and (step + 1) % EVALUATED == 0:
+                scope.log(test_accuracy=_told(o, model, x_test, y_test))
+    return {"first_loss": begin} | _score(run, o, model, (x_test, y_test), fresh)
 
 
 @torch.no_grad()
-def _held_out(run: Run, o: Options, model: nn.Module, x: Tensor, y: Tensor) -> float:
+def _told(o: Options, model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """The accuracy that a loop logs: of few examples at once, and in training mode where that is forgotten."""
+    was = model.training
+    model.train(bool(o.get("evaluated_in_training")))
+    named = torch.cat([model(_inputs(o, part)).argmax(1) for part in x.split(FEW) if len(part) > 1])
+    model.train(was)
+    return float((named == y[: len(named)]).float().mean())
+
+
+@torch.no_grad()
+def _held_out(run: Run, o: Options, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     model.eval()
-    return float((run.base.loss or (lambda f, y: usual_loss(f, y, {})))(model(_inputs(o, x, 0)), y))
+    f = model(_inputs(o, x))
+    found = {"loss": float((run.base.loss or (lambda f, y: usual_loss(f, y, {})))(f, y))}
+    if not y.is_floating_point() and y.dim() == 1 and f.dim() == 2:
+        found["accuracy"] = float((f.argmax(1) == y).float().mean())
+    return found
 
 
-def show(run: Run, seed: int, out: Path, must_learn: bool) -> str:
-    """One line on what was said; returns the verdict."""
-    try:
-        found = gs.diagnose(out)
-    except ArithmeticError as error:  # counts as missed
-        print(f"{'MISSED':12}{run.name} [{seed}]: {error!r}", flush=True)
-        return "MISSED"
-    kinds = [f.kind for f in found if not f.follows_from] + [f"({f.kind})" for f in found if f.follows_from]
-    named = {f.kind for f in found}
-    if run.healthy and must_learn and not _learnt(out):
-        verdict = "not learnt"
-    elif run.healthy:
-        verdict = "quiet" if found.healthy else "FALSE ALARM"
-    elif not run.right:
-        verdict = "no rule"
-    else:
-        verdict = "first" if found[0].kind in run.right else "named" if named & set(run.right) else "MISSED"
-    print(f"{verdict:12}{run.name} [{seed}]: {', '.join(kinds)}", flush=True)
-    return verdict
-
-
-def _learnt(out: Path) -> bool:
-    """Whether the probe's loss has fallen by a fifth: of numbers 0 and 1 binary cross-entropy, which is trained on."""
-    found = gs.open_run(out).scalars()
-    loss = found["yes_or_no/loss" if "yes_or_no/loss" in found else "loss/probe"].dropna()
-    return bool(loss.iloc[0] - loss.iloc[-1] > 0.2 * abs(loss.iloc[0]))
-
-
-def main(
-    faults: Sequence[Run], healthy: Sequence[Run], about: str, seeds: Sequence[int] = (0,), must_learn: bool = False
-) -> None:
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
-    parser.add_argument("--only", default="")
-    parser.add_argument("--judge", action="store_true", help="judge the folders again")
-    parser.add_argument("--scores", action="store_true", help="only how well the healthy runs learn")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    if given.scores:
-        for run in healthy:
-            with contextlib.redirect_stderr(io.StringIO()):
-                scores = train(run, 99, None) if given.only in run.name else ()
-            if scores:
-                print(f"{run.name}: {' to '.join(f'{v:.3g}' for v in scores)}", flush=True)
-        return
-    begun, verdicts = time.process_time(), Counter[str]()
-    for place, run in enumerate([*faults, *healthy]):
-        for seed in given.seeds if given.only in run.name else ():
-            out = given.out / f"{place}-{seed}"
-            if not (given.judge or out.exists()):  # a set that was broken off goes on
-                with contextlib.redirect_stderr(io.StringIO()):
-                    train(run, seed, out)
-            verdicts[show(run, seed, out, must_learn)] += 1
-    print(dict(verdicts), f"{time.process_time() - begun:.0f} s")
+def _score(
+    run: Run, o: Options, model: nn.Module, probe: tuple[Tensor, Tensor], fresh: tuple[Tensor, Tensor] | None
+) -> dict[str, float]:
+    """Loss and accuracy; ``misled``: how far what is told lies from the truth, where the fault lies in measuring."""
+    found = _held_out(run, o, model, *probe)
+    if fresh is not None:
+        above = math.log(_held_out(run, o, model, *fresh)["loss"] / found["loss"])
+        found["misled"] = max(0.0, above) if "doubled" in o else abs(above)  # copies only make the probe look too good
+    if "evaluated_in_training" in o:
+        found["misled"] = abs(found["accuracy"] - _told(o, model, *probe))
+    return found

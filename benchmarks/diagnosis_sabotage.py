@@ -1,185 +1,184 @@
-"""What goes wrong in each kind of sabotaged run, and what the first remedy of its finding changes."""
+"""The kinds of faults of benchmarks/diagnosis.py in four networks, with what the first remedy of each changes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from diagnosis_training import Setup
+import torch
+from torch import nn
 
-Changes = Mapping[str, Any]
+import diagnosis_networks as of
+from diagnosis_faults import Options
+from diagnosis_loop import Base, Make, Run, by
+
+SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 NETWORKS = ("mlp", "cnn", "transformer", "recurrent")
-BASES: dict[str, dict[str, Setup]] = {
+LOGS: Options = {"logs": True}
+BASES: dict[str, dict[str, Base]] = {
     "calibration": {
-        "mlp": Setup(),
-        "cnn": Setup("cnn", "images", width=8, steps=200),
-        "transformer": Setup("transformer", "majority", norm=True, optimizer="adam", lr=3e-3, width=24, steps=200),
-        "recurrent": Setup("gru", "memory", width=24, optimizer="adam", lr=5e-3, batch=32, steps=250),
+        "mlp": Base(of.flat_digits, of.dense, by(SGD, lr=0.1), {"sizes": (64, 10), "width": 32, "steps": 250}),
+        "cnn": Base(of.digit_images, of.convolutional, by(SGD, lr=0.1), {"sizes": (1, 10), "width": 8, "steps": 200}),
+        "transformer": Base(of.tokens(of.majority), of.Encoder, by(Adam, lr=3e-3),
+                            {"sizes": (6, 10, 6), "width": 24, "norm": True, "steps": 200}),
+        "recurrent": Base(of.memory, of.Recurrent, by(Adam, lr=5e-3),
+                          {"sizes": (3, 3), "cell": "gru", "width": 24, "batch": 32, "steps": 250}),
     },
-    "holdout": {
-        "mlp": Setup(width=48, depth=3, optimizer="momentum", lr=0.03, batch=48),
-        "cnn": Setup("cnn", "images", width=12, depth=3, optimizer="adam", lr=3e-3, batch=48, steps=160),
-        "transformer": Setup(
-            "transformer", "third", norm=True, post_norm=True, depth=3, optimizer="adamw", lr=2e-3, width=16,
-            weight_decay=0.01, steps=220,
-        ),
-        "recurrent": Setup("lstm", "memory", width=32, optimizer="adam", lr=1e-2, batch=32, steps=250),
+    "second": {
+        "mlp": Base(of.flat_digits, of.dense, by(SGD, lr=0.03, momentum=0.9),
+                    {"sizes": (64, 10), "width": 48, "depth": 3, "batch": 48, "steps": 250}),
+        "cnn": Base(of.digit_images, of.convolutional, by(Adam, lr=3e-3),
+                    {"sizes": (1, 10), "width": 12, "depth": 3, "batch": 48, "steps": 160}),
+        "transformer": Base(of.tokens(of.third_token), of.Encoder, by(AdamW, lr=2e-3, weight_decay=0.01),
+                            {"sizes": (7, 8, 7), "width": 16, "depth": 3, "norm": True, "post_norm": True,
+                             "steps": 220}),
+        "recurrent": Base(of.memory, of.Recurrent, by(Adam, lr=1e-2),
+                          {"sizes": (3, 3), "cell": "lstm", "width": 32, "batch": 32, "steps": 250}),
     },
     "third": {
-        "mlp": Setup(task="fashion", width=64, depth=3, optimizer="adam", lr=2e-3, batch=48, steps=220),
-        "cnn": Setup("strided", "fashion_images", width=12, depth=3, optimizer="adam", lr=5e-3, steps=200),
-        "transformer": Setup("causal", "marked", norm=True, optimizer="adam", lr=4e-3, width=20, steps=220),
-        "recurrent": Setup("gru2", "flip_flop", width=24, optimizer="adam", lr=5e-3, batch=32, steps=250),
+        "mlp": Base(of.pictures("fashion-mnist", True), of.dense, by(Adam, lr=2e-3),
+                    {"sizes": (196, 10), "width": 64, "depth": 3, "batch": 48, "steps": 220}),
+        "cnn": Base(of.pictures("fashion-mnist", False), of.strided, by(Adam, lr=5e-3),
+                    {"sizes": (1, 10), "width": 12, "depth": 3, "steps": 200}),
+        "transformer": Base(of.tokens(of.marked), of.Encoder, by(Adam, lr=4e-3),
+                            {"sizes": (12, 9, 6), "width": 20, "norm": True, "causal": True, "steps": 220}),
+        "recurrent": Base(of.switches, of.Recurrent, by(Adam, lr=5e-3),
+                          {"sizes": (2, 2), "cell": "gru2", "width": 24, "batch": 32, "steps": 250}),
+    },
+    "tenth": {
+        "mlp": Base(of.pictures("mnist", True), of.dense, by(AdamW, lr=1.5e-3),
+                    {"sizes": (196, 10), "width": 40, "depth": 4, "batch": 56, "steps": 230}),
+        "cnn": Base(of.pictures("mnist", False), of.pooled, by(SGD, lr=0.05, momentum=0.9),
+                    {"sizes": (1, 10), "width": 10, "depth": 3, "batch": 40, "steps": 180}),
+        "transformer": Base(of.tokens(of.counted), of.Encoder, by(AdamW, lr=3e-3),
+                            {"sizes": (5, 12, 5), "width": 28, "depth": 3, "norm": True, "act": nn.GELU,
+                             "steps": 210}),
+        "recurrent": Base(of.integrals, of.Recurrent, by(Adam, lr=8e-3),
+                          {"sizes": (2, 2), "cell": "lstm", "width": 28, "batch": 24, "steps": 240}),
     },
 }  # fmt: skip
+MOMENTUM_RATE = 0.02
 
 
 @dataclass(frozen=True)
 class Sabotage:
-    """``where``: changes of the healthy setup by network. ``remedy``: what the first advice changes then.
-
-    A number under "*lr" multiplies the learning rate. ``odd``: other changes for odd seeds.
-    """
+    """``where``: options by network. ``remedy``: what the first advice changes then. ``odd``: others for odd seeds."""
 
     kind: str
-    where: Mapping[str, Changes]
-    remedy: Changes
-    odd: Mapping[str, Changes] | None = None
+    where: Mapping[str, Options]
+    remedy: Options
+    odd: Mapping[str, Options] | None = None
 
 
-def _all(**changes: Any) -> dict[str, Changes]:
-    return dict.fromkeys(NETWORKS, changes)
+def _all(**o: Any) -> dict[str, Options]:
+    return dict.fromkeys(NETWORKS, o)
 
 
-def _in(networks: str, **changes: Any) -> dict[str, Changes]:
-    return dict.fromkeys(networks.split(), changes)
+def _in(networks: str, **o: Any) -> dict[str, Options]:
+    return dict.fromkeys(networks.split(), o)
 
 
 FEED = "mlp cnn transformer"
 SABOTAGES = [
-    Sabotage("lr_too_small", _all(**{"*lr": 1 / 300}), {"*lr": 100}),
-    Sabotage(
-        "lr_too_large",
-        _in("mlp cnn", **{"*lr": 60}) | _in("transformer recurrent", **{"*lr": 150}),
-        {"*lr": 0.1},
-        _in("mlp cnn", **{"*lr": 200}) | _in("transformer recurrent", **{"*lr": 50}),
-    ),
-    Sabotage(
-        "exploding_signals",
-        _in("mlp cnn", depth=7, hidden_scale=6.0) | _in("transformer", norm=False, hidden_scale=6.0, depth=3),
-        {"hidden_scale": 1.6},
-    ),
+    Sabotage("lr_too_small", _all(lr=1 / 300), {"lr": 1 / 3}),
+    Sabotage("lr_too_large", _in("mlp cnn", lr=60) | _in("transformer recurrent", lr=150), {"lr": 6},
+             _in("mlp cnn", lr=200) | _in("transformer recurrent", lr=50)),
+    Sabotage("exploding_signals",
+             _in("mlp cnn", depth=7, hidden_scale=6.0) | _in("transformer", norm=False, hidden_scale=6.0, depth=3),
+             {"hidden_scale": 1.6}),
     Sabotage("vanishing_signals", _in("mlp cnn", depth=8, hidden_scale=0.4), {"norm": True},
-             _in("mlp cnn", depth=8, activation="sigmoid")),
-    Sabotage("dead_units", _in(FEED, hidden_bias=-6.0), {"hidden_bias": 0.0}),
-    Sabotage(
-        "saturated_units",
-        _in("mlp cnn", activation="tanh", hidden_scale=30.0) | _in("recurrent", hidden_scale=15.0),
-        {"hidden_scale": 1.0},
-    ),
-    Sabotage("frozen_layer", _all(frozen=True), {"frozen": False}),
-    Sabotage("not_in_optimizer", _all(missing=True), {"missing": False}),
-    Sabotage("gradients_not_zeroed", _all(zero_grad=False), {"zero_grad": True}),
-    Sabotage(
-        "lazy", _in("mlp cnn", output_scale=100.0, optimizer="sgd", lr=1e-5), {"output_scale": 1.0, "lr": 0.1}
-    ),
-    Sabotage("head_only", _all(body_lr=1e-4), {"body_lr": 1.0}),
-    Sabotage(
-        "weight_decay_too_strong",
-        _in("mlp cnn", weight_decay=0.5) | _in("transformer recurrent", weight_decay=30.0, optimizer="adamw"),
-        {"weight_decay": 0.0},
-        _in("mlp cnn", weight_decay=0.3) | _in("transformer recurrent", weight_decay=0.3, optimizer="adam"),
-    ),
-    Sabotage(
-        "labels", _all(noise=1.0), {"noise": 0.0},
-        _in(FEED, noise=0.6, noisy_probe=False) | _in("recurrent", noise=1.0, noisy_probe=False),
-    ),
-    Sabotage("class_missing", _in(FEED, missing_class=3), {"missing_class": None}),
-    Sabotage("classes_in_order", _in(FEED, in_order=True), {"in_order": False}),
-    Sabotage(
-        "inputs_not_normalized",
-        _in("mlp cnn recurrent", input_scale=50.0, input_shift=100.0),
-        {"input_scale": 1.0, "input_shift": 0.0},
-    ),
-    Sabotage(  # copies mislead where examples are memorised: few of them, and many steps
-        "doubled_examples", _in(FEED, doubled=0.4, train_examples=150, steps=400), {"doubled": 0.0, "split_again": True}
-    ),
-    Sabotage(
-        "wrong_mode", _in("mlp cnn", norm=True, dropout=0.2, eval_from=5),
-        {"eval_from": None, "evaluated_in_training": False},
-        _in("mlp cnn", norm=True, dropout=0.5, evaluated_in_training=True),
-    ),
-    Sabotage("clipping_always", _in("mlp cnn", clip=0.01, optimizer="sgd", lr=0.1), {"clip": 1.0}),
-    Sabotage(
-        "half_precision", _in(FEED, dtype="bfloat16", **{"*lr": 0.1}), {"dtype": "float32", "*lr": 10},
-        _in(FEED, dtype="float16", optimizer="adam", lr=3e-3),
-    ),
+             _in("mlp cnn", depth=8, act=nn.Sigmoid)),
+    Sabotage("dead_units", _in(FEED, act=nn.ReLU, hidden_bias=-6.0), {"hidden_bias": 0.0}),
+    Sabotage("saturated_units", _in("mlp cnn", act=nn.Tanh, hidden_scale=30.0) | _in("recurrent", hidden_scale=15.0),
+             {"hidden_scale": 1.0}),
+    Sabotage("frozen_layer", _all(frozen="largest"), {"frozen": ""}),
+    Sabotage("not_in_optimizer", _all(left="largest"), {"left": ""}),
+    Sabotage("gradients_not_zeroed", _all(keep=True), {"keep": False}),
+    Sabotage("lazy", _in("mlp cnn", output_scale=100.0, optimizer=by(SGD, lr=3e-5)),
+             {"output_scale": 0.0, "optimizer": by(SGD, lr=0.1)}),
+    Sabotage("head_only", _all(body=1e-4), {"body": 1.0}),
+    Sabotage("weight_decay_too_strong",
+             _in("mlp cnn", weight_decay=0.5)
+             | _in("transformer recurrent", weight_decay=30.0, optimizer=by(AdamW, lr=3e-3)),
+             {"weight_decay": 0.0},
+             _in("mlp cnn", weight_decay=0.3)
+             | _in("transformer recurrent", weight_decay=0.3, optimizer=by(Adam, lr=3e-3))),
+    Sabotage("labels", _all(shuffle=1.0, probe_too=True), {"shuffle": 0.0},
+             _in(FEED, shuffle=0.6) | _in("recurrent", shuffle=1.0)),
+    Sabotage("class_missing", _in(FEED, without=3), {"without": None}),
+    Sabotage("classes_in_order", _in(FEED, sorted=True), {"sorted": False}),
+    Sabotage("inputs_not_normalized", _in("mlp cnn recurrent", inputs=(50.0, 100.0)), {"inputs": (1.0, 0.0)}),
+    Sabotage("doubled_examples",  # copies mislead where examples are memorised: few of them, and many steps
+             _in(FEED, doubled=0.4, train_examples=150, steps=400), {"doubled": 0.0}),
+    Sabotage("wrong_mode", _in("mlp cnn", norm=True, dropout=0.2, depth=6, evaluation=0),
+             {"evaluation": None, "evaluated_in_training": False},
+             _in("mlp cnn", norm=True, dropout=0.5, evaluated_in_training=True)),
+    Sabotage("clipping_always", _in("mlp cnn", clip=0.01, optimizer=by(SGD, lr=0.1)), {"clip": 1.0}),
+    Sabotage("half_precision", _in(FEED, dtype=torch.bfloat16, lr=0.1), {"dtype": torch.float32, "lr": 1.0},
+             _in(FEED, dtype=torch.float16, optimizer=by(Adam, lr=3e-3))),
     Sabotage("batch_too_small", _all(batch=1), {"batch": 32}),
     Sabotage(
         "memorization",
-        {
-            "mlp": {"task": "modular_flat", "width": 128, "depth": 1, "optimizer": "adamw", "lr": 1e-2,
-                    "weight_decay": 0.01, "batch": 128},
-            "transformer": {"task": "modular", "width": 32, "depth": 1, "norm": False, "optimizer": "adamw", "lr": 5e-3,
-                            "weight_decay": 0.01, "batch": 128},
-        },
+        {"mlp": {"data": of.sums(True), "sizes": (46, 23), "width": 128, "depth": 1, "batch": 128,
+                 "optimizer": by(AdamW, lr=1e-2, weight_decay=0.01)},
+         "transformer": {"data": of.sums(False), "sizes": (24, 3, 23), "width": 32, "depth": 1, "norm": False,
+                         "batch": 128, "optimizer": by(AdamW, lr=5e-3, weight_decay=0.01)}},
         {"weight_decay": 1.0, "steps": 1000},
     ),
-    Sabotage("rank_collapse", _in("mlp cnn recurrent", constant_hidden=True), {"constant_hidden": False}),
-    Sabotage(
-        "oversmoothing", _in("transformer", residual=False, depth=5, hidden_scale=0.5), {"residual": True}
-    ),
-    Sabotage("loss_spikes", _all(spike_every=40), {"spike_every": 0}),
-    Sabotage("softmax_twice", _in(FEED, softmax=True), {"softmax": False}),
-    Sabotage("no_activation", _in("mlp cnn", activation="none"), {"activation": "relu"}),
+    Sabotage("rank_collapse", _in("mlp cnn recurrent", hidden_constant=True), {"hidden_constant": False}),
+    Sabotage("oversmoothing", _in("transformer", residual=False, depth=5, hidden_scale=0.5), {"residual": True}),
+    Sabotage("loss_spikes", _all(bad_every=40), {"bad_every": 0}),
+    Sabotage("softmax_twice", _in(FEED, twice=True), {"twice": False}),
+    Sabotage("no_activation",  # on a task that one layer cannot learn: elsewhere it costs nothing
+             _in("mlp cnn", act=nn.Identity, negatives=True), {"act": nn.ReLU}),
     Sabotage("dropout_too_strong", _in(FEED, dropout=0.9), {"dropout": 0.1}),
-    Sabotage("momentum_too_large", _in("mlp cnn", optimizer="momentum", lr=0.02, momentum=1.0), {"momentum": 0.9}),
-    Sabotage(
-        "targets_not_normalized", _in("recurrent", target_scale=50.0, target_shift=200.0),
-        {"target_scale": 1.0, "target_shift": 0.0},
-    ),
-    Sabotage("constant_probe", _in(FEED, one_class_probe=True), {"one_class_probe": False}),
+    Sabotage("momentum_too_large", _in("mlp cnn", optimizer=by(SGD, lr=MOMENTUM_RATE, momentum=1.0)),
+             {"optimizer": by(SGD, lr=MOMENTUM_RATE, momentum=0.9)}),
+    Sabotage("targets_not_normalized", _in("recurrent", targets=(50.0, 200.0)), {"targets": (1.0, 0.0)}),
+    Sabotage("constant_probe", _in(FEED, held_out_first=True, fresh=400), {"held_out_first": False}),
     Sabotage("not_a_number", _in("mlp cnn recurrent", nan_at=60), {"nan_at": None}),
 ]  # fmt: skip
-KINDS = [sabotage.kind for sabotage in SABOTAGES]
 
 
-def changed(setup: Setup, changes: Changes) -> Setup:
-    plain = {name: value for name, value in changes.items() if name != "*lr"}
-    made = replace(setup, **plain)
-    return replace(made, lr=made.lr * changes.get("*lr", 1.0))
+def broken_runs(part: str, seed: int) -> list[Run]:
+    found = []
+    for sabotage in SABOTAGES:
+        for network, o in (sabotage.odd if sabotage.odd and seed % 2 else sabotage.where).items():
+            base = BASES[part][network]
+            logs = LOGS if o.get("norm", base.o.get("norm")) or o.get("dropout") else {}
+            found.append(Run(base, network, (sabotage.kind,), _for_labels(network, logs) | o, remedy=sabotage.remedy))
+    return found
+
+
+def _for_labels(network: str, logs: Options) -> Options:
+    return {} if network == "recurrent" else logs
 
 
 # Healthy runs: everything that people choose within sane bounds.
-def healthy_setups(network: str, base: Setup) -> list[Setup]:
-    rates = [changed(base, {"*lr": factor}) for factor in (0.5, 1.0, 2.0)]
-    sizes = [
-        replace(base, width=2 * base.width),
-        replace(base, batch=2 * base.batch),
-        replace(base, batch=base.batch // 2),
-    ]
-    others = {
-        "mlp": [
-            replace(base, optimizer="adam", lr=3e-3), replace(base, optimizer="momentum", lr=0.02),
-            replace(base, optimizer="adamw", lr=2e-3, weight_decay=0.01), replace(base, activation="tanh"),
-            replace(base, activation="gelu", optimizer="adam", lr=3e-3), replace(base, norm=True, dropout=0.1),
-            replace(base, depth=base.depth + 1, optimizer="adam", lr=2e-3), replace(base, clip=5.0),
-            replace(base, weight_decay=1e-3), replace(base, steps=500),
-        ],
-        "cnn": [
-            replace(base, optimizer="adam", lr=3e-3), replace(base, optimizer="momentum", lr=0.02),
-            replace(base, norm=True), replace(base, norm=True, dropout=0.1, optimizer="adamw", lr=3e-3),
-            replace(base, activation="tanh"), replace(base, activation="gelu", optimizer="adam", lr=3e-3),
-            replace(base, width=base.width // 2, optimizer="adam", lr=5e-3), replace(base, clip=5.0),
-        ],
-        "transformer": [
-            replace(base, optimizer="adamw", weight_decay=0.05), replace(base, dropout=0.1),
-            replace(base, activation="gelu"), replace(base, depth=base.depth + 1), replace(base, clip=5.0),
-            replace(base, post_norm=not base.post_norm), replace(base, steps=350),
-        ],
-        "recurrent": [
-            replace(base, network="lstm"), replace(base, network="gru"), replace(base, network="rnn", lr=2e-3),
-            replace(base, optimizer="adamw", weight_decay=0.01), replace(base, clip=5.0),
-            replace(base, steps=400),
-        ],
-    }[network]  # fmt: skip
-    return rates + sizes + others
+def healthy_runs(part: str) -> list[Run]:
+    return [Run(BASES[part][network], network, (), _for_labels(network, LOGS) | o, healthy=True)
+            for network in NETWORKS for o in _sane(network, BASES[part][network].o)]  # fmt: skip
+
+
+def _sane(network: str, base: Options) -> list[Options]:
+    batch, width, depth = base.get("batch", 64), base["width"], base.get("depth", 2)
+    usual: list[Options] = [{"lr": 0.5}, {}, {"lr": 2.0}, {"width": 2 * width}, {"batch": 2 * batch},
+                            {"batch": batch // 2}, {"clip": 5.0}]  # fmt: skip
+    adam, momentum = _of(Adam, lr=3e-3), _of(SGD, lr=0.02, momentum=0.9)
+    others: dict[str, list[Options]] = {
+        "mlp": [adam, momentum, _of(AdamW, lr=2e-3, weight_decay=0.01), {"act": nn.Tanh}, adam | {"act": nn.GELU},
+                {"norm": True, "dropout": 0.1}, _of(Adam, lr=2e-3) | {"depth": depth + 1}, {"weight_decay": 1e-3},
+                {"steps": 500}],
+        "cnn": [adam, momentum, {"norm": True}, _of(AdamW, lr=3e-3) | {"norm": True, "dropout": 0.1},
+                {"act": nn.Tanh}, adam | {"act": nn.GELU}, _of(Adam, lr=5e-3) | {"width": width // 2}],
+        "transformer": [_of(AdamW, lr=3e-3, weight_decay=0.05), {"dropout": 0.1}, {"act": nn.GELU},
+                        {"depth": depth + 1}, {"post_norm": not base.get("post_norm")}, {"steps": 350}],
+        "recurrent": [{"cell": "lstm"}, {"cell": "gru"}, _of(Adam, lr=2e-3) | {"cell": "rnn"},
+                      _of(AdamW, lr=5e-3, weight_decay=0.01),
+                      {"steps": 400}],
+    }  # fmt: skip
+    return usual + others[network]
+
+
+def _of(kind: Any, **settings: Any) -> Options:
+    made: Make = by(kind, **settings)
+    return {"optimizer": made}

@@ -1,14 +1,11 @@
 """The diagnosis on networks and faults that benchmarks/diagnosis.py does not hold, by another than wrote the rules.
 
-    python benchmarks/diagnosis_trial.py --out /tmp/trial              # trains, and prints what was said of each run
-    python benchmarks/diagnosis_trial.py --out /tmp/trial --judge      # judges the folders again
-
 What counts as right was written down before the first run: ``right`` of each fault. Faults for which there is no rule
 have none; what was said of them is printed all the same. Needs Fashion-MNIST, under $GRAMSCOPE_DATA or ../shared/data.
 """
 
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diagnosis_faults import Data, Options
-from diagnosis_loop import Base, Run, main, makers
-from gramscope.tasks import delayed_match, digits, mnist
+from diagnosis_fifth_networks import dense
+from diagnosis_loop import Base, Make, Run, by, makers
+from diagnosis_networks import flat_digits, pictures
+from gramscope.tasks import delayed_match
 
 
 class Skip(nn.Module):
@@ -129,18 +128,8 @@ class GPT(nn.Module):
         return self.head(self.norm(self.body(self.tokens(ids) + self.places)))
 
 
-def plain(sizes: Iterable[int], act: type[nn.Module] = nn.ReLU, drop: float = 0.0) -> nn.Module:
-    sizes, layers = list(sizes), list[nn.Module]()
-    for a, b in pairwise(sizes[:-1]):
-        layers += [nn.Linear(a, b), act(), *([nn.Dropout(drop)] if drop else [])]
-    return nn.Sequential(*layers, nn.Linear(*sizes[-2:]))
-
-
-def fashion(seed: int, o: Options) -> Data:
-    task, rng = mnist("fashion-mnist", train=6000, test=1000), torch.Generator().manual_seed(seed)
-    a, b = torch.randperm(6000, generator=rng)[:2000], torch.randperm(1000, generator=rng)[:128]
-    image = [t.clone().reshape(-1, 1, 28, 28) for t in (task.x[a], task.x_test[b])]
-    return image[0], task.y[a].clone(), image[1], task.y_test[b].clone()
+relu = partial(dense, act=nn.ReLU)
+fashion, flat = (pictures("fashion-mnist", flat) for flat in (False, True))
 
 
 def text(seed: int, o: Options) -> Data:
@@ -199,7 +188,7 @@ class Sets(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.each, self.all = plain((3, 64, 64), nn.ReLU), plain((64, 64, 10))
+        self.each, self.all = relu(3, 64, 64)({}), relu(64, 64, 10)({})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.all(self.each(x).mean(1))
@@ -216,42 +205,28 @@ def as_sets(seed: int, o: Options) -> Data:
     return points(x), y, points(x_test), y_test
 
 
-def flat(seed: int, o: Options) -> Data:
-    x, y, x_test, y_test = fashion(seed, o)
-    return F.avg_pool2d(x, 2).flatten(1), y, F.avg_pool2d(x_test, 2).flatten(1), y_test
-
-
 def autoencoded(seed: int, o: Options) -> Data:
     x, _, x_test, _ = flat(seed, o)
     return x, x, x_test, x_test
 
 
-def sevens(seed: int, o: Options) -> Data:
-    found = digits(seed=seed)
-    return found.x, found.y, found.x_test[:160], found.y_test[:160]
-
-
 def several_labels(seed: int, o: Options) -> Data:
     """Five properties of a digit, each 0 or 1."""
-    x, y, x_test, y_test = sevens(seed, o)
+    x, y, x_test, y_test = flat_digits(seed, o)
     rules = (lambda t: t % 2, lambda t: t > 4, lambda t: t % 3 == 0, lambda t: t < 2, lambda t: (t == 8) | (t == 9))
     return x, torch.stack([r(y) for r in rules], 1).float(), x_test, torch.stack([r(y_test) for r in rules], 1).float()
 
 
-def sgd(lr: float = 0.05, momentum: float = 0.9, **more: Any) -> Callable[[Any], torch.optim.Optimizer]:
-    return lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum, **more)
+def sgd(lr: float = 0.05, momentum: float = 0.9, **more: Any) -> Make:
+    return by(torch.optim.SGD, lr=lr, momentum=momentum, **more)
 
 
-def adamw(lr: float = 2e-3, **more: Any) -> Callable[[Any], torch.optim.Optimizer]:
-    return lambda p: torch.optim.AdamW(p, lr=lr, **more)
+def adamw(lr: float = 2e-3, **more: Any) -> Make:
+    return by(torch.optim.AdamW, lr=lr, **more)
 
 
-def adam(lr: float = 2e-3, **more: Any) -> Callable[[Any], torch.optim.Optimizer]:
-    return lambda p: torch.optim.Adam(p, lr=lr, **more)
-
-
-def units(o: Options) -> type[nn.Module]:
-    return nn.Identity if o.get("linear") else nn.ReLU
+def adam(lr: float = 2e-3, **more: Any) -> Make:
+    return by(torch.optim.Adam, lr=lr, **more)
 
 
 BASES = {
@@ -259,12 +234,8 @@ BASES = {
     "resnet": Base(fashion, resnet, sgd()),
     "rnn": Base(fashion, Rows, adam()),
     "gpt": Base(text, GPT, adamw(3e-3, weight_decay=0.1)),
-    "regression": Base(
-        smooth, lambda o: plain((8, 64, 64, 1), nn.Identity if o.get("linear") else nn.ReLU), adam(3e-3)
-    ),
-    "binary": Base(
-        two_classes, lambda o: plain((8, 32, 32, 1), nn.Identity if o.get("linear") else nn.ReLU), sgd(0.05)
-    ),
+    "regression": Base(smooth, relu(8, 64, 64, 1), adam(3e-3)),
+    "binary": Base(two_classes, relu(8, 32, 32, 1), sgd(0.05)),
 }
 broken, _ = makers(BASES)
 ZERO = "rank_collapse frozen_layer vanishing_signals dead_units"
@@ -281,7 +252,7 @@ FAULTS = [
     broken("gpt", "AdamW at 0.1 without warm-up", "lr_too_large", adamw(0.1, weight_decay=0.1)),
     broken("rnn", "Adam at 0.1 without warm-up", "lr_too_large saturated_units", adam(0.1)),
     broken("resnet", "batch norm frozen in evaluation mode", "wrong_mode", frozen_norm=True),
-    broken("resnet", "the whole network in evaluation mode", "wrong_mode", evaluation=True),
+    broken("resnet", "the whole network in evaluation mode", "wrong_mode", evaluation=0),
     broken("resnet", "affine part of batch norm without gradient", "frozen_layer", frozen="norm"),
     broken("resnet", "no activation", "", linear=True),
     broken("regression", "no activation", "", linear=True),
@@ -307,7 +278,7 @@ FAULTS = [
     broken("resnet", "a schedule that divides the rate by 10 every 10 batches", "lr_too_small", decay=True),
     broken("gpt", "a schedule that divides the rate by 10 every 10 batches", "lr_too_small", decay=True),
     broken("rnn", "pixels from 0 to 255", "inputs_not_normalized", pixels=255.0),
-    broken("regression", "targets of 1,000 y + 5,000", "", targets=True),
+    broken("regression", "targets of 1,000 y + 5,000", "", targets=(1000.0, 5000.0)),
     broken("rnn", "examples sorted by class", "classes_in_order", sorted=True),
     broken("resnet", "examples sorted by class", "classes_in_order", sorted=True),
     broken("binary", "examples sorted by class", "classes_in_order", sorted=True),
@@ -324,45 +295,41 @@ FAULTS = [
 
 
 def _healthy(name: str, data: Any, network: Any, optimizer: Any, **o: Any) -> Run:
-    return Run(Base(data, lambda o: network(), optimizer), name, (), None, o, healthy=True)
+    return Run(Base(data, network, optimizer), name, (), o, healthy=True)
 
 
-def _deep() -> nn.Module:
+def _deep(o: Options) -> nn.Module:
     blocks = [Skip(nn.Sequential(nn.LayerNorm(32), _units(32, 64, nn.GELU, 0.0))) for _ in range(12)]
     return nn.Sequential(nn.Linear(196, 32), *blocks, nn.LayerNorm(32), nn.Linear(32, 10))
 
 
 HEALTHY = [
-    _healthy("mixer, AdamW", fashion, lambda: mixer({}), adamw()),
-    _healthy("ResNet with batch norm, momentum, cosine schedule", fashion, lambda: resnet({}), sgd(), cosine=True),
-    _healthy("tanh RNN over rows, gradients clipped to 1", fashion, lambda: Rows({}), adam(), clip=1.0),
-    _healthy("GPT, AdamW 0.1, warm-up and cosine, clipped to 1", text, lambda: GPT({}), adamw(3e-3, weight_decay=0.1),
+    _healthy("mixer, AdamW", fashion, mixer, adamw()),
+    _healthy("ResNet with batch norm, momentum, cosine schedule", fashion, resnet, sgd(), cosine=True),
+    _healthy("tanh RNN over rows, gradients clipped to 1", fashion, Rows, adam(), clip=1.0),
+    _healthy("GPT, AdamW 0.1, warm-up and cosine, clipped to 1", text, GPT, adamw(3e-3, weight_decay=0.1),
              clip=1.0, cosine=True),
-    _healthy("regression, Adam", smooth, lambda: plain((8, 64, 64, 1)), adam(3e-3)),
-    _healthy("two classes, one output", two_classes, lambda: plain((8, 32, 32, 1)), sgd(0.05)),
-    _healthy("auto-encoder with a code of 16", autoencoded, lambda: plain((196, 64, 16, 64, 196)), adam(2e-3)),
-    _healthy("logistic regression, one layer", flat, lambda: nn.Linear(196, 10), sgd(0.1)),
-    _healthy("a frozen random body under a trained head", flat, lambda: plain((196, 256, 256, 10)), adam(3e-3),
+    _healthy("regression, Adam", smooth, relu(8, 64, 64, 1), adam(3e-3)),
+    _healthy("two classes, one output", two_classes, relu(8, 32, 32, 1), sgd(0.05)),
+    _healthy("auto-encoder with a code of 16", autoencoded, relu(196, 64, 16, 64, 196), adam(2e-3)),
+    _healthy("logistic regression, one layer", flat, lambda o: nn.Linear(196, 10), sgd(0.1)),
+    _healthy("a frozen random body under a trained head", flat, relu(196, 256, 256, 10), adam(3e-3),
              frozen="body"),
-    _healthy("Adagrad", flat, lambda: plain((196, 64, 64, 10)), lambda p: torch.optim.Adagrad(p, lr=0.02)),
-    _healthy("RMSprop, wide (512)", flat, lambda: plain((196, 512, 10)), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
-    _healthy("sines of coordinates fit an image", coordinates, lambda: plain((2, 64, 64, 1), Sine), adam(2e-3)),
+    _healthy("Adagrad", flat, relu(196, 64, 64, 10), by(torch.optim.Adagrad, lr=0.02)),
+    _healthy("RMSprop, wide (512)", flat, relu(196, 512, 10), by(torch.optim.RMSprop, lr=1e-3)),
+    _healthy("sines of coordinates fit an image", coordinates, dense(2, 64, 64, 1, act=Sine), adam(2e-3)),
     _healthy("12 residual blocks with layer norm", flat, _deep, adamw(1e-3)),
-    _healthy("five labels for each example", several_labels, lambda: plain((64, 48, 5)), adam(3e-3)),
-    _healthy("LSTM, delayed match, clipped to 1", sequences, lambda: Last(*_sizes(sequences)), adam(5e-3), clip=1.0),
-    _healthy("all examples in every batch", sevens, lambda: plain((64, 64, 10), nn.Tanh), sgd(0.3, 0.0), batch=1297),
-    _healthy("labels smoothed by 0.1, noise in the inputs", flat, lambda: plain((196, 128, 10)), adamw(1e-3),
+    _healthy("five labels for each example", several_labels, relu(64, 48, 5), adam(3e-3)),
+    _healthy("LSTM, delayed match, clipped to 1", sequences, lambda o: Last(*_sizes(sequences)), adam(5e-3), clip=1.0),
+    _healthy("all examples in every batch", flat_digits, dense(64, 64, 10, act=nn.Tanh), sgd(0.3, 0.0), batch=1297),
+    _healthy("labels smoothed by 0.1, noise in the inputs", flat, relu(196, 128, 10), adamw(1e-3),
              smoothing=0.1, noise=0.3),
-    _healthy("dropout 0.5", flat, lambda: plain((196, 128, 128, 10), drop=0.5), adam(1e-3)),
-    _healthy("a network of sets", as_sets, Sets, adam(3e-3)),
-    _healthy("nine of ten examples of one class", two_classes, lambda: plain((8, 32, 1)), adam(3e-3), rare=True),
+    _healthy("dropout 0.5", flat, relu(196, 128, 128, 10), adam(1e-3), dropout=0.5),
+    _healthy("a network of sets", as_sets, lambda o: Sets(), adam(3e-3)),
+    _healthy("nine of ten examples of one class", two_classes, relu(8, 32, 1), adam(3e-3), rare=True),
 ]  # fmt: skip
 
 
 def _sizes(data: Callable[[int, Options], Data]) -> tuple[int, int]:
     x, y, *_ = data(0, {})
     return x.shape[-1], y.shape[-1]
-
-
-if __name__ == "__main__":
-    main(FAULTS, HEALTHY, __doc__, seeds=(0, 1))

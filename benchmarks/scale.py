@@ -12,9 +12,11 @@ of `gramscope.scale.tile_cost` at the rate of large float32 products, measured h
 below it. MNIST's images are those of GRAMSCOPE_DATA, or random ones of the same shape where there are none.
 
 `ranks` starts processes that wait for each other, fill one folder and end: efficiency is the time of one process over
-r times the time of r processes, with the same tiles and the same number of threads for each process. It is split: into
-what each tile takes longer beside others (they share the memory's bandwidth), what processes wait for the last tile,
-and what they do before their first tile and after their last (fingerprints, the manifest, checks).
+r times the time of r processes, with the same tiles and the same number of threads for each process. Starting a process
+does not count. Just before, all of them multiply plain matrices for a while: the rate of one, with r side by side, over
+its rate alone is what the machine allows (cores that share an arithmetic unit, clock and memory). The rest is split:
+into what each tile takes longer beside others, what processes wait for the last tile, and what they do before their
+first tile and after their last (fingerprints, the manifest, checks).
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class Row:
     memory: str | None = None
     precision: str | None = None
     in_memory: bool = True  # also as one tensor, to compare
+    sketched: bool = False  # also from sketches
     default: bool = True
 
 
@@ -115,7 +118,7 @@ ROWS = {
     "mnist_cnn": Row("MNIST 60,000, small CNN, trace", mnist_cnn, in_memory=False),
     "resnet18_20": Row("ResNet-18, N = 8,192, trace, 20 GiB, tf32", resnet18, "20 GiB", "tf32", in_memory=False),
     "resnet18_100": Row("ResNet-18, N = 8,192, trace, 100 GiB, tf32", resnet18, "100 GiB", "tf32", in_memory=False),
-    "gpt2_loss": Row("GPT-2 small, 1,024 x 128, loss kernel", gpt2),
+    "gpt2_loss": Row("GPT-2 small, 1,024 x 128, loss kernel", gpt2, sketched=True),
     "resnet18_float32": Row(
         "ResNet-18, N = 8,192, trace, 20 GiB, float32", resnet18, "20 GiB", in_memory=False, default=False
     ),
@@ -154,6 +157,8 @@ def measure(row: Row, problem: Problem, device: torch.device, folder: Path, rate
     print(f"{'':48s} {cost}", flush=True)
     if row.in_memory:
         _in_memory(row, problem, device, found["kernel"], options)
+    if row.sketched:
+        sketched(problem, device, found["kernel"])
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -182,52 +187,63 @@ def _in_memory(row: Row, problem: Problem, device: torch.device, kernel: Any, op
     )
 
 
-def sketched(problem: Problem, device: torch.device) -> None:
-    """The loss kernel of GPT-2 from sketches, where this version has them."""
-    if not hasattr(gs, "sketch"):
-        print(f"{'  sketched':48s} this version of gramscope has no gs.sketch", flush=True)
-        return
-    model, x = problem.model.to(device), problem.x.to(device)
-    begun = time.perf_counter()
-    found = gs.sketch(model, x.split(32), size=16, repeats=2, outputs=problem.outputs)
-    estimate = found.kernel()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def sketched(problem: Problem, device: torch.device, kernel: Any) -> None:
+    """The same kernel from sketches, and how far it is from the exact one."""
+    x, found = problem.x.to(device), {}
+
+    def estimate() -> None:
+        begun = time.perf_counter()
+        sketch = gs.sketch(problem.model, list(x.split(32)), size=16, repeats=2, outputs=problem.outputs)
+        found["value"] = sketch.kernel().value
+        found["seconds"] = time.perf_counter() - begun
+
+    peak = timing.peak_bytes(estimate, device)
+    exact = kernel.to_tensor()
+    error = float((found["value"] - exact).norm() / exact.norm())
     print(
-        f"{'  sketched, size 16, 2 repeats':48s} {time.perf_counter() - begun:8.1f} s   {type(estimate).__name__}",
+        f"{'  sketched, size 16, 2 repeats':48s} {found['seconds']:8.1f} s   peak {peak / 2**30:6.2f} GiB   "
+        f"error {error:.2f} of the kernel",
         flush=True,
     )
 
 
 # --- ranks
 
+RANK_TILE = 512
+CEILING_SECONDS = 1.5
 
-def rank_problem(tiny: bool) -> Problem:
+
+def rank_problem(n: int) -> Problem:
     torch.manual_seed(0)
-    n = 256 if tiny else 6144
     return Problem(models.mlp((784, 512, 512, 10)), torch.randn(n, 784, generator=torch.Generator().manual_seed(1)))
 
 
-def rank_worker(folder: Path, tiny: bool) -> None:
-    """One process: says that it is ready, waits for the others, fills its share, says when it was done."""
+def rank_worker(folder: Path, n: int) -> None:
+    """One process: says that it is ready, waits for the others, multiplies, fills its share, says when it was done."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    problem, tile = rank_problem(tiny), 64 if tiny else 512
+    problem, a = rank_problem(n), torch.randn(1024, 1024)
     gs.ntk(problem.model, problem.x[:4], reduce="trace", out=folder / f"first.{os.environ['RANK']}")  # first calls
+    a @ a
     mark = folder / f"ready.{os.environ['RANK']}"
     mark.touch()
     while not (folder / "go").exists():
         time.sleep(0.005)
+    begun, products = time.perf_counter(), 0
+    while time.perf_counter() - begun < CEILING_SECONDS:
+        a @ a
+        products += 1
+    rate = products * 2 * 1024**3 / (time.perf_counter() - begun)
     begun = time.time()
-    gs.ntk(problem.model, problem.x, reduce="trace", out=folder / "K", tile=tile, memory="2GB")
-    mark.write_text(json.dumps({"pid": os.getpid(), "begun": begun, "ended": time.time()}))
+    gs.ntk(problem.model, problem.x, reduce="trace", out=folder / "K", tile=min(RANK_TILE, n // 4), memory="2GB")
+    mark.write_text(json.dumps({"pid": os.getpid(), "begun": begun, "ended": time.time(), "rate": rate}))
 
 
-def ranks(counts: list[int], threads: int, tiny: bool, folder: Path) -> None:
-    first: tuple[float, float] | None = None  # seconds and seconds in tiles of one process
+def ranks(counts: list[int], threads: int, n: int, folder: Path) -> None:
+    first: tuple[float, float, float] | None = None  # of one process: seconds, seconds in tiles, rate of products
     for count in counts:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        command = [sys.executable, __file__, "--worker", str(folder), *(["--tiny"] if tiny else [])]
+        command = [sys.executable, __file__, "--worker", str(folder), "--examples", str(n)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "WORLD_SIZE": str(count)}
         workers = [subprocess.Popen(command, env={**environment, "RANK": str(r)}) for r in range(count)]
         while len(list(folder.glob("ready.*"))) < count:
@@ -243,12 +259,14 @@ def ranks(counts: list[int], threads: int, tiny: bool, folder: Path) -> None:
         records = [json.loads(path.read_text()) for path in (folder / "K" / "tiles").glob("*.json")]
         computing = sum(record["seconds"] for record in records)
         own = [sum(r["seconds"] for r in records if r["process"].endswith(f" {one['pid']}")) for one in found]
-        first = first or (seconds * count, computing)
+        rate = sum(one["rate"] for one in found) / count
+        first = first or (seconds * count, computing, rate)
         print(
-            f"{f'{count} processes of {threads} threads, MLP, N = {256 if tiny else 6144:,}':48s} {seconds:8.1f} s   "
-            f"efficiency {first[0] / (count * seconds):.2f}   {len(records)} tiles, each takes "
-            f"{computing / first[1]:.2f} of its time alone; waiting for the last "
-            f"{max(own) - sum(own) / count:.1f} s, before and after the tiles {seconds - max(own):.1f} s",
+            f"{f'{count} processes of {threads} threads, MLP, N = {n:,}':48s} {seconds:8.1f} s   "
+            f"efficiency {first[0] / (count * seconds):.2f}, of plain products {rate / first[2]:.2f} "
+            f"({count * rate / 1e9:.0f} GFLOP/s)   {len(records)} tiles, each takes {computing / first[1]:.2f} of its "
+            f"time alone; waiting for the last {max(own) - sum(own) / count:.1f} s, before and after the tiles "
+            f"{seconds - max(own):.1f} s",
             flush=True,
         )
     shutil.rmtree(folder, ignore_errors=True)
@@ -295,7 +313,7 @@ def _predicted_sketch(sequences: int, length: int, size: int, repeats: int) -> N
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     if options.worker:
-        rank_worker(Path(options.worker), options.tiny)
+        rank_worker(Path(options.worker), options.examples)
         return 0
     device = torch.device(options.device)
     names = options.row or [name for name, row in ROWS.items() if row.default] + ["ranks"]
@@ -311,12 +329,10 @@ def main(argv: list[str] | None = None) -> int:
                 predictions()
                 continue
             if name == "ranks":
-                ranks(options.ranks, options.threads, options.tiny, base / "ranks")
+                ranks(options.ranks, options.threads, 256 if options.tiny else options.examples, base / "ranks")
                 continue
             problem = ROWS[name].build(options.tiny)
             measure(ROWS[name], problem, device, base / name, rate)
-            if name == "gpt2_loss":
-                sketched(problem, device)
             release(problem, device)
         rate.sample()
         print(rate)
@@ -337,6 +353,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--row", nargs="*", choices=[*ROWS, "ranks", "predictions"])
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--threads", type=int, default=2, help="of each rank")
+    parser.add_argument("--examples", type=int, default=10_240, help="of the kernel that ranks fill")
     parser.add_argument("--folder", help="where the kernels are written for a while; a temporary folder if left out")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -112,6 +112,8 @@ class MatmulRate:
         return max(self.samples)
 
     def __str__(self) -> str:
+        if not self.samples:
+            return "matmul rate not measured: nothing ran"
         middle = statistics.median(self.samples)
         busy = "; the machine was busy" if middle < 0.8 * self.best else ""
         return f"matmul rate {self.best / 1e9:.0f} GFLOP/s (median {middle / 1e9:.0f}{busy})"

@@ -44,6 +44,14 @@ def test_two_records_are_too_few_to_judge(tmp_path):
     assert found[0].confidence != found[0].confidence  # nothing that could be right or wrong
 
 
+def test_a_young_run_is_not_called_sound_without_a_word():
+    rows = [(step, healthy_scalars(step)) for step in STEPS]
+    for count, early in ((4, True), (len(STEPS), False)):
+        found = diagnosis_of(history_of_records(rows[:count], {}, META))
+        assert found.healthy
+        assert ("It is early: there are 4 measurements" in found[0].what) == early
+
+
 def test_a_run_without_the_new_measures_says_what_it_cannot_judge(tmp_path):
     with RunWriter.create(tmp_path / "old", META) as writer:
         for step in STEPS:
@@ -83,7 +91,8 @@ def test_one_rule_that_fails_does_not_lose_what_the_others_find(monkeypatch):
 
 
 def test_a_run_that_has_not_learnt_is_not_called_sound_without_a_word():
-    idle = diagnosis_of(history(histories._stuck, losses=np.full(250, 2.3)).leaving_out(("probe/neighbors",)))
+    plateau = histories._both(histories._stuck, histories._set(gradient_overlap=0.95))
+    idle = diagnosis_of(history(plateau, losses=np.full(250, 2.3)))
     assert "hardly learnt: 0 %" in idle[0].what
     assert np.isnan(idle[0].confidence)
     assert "hardly" not in diagnosis_of(history())[0].what

@@ -212,6 +212,19 @@ def test_two_missing_classes_are_both_named():
     assert CLASSES == 10
 
 
+def test_a_class_is_missing_where_the_others_are_known_in_part_and_the_probe_costs_more_than_the_batches():
+    def partly(more):
+        def missing(step, scalars):
+            scalars |= {f"class_recall/{c}": 0.7 * scalars[f"class_recall/{c}"] for c in range(CLASSES)}
+            scalars |= {"class_recall/3": 0.0, "class_predicted/3": 0.0}
+            scalars["loss/probe"] += more * step / 250
+
+        return kinds(history(missing))
+
+    assert partly(more=0.35) == ["class_missing"]  # log(10)/10 is 0.23
+    assert partly(more=0.1) == [NOTHING_WRONG]
+
+
 def test_a_class_that_is_merely_late_is_not_called_missing():
     def late(step, scalars):
         scalars["class_recall/3"] = scalars["class_predicted/3"] = 0.0
@@ -443,11 +456,97 @@ def test_outputs_that_are_sure_before_training_are_too_large():
 
 def test_a_softmax_inside_the_loss_is_told_by_what_the_probe_costs_behind_one():
     bounded = 2.4 - np.exp(-0.2 - 2.1 * np.exp(-np.arange(1, 251) / 60))
-    assert kinds(history(losses=bounded))[0] == "softmax_twice"
-    assert "softmax_twice" not in kinds(history())  # the batches fall below the bound
-    assert "softmax_twice" not in kinds(history(losses=bounded + 0.15)), "nor the cost behind a softmax"
+    clipped = histories._set(gradient_given=0.4)  # so that the slope of the softmax cannot be seen
+    assert kinds(history(clipped, losses=bounded))[0] == "softmax_twice"
+    assert kinds(history(losses=bounded))[0] == "labels", "gradients as large as the probe's: no softmax is between"
+    assert "softmax_twice" not in kinds(history(clipped))  # the batches fall below the bound
+    assert "softmax_twice" not in kinds(history(clipped, losses=bounded + 0.15)), "nor the cost behind a softmax"
     alike = histories._set(loss__probe=lambda step: 2.4 - np.exp(-0.2 - 2.1 * np.exp(-step / 60)))
-    assert "softmax_twice" not in kinds(history(alike, bounded)), "the probe costs the same by itself"
+    assert "softmax_twice" not in kinds(history(histories._both(clipped, alike), bounded)), "the same by itself"
+
+
+def test_a_softmax_is_told_by_small_gradients_where_nothing_is_known_of_single_classes():
+    language = history(histories._set(gradient_given=lambda s: 0.05 + 0.01 * np.sin(s)), losses=np.full(250, 2.0))
+    assert kinds(language.leaving_out(("outputs/",)))[0] == "softmax_twice"
+
+
+def test_small_gradients_of_few_classes_are_a_softmax_only_where_something_is_learnt():
+    def three(losses):
+        few = histories._set(gradient_given=lambda s: 0.25 + 0.05 * np.sin(s), probe__outputs=3.0, probe__chance=1.1,
+                             loss__probe=1.1, train_mode__loss=1.1)  # fmt: skip
+        return kinds(history(few, losses))
+
+    assert "softmax_twice" not in three(np.full(250, 1.1))
+    assert three(np.linspace(1.1, 0.7, 250))[0] == "softmax_twice"
+
+
+def test_layers_are_in_the_order_of_their_use():
+    def head_first(step, scalars):
+        order = [*histories.LAYERS[1:], histories.LAYERS[0]]
+        for layer in histories.LAYERS:
+            del scalars[f"signal/{layer}"]
+        scalars |= {f"signal/{layer}": 0.8 for layer in order}
+
+    used = history(head_first)
+    assert list(used.layers) == ["2", "4", "6", "8", "0"]
+    assert used.head == "0"
+    assert list(used.family("update_ratio")) == ["2", "4", "6", "8", "0"]
+
+
+def test_a_term_that_is_added_to_the_loss_is_no_matter_of_labels():
+    slow = histories._set(loss__probe=lambda s: 0.8 + 1.5 * np.exp(-s / 60), train_mode__loss=0.0)
+    own = 0.8 + 1.5 * np.exp(-np.arange(1, 251) / 60)
+    without = history(slow).leaving_out(("train_mode/",))
+
+    def with_losses(losses):
+        return kinds(replace(without, logged={"loss": Series(np.arange(1.0, 251.0), losses)}))
+
+    assert with_losses(own + 0.6) == [NOTHING_WRONG]
+    assert with_losses(np.where(np.arange(250) < 20, own, own + 0.6))[0] == "labels"
+
+
+def test_narrow_features_are_told_against_the_directions_of_the_targets():
+    narrow = {"feature_rank__all": lambda s: 1.2 if s else 6.0, "loss__probe": 1.9}
+    assert kinds(history(histories._set(**narrow), losses=histories.FLAT))[0] == "rank_collapse"
+    few = histories._set(**narrow, probe__target_rank=2.0)
+    assert "rank_collapse" not in kinds(history(few, losses=histories.FLAT))
+
+
+def test_copies_in_all_layers_are_named_for_a_single_target_too():
+    single = histories._set(probe__target_rank=1.0)
+    copies = [history(histories._both(single, histories._by_layer("feature_rank", [*ranks, 1.0])))
+              for ranks in ([1.0] * 4, [1.0, 1.2, 1.1, 1.3])]  # fmt: skip
+    assert kinds(copies[0])[0] == "rank_collapse"
+    assert kinds(copies[1]) == [NOTHING_WRONG], "inputs of one number"
+
+
+def test_a_run_that_had_learnt_and_lost_it_again_was_not_shown_other_labels():
+    flat = histories.FLAT.copy()
+    stuck = histories._both(histories._stuck, histories._set(gradient_overlap=0.1))
+    assert "labels" in kinds(history(stuck, flat))
+    flat[50:80] = 1.2
+    assert "labels" not in kinds(history(stuck, flat))
+
+
+def test_steps_that_are_lost_in_rounding_from_the_start_on_are_named_though_half_is_learnt():
+    def half(late):
+        lost = {"precision": 7.8e-3, "update_ratio__all": lambda s: 1e-3 if s >= late else 0.05}
+        loss = lambda s: 1.0 + 1.3 * np.exp(-s / 60)  # noqa: E731
+        return kinds(history(histories._set(**lost, loss__probe=loss, train_mode__loss=loss), 1.0 + batch_losses()))
+
+    assert half(late=0)[0] == "half_precision"
+    assert "half_precision" not in half(late=50)
+
+
+def test_equal_units_are_the_cause_of_units_that_saturate():
+    copies = histories._both(histories._by_layer("feature_rank", [1.0] * 5), histories._set(saturated_units__all=0.9))
+    assert kinds(history(copies))[0] == "rank_collapse"
+    assert "saturated_units" not in kinds(history(copies))
+
+
+def test_units_that_never_switch_make_outputs_affine():
+    affine = histories._both(histories._early("outputs/not_affine", 3e-7), histories._set(dead_units__all=1.0))
+    assert kinds(history(affine))[0] == "dead_units"
 
 
 def test_probabilities_for_a_loss_that_takes_their_logarithm_are_right():
@@ -511,6 +610,16 @@ def test_a_probe_without_any_spread_or_without_any_finite_loss_is_judged_without
     assert kinds(change(probe__chance=0.0, probe__classes=1.0))[0] == "constant_probe"
     nothing = history(lambda step, scalars: scalars.update({"loss/probe": np.nan}))
     assert kinds(nothing)[0] in ("not_a_number", "lr_too_large")
+
+
+def test_a_first_batch_that_is_not_finite_is_no_matter_of_the_learning_rate():
+    def ruined(step, scalars):
+        scalars |= {"loss/probe": np.nan, "norm/parameters": np.nan} if step else {}
+
+    found = diagnosis_of(history(ruined, losses=np.full(250, np.nan)))
+    assert found[0].kind == "not_a_number"
+    assert "from the first batch on" in found[0].what
+    assert found[1].follows_from == "not_a_number"
 
 
 def test_the_nearer_of_two_losses_is_taken_where_they_begin_alike():

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,37 +58,26 @@ def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
     found = []
     for name, (steps, given) in series.items():
         values = np.asarray(given, dtype=np.float64)
-        for rule in rules_of(name):
-            place, threshold = rule(values)
+        for what, look in rules_of(name):
+            place, threshold = look(values)
             if place is not None:
-                what = _WHAT[rule]
                 found.append(Alert(what, name, int(steps[place]), float(values[place]), float(threshold)))
     return found
 
 
-Rule = Callable[[Values], tuple[int | None, float]]  # the place of what calls for the alert, and the threshold
+Look = Callable[[Values], tuple[int | None, float]]  # the place of what calls for the alert, and the threshold
 
 
-def rules_of(name: str) -> tuple[Rule, ...]:
+def rules_of(name: str) -> tuple[tuple[str, Look], ...]:
+    """What is looked for in a series of this name, and how."""
+    finite: tuple[str, Look] = ("not finite", lambda values: (_first(~np.isfinite(values)), np.inf))
     if _LOSS.search(name):
-        return (_not_finite, _diverged_on_probe if name.endswith("/probe") else _diverged)
+        return finite, ("divergence", partial(_high, in_a_row=1 if name.endswith("/probe") else IN_A_ROW))
     if name.startswith(("gradient_norm/", "weight_norm/", "norm/")):
-        return (_not_finite,)
+        return (finite,)
     if _GRADIENT.search(name):
-        return (_not_finite, _exploded)
-    return (_dead,) if name.startswith("dead_units/") else ()
-
-
-def _not_finite(values: Values) -> tuple[int | None, float]:
-    return _first(~np.isfinite(values)), np.inf
-
-
-def _diverged(values: Values) -> tuple[int | None, float]:
-    return _high(values, IN_A_ROW)
-
-
-def _diverged_on_probe(values: Values) -> tuple[int | None, float]:
-    return _high(values, 1)
+        return finite, ("gradient explosion", _exploded)
+    return (("dead layer", lambda values: (_first(values >= DEAD), DEAD)),) if name.startswith("dead_units/") else ()
 
 
 def _high(values: Values, in_a_row: int) -> tuple[int | None, float]:
@@ -109,18 +99,5 @@ def _exploded(values: Values) -> tuple[int | None, float]:
     return (None, np.inf) if place is None else (place + 1, EXPLOSION * before[place])
 
 
-def _dead(values: Values) -> tuple[int | None, float]:
-    return _first(values >= DEAD), DEAD
-
-
 def _first(where: NDArray[np.bool_]) -> int | None:
     return int(where.argmax()) if where.any() else None
-
-
-_WHAT: dict[Rule, str] = {
-    _not_finite: "not finite",
-    _diverged: "divergence",
-    _diverged_on_probe: "divergence",
-    _exploded: "gradient explosion",
-    _dead: "dead layer",
-}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, overload
 
-from gramscope.base.json_values import Json
+from gramscope.base.json_values import Json, json_values
 from gramscope.base.results import TableResult
 
 NOTHING_WRONG = "nothing_wrong"
@@ -98,7 +98,10 @@ class Diagnosis(Sequence[Finding], TableResult):
     @property
     def reasons(self) -> list[str]:
         """Why kinds could not be judged: one entry for each reason, with all kinds that it concerns."""
-        return _reasons(self.not_judged)
+        grouped: dict[str, list[str]] = {}
+        for kind, reason in self.not_judged.items():
+            grouped.setdefault(reason, []).append(kind)
+        return [f"{', '.join(kinds)} ({reason})" for reason, kinds in grouped.items()]
 
     def __repr__(self) -> str:
         found = ", ".join(finding.kind for finding in self.findings)
@@ -109,7 +112,7 @@ class Diagnosis(Sequence[Finding], TableResult):
         return {
             "run": self.name,
             "step": self.step,
-            "findings": [_plain(asdict(finding) | {"page": finding.page}) for finding in self.findings],
+            "findings": [json_values(asdict(f) | {"page": f.page}, not_finite="null") for f in self.findings],
             "not_judged": dict(self.not_judged),
         }
 
@@ -124,19 +127,3 @@ class Diagnosis(Sequence[Finding], TableResult):
         if self.not_judged:
             lines.append(f"Not judged: {'; '.join(self.reasons)}.")
         return "\n".join(lines)
-
-
-def _reasons(not_judged: Mapping[str, str]) -> list[str]:
-    """One entry for each reason, with all kinds that it keeps from being judged."""
-    grouped: dict[str, list[str]] = {}
-    for kind, reason in not_judged.items():
-        grouped.setdefault(reason, []).append(kind)
-    return [f"{', '.join(kinds)} ({reason})" for reason, kinds in grouped.items()]
-
-
-def _plain(value: object) -> Json:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

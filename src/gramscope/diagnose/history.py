@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ NOTHING = Series(np.empty(0), np.empty(0))
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """``measured``: numbers of the records; ``logged``: those of the loop. ``layers``: in the order of the network."""
+    """``measured``: numbers of the records; ``logged``: those of the loop. ``layers``: in the order of their use."""
 
     measured: Mapping[str, Series]
     logged: Mapping[str, Series] = field(default_factory=dict)
@@ -91,6 +91,14 @@ class History:
         found = self._families.get(prefix, {})
         place = {layer: index for index, layer in enumerate(self.layers)}
         return dict(sorted(found.items(), key=lambda item: place.get(item[0], len(place))))
+
+    def medians(self, prefix: str) -> dict[str, float]:
+        """The median of each series ``prefix/<layer>`` that has a finite value."""
+        return {layer: s.median() for layer, s in self.family(prefix).items() if len(s.finite)}
+
+    def step_of(self, place: int) -> float:
+        """The step of this record, or of the last where there are fewer."""
+        return float(self.steps[min(place, len(self.steps) - 1)]) if len(self.steps) else 0.0
 
     @property
     def end(self) -> float:
@@ -160,12 +168,14 @@ def history_of_records(
     all_steps = np.array([float(step) for step, _ in rows])
     version = meta.get("gramscope", __version__)
     other = version if isinstance(version, str) and version != __version__ else ""
-    return History(measured, dict(logged), _layers(meta), all_steps, ruined, _sizes(meta), other)
+    return History(measured, dict(logged), _layers(measured, meta), all_steps, ruined, _sizes(meta), other)
 
 
-def _layers(meta: Mapping[str, object]) -> list[str]:
-    layers = meta.get("layers")
-    return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
+def _layers(measured: Mapping[str, Series], meta: Mapping[str, object]) -> list[str]:
+    """In the order of their use, which is that of the signals; before them those that were not seen in use."""
+    used, layers = [name.removeprefix("signal/") for name in measured if name.startswith("signal/")], meta.get("layers")
+    listed = [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
+    return [layer for layer in listed if layer not in used] + used
 
 
 def _sizes(meta: Mapping[str, object]) -> dict[str, int]:
@@ -175,6 +185,12 @@ def _sizes(meta: Mapping[str, object]) -> dict[str, int]:
         if isinstance(shape, list) and all(isinstance(length, int) for length in shape):
             found[layer] = found.get(layer, 0) + int(np.prod(shape, dtype=np.int64))
     return found
+
+
+def together(*series: Series) -> tuple[Numbers, list[Numbers]]:
+    """The steps at which all have a finite value, and the values of each there."""
+    steps = reduce(np.intersect1d, [s.finite.steps for s in series])
+    return steps, [s.finite.values[np.isin(s.finite.steps, steps)] for s in series]
 
 
 def first_step(series: Series, holds: Callable[[Numbers], NDArray[np.bool_]]) -> float | None:

@@ -31,15 +31,15 @@ def by_the_loss_of_the_batches(history: History) -> tuple[History, str]:
 
 def _apart(history: History, probe: Series) -> float:
     """Median distance of the logarithms of the batches' and the probe's loss; NaN where there are few to compare."""
-    pairs = np.array([pair for pair in same_weights(history, probe) if min(pair) > 0])
+    pairs = np.array([pair for pair in same_weights(history.batch_loss, probe) if min(pair) > 0])
     return float(np.median(np.abs(np.diff(np.log(pairs), axis=1)))) if len(pairs) >= FIRST else np.nan
 
 
-def same_weights(history: History, probe: Series) -> list[tuple[float, float]]:
-    """Losses of the batches and of the probe, with the same weights."""
-    batches = dict(zip(history.batch_loss.steps.tolist(), history.batch_loss.values.tolist(), strict=True))
+def same_weights(batches: Series, probe: Series) -> list[tuple[float, float]]:
+    """Numbers of the batches and of the probe, with the same weights."""
+    given = dict(zip(batches.steps.tolist(), batches.values.tolist(), strict=True))
     known = zip(probe.steps.tolist(), probe.values.tolist(), strict=True)
-    return [(batches[step + 1], own) for step, own in known if step + 1 in batches]
+    return [(given[step + 1], own) for step, own in known if step + 1 in given]
 
 
 def other_loss(history: History) -> str:
@@ -51,7 +51,7 @@ def other_loss(history: History) -> str:
     numbers, or a loss with further terms.
     """
     probe = history.get("train_mode/loss") if history.has("train_mode/loss") else history.probe_loss
-    known = same_weights(history, probe)[:FIRST]
+    known = same_weights(history.batch_loss, probe)[:FIRST]
     times = NEAR if history.value("probe/zero_or_one") == 1 else APART
     if len(known) < FIRST or probe.steps[0] > 0 or not all(batch > times * own > 0 for batch, own in known):
         return ""

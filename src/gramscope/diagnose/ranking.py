@@ -12,7 +12,7 @@ from gramscope.diagnose.loss_of_probe import by_the_loss_of_the_batches
 from gramscope.diagnose.progress import removed
 from gramscope.diagnose.rule_registry import NOT_NEEDED, RULES
 
-FEW_RECORDS = 3
+FEW_RECORDS, EARLY = 3, 8
 NOT_LEARNT = 0.1  # of the first loss is gone, at most
 
 
@@ -63,15 +63,16 @@ def _before(one: str, other: str, found: Mapping[str, Finding]) -> bool:
 
 
 def _nothing(history: History, lacking: Mapping[str, str]) -> Finding:
-    few, gone = len(history.steps) < FEW_RECORDS, removed(history)
-    if few:
-        what = (
-            f"There is too little to judge: {len(history.steps)} measurements. Most rules need "
-            f"{FEW_RECORDS} to 8 of them."
-        )
+    count, gone = len(history.steps), removed(history)
+    if count < FEW_RECORDS:
+        what = f"There is too little to judge: {count} measurements. Most rules need {FEW_RECORDS} to {EARLY} of them."
     else:
         what = f"Nothing wrong found, by {len(RULES) - len(lacking)} of {len(RULES)} rules."
+        if count < EARLY:
+            what += f" It is early: there are {count} measurements, and several rules wait for more."
         if gone < NOT_LEARNT:
             what += f" But the run has hardly learnt: {100 * gone:.0f} % of the first loss is gone."
-    sure = all(reason.startswith(NOT_NEEDED) for reason in lacking.values()) and not few and not gone < NOT_LEARNT
+    sure = all(reason.startswith(NOT_NEEDED) for reason in lacking.values()) and not (
+        count < EARLY or gone < NOT_LEARNT
+    )
     return Finding(NOTHING_WRONG, what, (), "", "", confidence=confidence(NOTHING_WRONG) if sure else math.nan)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History, Series, first_step
+from gramscope.diagnose.history import History, Series, first_step, together
 from gramscope.diagnose.progress import later_half
 from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
@@ -32,12 +32,10 @@ def find(history: History) -> Finding | None:
     noise must last to the later half. The batch itself must be small: ``B = noise scale / ((|g_B| / |G|)² - 1)`` is
     below 8. Where it acts like one example, the noise of the later half is enough.
     """
-    given, probe = history.get("gradient_given").finite, history.get("gradient_norm").finite
-    steps = np.intersect1d(given.steps, probe.steps)
+    steps, (given, probe) = together(history.get("gradient_given"), history.get("gradient_norm"))
     if len(steps) < FEW or steps[-1] < YOUNG:
         return None
-    squares = [s.values[np.isin(s.steps, steps)] ** 2 for s in (given, probe)]
-    noise = Series(steps, squares[0] / np.maximum(squares[1], 1e-300) - 1)
+    noise = Series(steps, given**2 / np.maximum(probe**2, 1e-300) - 1)
     whole, late, batch = noise.median(), later_half(noise).median(), _batch(history, noise)
     overlap = history.get("gradient_overlap").finite
     alike = len(overlap) > 0 and overlap.median() > ALIKE and later_half(overlap).median() > ALIKE
@@ -59,9 +57,7 @@ def find(history: History) -> Finding | None:
 
 
 def _batch(history: History, noise: Series) -> float:
-    scale = history.get("noise_scale").finite
-    steps = np.intersect1d(scale.steps, noise.steps)
+    steps, (known, ratio) = together(history.get("noise_scale"), noise)
     if len(steps) < FEW / 2:
         return float("inf")
-    known, ratio = (s.values[np.isin(s.steps, steps)] for s in (scale, noise))
     return float(np.median(np.where(ratio > 0, known / np.maximum(ratio, 1e-30), np.inf)))

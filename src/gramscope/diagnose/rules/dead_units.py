@@ -12,7 +12,7 @@ LATER = 0.3  # of the units died since the start
     "dead_units",
     needs=((("signal/*",), MEASURES),),
     explains=("rank_collapse", "vanishing_signals", "lr_too_small", "head_only", "class_missing", "lazy",
-              "half_precision", "labels", "batch_too_small"),
+              "half_precision", "labels", "batch_too_small", "no_activation", "saturated_units"),
     order=2,
 )  # fmt: skip
 def find(history: History) -> Finding | None:

@@ -15,9 +15,9 @@ def early(history: History, prefix: str) -> tuple[list[str], Numbers]:
 
 
 def copies(history: History) -> bool:
-    """Whether the units of the first layer are copies of one another from the start on: effective rank one."""
-    first = next((s for s in history.family("feature_rank").values() if len(s.finite)), None)
-    return first is not None and first.first < COPIES
+    """Whether the units of most layers are copies of one another from the start on: effective rank one."""
+    ranks = early(history, "feature_rank")[1]
+    return len(ranks) > 0 and float(np.median(ranks)) < COPIES
 
 
 def slope(sizes: Numbers) -> float:

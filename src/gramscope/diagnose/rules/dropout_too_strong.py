@@ -31,5 +31,5 @@ def find(history: History) -> Finding | None:
         (Evidence("dropout", share, "above", MOST),),
         "p is the share that is left out; perhaps the share to keep was given.",
         f"Set p to {min(0.5, 1 - share):.2g} or less.",
-        step=float(history.steps[0]) if len(history.steps) else 0.0,
+        step=history.step_of(0),
     )

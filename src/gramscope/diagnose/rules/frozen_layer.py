@@ -28,19 +28,19 @@ def find(history: History) -> Finding | None:
         evidence = tuple(Evidence(f"frozen/{layer}", share, "above", 0.0) for layer, share in frozen.items())
         return Finding(
             "frozen_layer",
-            f"{_named(tuple(frozen))} cannot train: requires_grad is False there, while other layers train.",
+            f"{named(tuple(frozen))} cannot train: requires_grad is False there, while other layers train.",
             evidence[:4],
             "The parameters were frozen, by requires_grad_(False) or by a loop over the wrong names.",
             "If this is not meant, set requires_grad to True before the optimiser is made.",
             tuple(frozen),
-            float(history.steps[0]) if len(history.steps) else 0.0,
+            history.step_of(0),
         )
     cut = _without_gradient(history)
     if not cut:
         return None
     return Finding(
         "frozen_layer",
-        f"No gradient reaches {_named(cut)}: it is exactly zero at every measurement.",
+        f"No gradient reaches {named(cut)}: it is exactly zero at every measurement.",
         tuple(Evidence(f"gradient_norm/{layer}", 0.0, "equal to", 0.0) for layer in cut[:4]),
         "The graph is cut above it (detach, no_grad, .data, numpy), or the layer is not used.",
         "Look for detach() and no_grad() between this layer and the loss.",
@@ -63,5 +63,5 @@ def _without_gradient(history: History) -> tuple[str, ...]:
     return tuple(cut) if len(cut) < len(family) else ()
 
 
-def _named(layers: tuple[str, ...]) -> str:
+def named(layers: tuple[str, ...]) -> str:
     return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(layers[:4])}"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History, Series
+from gramscope.diagnose.history import History, together
 from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
 OVERLAP = 0.9  # cosine of two gradients in a row: they share nearly all that was summed before
@@ -27,12 +27,11 @@ def find(history: History) -> Finding | None:
     does not; near a minimum the second may hold by noise, and the first does not. Neither depends on the scale of the
     loss.
     """
-    given, probe, overlap = history.get("gradient_given"), history.get("gradient_norm"), history.get("gradient_overlap")
-    shared = np.intersect1d(given.finite.steps, probe.finite.steps)
-    if len(shared) < FEW or len(overlap.finite) < FEW:
+    shared, (sums, own) = together(history.get("gradient_given"), history.get("gradient_norm"))
+    overlap = history.get("gradient_overlap").finite
+    if len(shared) < FEW or len(overlap) < FEW:
         return None
-    sums, own = _at(given, shared), np.maximum(_at(probe, shared), 1e-30)
-    growth, ratio, alike = _growth(sums), _growth(sums / own), overlap.median()
+    growth, ratio, alike = _growth(sums), _growth(sums / np.maximum(own, 1e-30)), overlap.median()
     if not (alike > OVERLAP and growth > GROWTH and ratio > AGAINST):
         return None
     return Finding(
@@ -52,7 +51,3 @@ def find(history: History) -> Finding | None:
 def _growth(sizes: np.ndarray) -> float:
     """The third greatest against the median of the first two: a single outlier is no growth."""
     return float(np.sort(sizes)[-3] / max(float(np.median(sizes[:2])), 1e-30))
-
-
-def _at(series: Series, steps: np.ndarray) -> np.ndarray:
-    return series.finite.values[np.isin(series.finite.steps, steps)]

@@ -9,6 +9,7 @@ from gramscope.diagnose.rule_registry import MEASURES, rule
 
 COARSE = 5e-4  # relative spacing of numbers: 16 bits and fewer
 ZEROS = 0.5  # of the gradients are exactly zero
+SOLVED = 0.9  # of the first loss is gone
 
 
 @rule(
@@ -24,7 +25,8 @@ def find(history: History) -> Finding | None:
     Overflow: the loss or the weights are not finite (float16 ends at 65,504). Underflow: half of the gradients are
     exactly zero (float16 ends below at 6e-8). Lost steps: layers should move by less than the spacing of their
     numbers, ``eps |θ|``; a change below half of it is rounded away (arXiv:1710.03740, section 3.1), and most others are
-    far from what they should be.
+    far from what they should be. Where this is so from the start on, a run is named unless it has learnt nearly all
+    (90 %); where it comes later, as at the end of a schedule, unless it has learnt half.
     """
     eps = history.value("precision")
     if not eps > COARSE:
@@ -39,7 +41,7 @@ def find(history: History) -> Finding | None:
         (Evidence("precision of the weights", eps, "above", COARSE), *evidence),
         "The weights themselves are held in 16 bits.",
         "Keep the weights in float32 and use torch.autocast; then try a larger learning rate.",
-        step=float(history.steps[min(4, len(history.steps) - 1)]) if len(history.steps) else 0.0,
+        step=history.step_of(4),
     )
 
 
@@ -61,9 +63,12 @@ def _underflow(history: History) -> tuple[str, tuple[Evidence, ...]] | None:
 
 
 def _lost(history: History, eps: float) -> tuple[str, tuple[Evidence, ...]] | None:
-    ratios = [later_half(s.finite).median() for s in history.family("update_ratio").values() if len(s.finite)]
-    if not ratios or removed(history) > LEARNT or not np.median(ratios) < eps:
+    layers = [s.finite for s in history.family("update_ratio").values() if len(s.finite)]
+    if not layers:
+        return None
+    whole, late = (float(np.median([part(s).median() for s in layers])) for part in (lambda s: s, later_half))
+    if not late < eps or removed(history) > (SOLVED if whole < eps else LEARNT):
         return None
     return "Steps are lost in rounding: they are shorter than the spacing of the numbers.", (
-        Evidence("update_ratio, median", float(np.median(ratios)), "below", eps),
+        Evidence("update_ratio, median", late, "below", eps),
     )

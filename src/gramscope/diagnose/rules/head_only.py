@@ -3,7 +3,7 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History, Series
+from gramscope.diagnose.history import History
 from gramscope.diagnose.progress import LEARNT, removed
 from gramscope.diagnose.rule_registry import OPTIMIZER, rule
 
@@ -20,15 +20,11 @@ def find(history: History) -> Finding | None:
     as large at the head as at the median of the other layers, the rest stands still by its learning rate, not by
     its gradient; where only the first is, gradients do not reach the rest, unless the run learns all the same.
     """
-    ratios = {layer: s.finite for layer, s in history.family("update_ratio").items() if len(s.finite) >= FEW}
-    head = history.head
-    if head not in ratios or len(ratios) < 2:
-        return None
-    own, others = _against(ratios, head)
+    head = history.head or ""
+    own, others = _against(history, "update_ratio", head)
     if not own > APART * others:
         return None
-    rates = {layer: s.finite for layer, s in history.family("effective_lr").items() if len(s.finite) >= FEW}
-    rate, other_rates = _against(rates, head) if head in rates and len(rates) > 1 else (np.nan, np.nan)
+    rate, other_rates = _against(history, "effective_lr", head)
     by_rate = bool(rate > APART * other_rates)
     if not by_rate and removed(history) > LEARNT:
         return None
@@ -48,10 +44,12 @@ def find(history: History) -> Finding | None:
         if by_rate
         else "Look for vanishing gradients, dead units or detach().",
         (head,),
-        float(ratios[head].steps[FEW - 1]),
+        float(history.get(f"update_ratio/{head}").finite.steps[FEW - 1]),
     )
 
 
-def _against(family: dict[str, Series], head: str) -> tuple[float, float]:
-    medians = {layer: series.median() for layer, series in family.items()}
-    return medians[head], float(np.median([value for layer, value in medians.items() if layer != head]))
+def _against(history: History, prefix: str, head: str) -> tuple[float, float]:
+    """The median at the head, and that of the medians of the other layers; NaN where there are too few."""
+    medians = {layer: s.median() for layer, s in history.family(prefix).items() if len(s.finite) >= FEW}
+    others = [value for layer, value in medians.items() if layer != head]
+    return medians.get(head, np.nan), float(np.median(others)) if others else np.nan

@@ -82,7 +82,7 @@ def _finding(what: str, evidence: list[Evidence], history: History, step: float 
         tuple(evidence),
         "The learning rate is too large for this loss, or it is raised too fast.",
         "Lower the learning rate by a factor of 10; then add a warm-up if a larger one is wanted later.",
-        step=float(history.steps[min(FEW, len(history.steps) - 1)]) if step is None else step,
+        step=history.step_of(FEW) if step is None else step,
         where=() if not len(steps) else (f"lr {steps.last:g}",),
     )
 

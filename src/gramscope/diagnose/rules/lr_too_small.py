@@ -45,5 +45,5 @@ def find(history: History) -> Finding | None:
         "The learning rate is too small, or a schedule has brought it down too early.",
         "Raise the learning rate by a factor of 100; halve it where the loss then jumps.",
         where=(f"lr {history.get('optimizer/lr').last:g}",) if history.has("optimizer/lr") else (),
-        step=float(history.steps[FEW - 1]),
+        step=history.step_of(FEW - 1),
     )

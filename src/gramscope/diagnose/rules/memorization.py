@@ -7,8 +7,9 @@ from gramscope.diagnose.history import History
 from gramscope.diagnose.progress import end_of, removed_in_batches
 from gramscope.diagnose.rule_registry import LOSS, TARGETS, rule
 
-FITTED = 0.9  # of the batches' loss is gone,
-BELOW = 0.5  # and so much of the loss of chance is left at most
+FITTED = 0.5  # of the batches' loss is gone,
+BELOW = 0.5  # and so much of the loss of chance is left at most, while the probe costs
+WORSE = 1.2  # times it, or more: what is learnt of the batches does harm there
 NOTHING = 0.05  # of the loss of chance, or less, is left to the batches,
 HALF = 0.5  # and so much of it, or more, to the probe
 SMOOTH = 0.9  # of the steps lower the loss of the batches: the same examples each time
@@ -17,11 +18,11 @@ FEW = 6
 
 @rule("memorization", needs=((("loss/probe",), TARGETS), (("batch loss",), LOSS)), order=4)
 def find(history: History) -> Finding | None:
-    """The batches' loss is gone by 90 %, and the probe's is no better than that of the best constant outputs.
+    """Half of the batches' loss is gone, and the probe costs 20 % more than the best constant outputs.
 
-    Half of that loss, at most, is left to the batches: targets far from zero have a first loss next to which their
-    variance is nothing, and a run that has only found their mean has learnt no example. Or next to nothing (5 %) is
-    left to the batches, and half of it to the probe. With a loss of one's own, whose best constant is not known, the
+    At most half of the loss of these is left to the batches: targets far from zero have a first loss next to which
+    their variance is nothing, and a run that has only found their mean has learnt no example. Or next to nothing (5 %)
+    is left to the batches, and half of it to the probe. With a loss of one's own, whose best constant is not known, the
     probe's first loss takes its place: the batches are learnt, and the probe costs more than before training.
     So far this is what grokking looks like before it generalises (Power et al., arXiv:2201.02177); labels without a
     rule look the same. What may tell them apart is whether the inputs are tokens. Where the loss of the batches falls
@@ -30,7 +31,7 @@ def find(history: History) -> Finding | None:
     known, probe = history.has("probe/chance"), end_of(history.probe_loss)
     fitted, chance = removed_in_batches(history), history.value("probe/chance") if known else history.probe_loss.first
     left = end_of(history.batch_loss) / max(chance, 1e-30)
-    learnt = fitted > FITTED and left < BELOW and probe > chance
+    learnt = fitted > FITTED and left < BELOW and probe > WORSE * chance
     if len(history.steps) < FEW or not (learnt or (known and left < NOTHING and probe > HALF * chance)):
         return None
     same = _falls_at_each_step(history)
@@ -38,8 +39,8 @@ def find(history: History) -> Finding | None:
         "memorization",
         f"The training examples are learnt, and {probe / max(chance, 1e-30):.2g} of the loss of chance is left on the "
         "probe.",
-        (Evidence("loss of the batches against chance", left, "below", BELOW if probe > chance else NOTHING),
-         Evidence("loss/probe against chance", probe / max(chance, 1e-30), "above", 1.0 if probe > chance else HALF)),
+        (Evidence("loss of the batches against chance", left, "below", BELOW if learnt else NOTHING),
+         Evidence("loss/probe against chance", probe / max(chance, 1e-30), "above", WORSE if learnt else HALF)),
         "The same few examples are shown at every step." if same
         else "The network memorises: few examples, or a rule that it finds late (grokking).",
         "Look whether each batch holds other examples: the loss falls too evenly for that." if same
@@ -47,7 +48,7 @@ def find(history: History) -> Finding | None:
         "any.",
         alternatives=("few training examples, all in every batch", "a probe of other data") if same
         else ("labels that do not belong to their inputs", "the same batch at every step", "a probe of other data"),
-        step=float(history.steps[FEW - 1]),
+        step=history.step_of(FEW - 1),
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def find(history: History) -> Finding | None:
         "The outputs are affine in the inputs: the layers together do what one layer could.",
         (Evidence("outputs/not_affine", apart, "below", bound),),
         "Activations between the layers are missing, or their units never switch.",
-        "If this is not meant, put an activation (ReLU, GELU) after each hidden layer.",
-        step=float(history.steps[0]) if len(history.steps) else 0.0,
+        "If this is not meant, put an activation (ReLU, GELU) after each hidden layer. It helps where one layer is too "
+        "little for the task.",
+        step=history.step_of(0),
     )

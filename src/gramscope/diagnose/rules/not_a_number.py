@@ -2,7 +2,7 @@
 
 import math
 
-from gramscope.diagnose.divergence import find_divergence
+from gramscope.diagnose.divergence import Divergence, find_divergence
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.rule_registry import LOSS, OPTIMIZER, rule
@@ -19,7 +19,7 @@ LAST = 5  # losses
     order=1,
 )
 def find(history: History) -> Finding | None:
-    """The loss ends not finite, and neither the losses nor the weights had grown before.
+    """The loss ends not finite, and neither the losses nor the weights had grown before, or there was no step before.
 
     Steps that are too long lead away first: losses, weights and updates grow. Here the last finite losses lie below
     1.5 times the first, no layer moved by more than 30 % of its norm in a step, and the norm of the weights is what it
@@ -28,19 +28,26 @@ def find(history: History) -> Finding | None:
     losses, norm = history.batch_loss, history.get("norm/parameters")
     series = {"loss": losses, "loss/probe": history.probe_loss, "norm/parameters": norm}
     end = find_divergence({n: s for n, s in series.items() if len(s)}, history.steps.astype(int).tolist())
-    if end is None or end.blown or not len(losses.finite) or history.value("precision") > COARSE:
+    if end is None or end.blown or not len(losses) or history.value("precision") > COARSE:
         return None
     before = losses.until(float(end.step)).finite.values
+    if not len(before) and len(history.probe_loss.finite):  # the first batch, and the first weights are sound
+        return _finding(end, [])
     moved = max((float(s.finite.values.max()) for s in history.family("update_ratio").values() if len(s.finite)),
                 default=0.0)  # fmt: skip
     heavy = float(norm.finite.values.max()) / norm.first if len(norm.finite) else 1.0
     if not len(before) or before[-LAST:].max() > GROWN * before[:LAST].max() or heavy > GROWN or moved > 0.3:
         return None
+    growth = float(before[-LAST:].max() / before[:LAST].max())
+    return _finding(end, [Evidence("last finite losses / first", growth, "below", GROWN)])
+
+
+def _finding(end: Divergence, evidence: list[Evidence]) -> Finding:
     return Finding(
         "not_a_number",
-        f"The {end.what} {'is' if end.what == 'loss' else 'are'} not finite, and nothing had grown before.",
-        (Evidence(f"{end.what} from step {end.step} on", math.nan, "equal to", math.nan),
-         Evidence("last finite losses / first", float(before[-LAST:].max() / before[:LAST].max()), "below", GROWN)),
+        f"The {end.what} {'is' if end.what == 'loss' else 'are'} not finite"
+        + (", and nothing had grown before." if evidence else " from the first batch on."),
+        (Evidence(f"{end.what} from step {end.step} on", math.nan, "equal to", math.nan), *evidence),
         "A batch holds NaN or infinities, or an operation makes them: log or square root of zero, a division by zero.",
         f"Look at the batch of step {end.step} with torch.isfinite; then run it under torch.autograd.detect_anomaly().",
         (f"step {end.step}",),

@@ -3,6 +3,7 @@
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.rule_registry import OPTIMIZER, rule
+from gramscope.diagnose.rules.frozen_layer import named
 
 
 @rule(
@@ -17,10 +18,9 @@ def find(history: History) -> Finding | None:
     if not left:
         return None
     layers = tuple(left)
-    named = f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(layers[:4])}"
     return Finding(
         "not_in_optimizer",
-        f"The optimiser does not hold the parameters of {named}, although they want a gradient.",
+        f"The optimiser does not hold the parameters of {named(layers)}, although they want a gradient.",
         tuple(Evidence(f"not_optimized/{layer}", share, "above", 0.0) for layer, share in left.items())[:4],
         "The optimiser was given a list without them, or the layer was added or replaced after the optimiser was made.",
         "If they are to train, make the optimiser from model.parameters() after the model is complete.",

@@ -8,7 +8,7 @@ from gramscope.diagnose.progress import falls, later_half, removed
 from gramscope.diagnose.rule_registry import MEASURES, rule
 from gramscope.diagnose.rules.depth import COPIES as EXACT
 
-NARROW = 1.3  # effective rank of the last hidden layer
+NARROW = 0.0375  # of the directions of the targets beyond the first: at ten classes an effective rank of 1.3
 COPIES = 1.1  # the same at the start, and still: units are copies of one another
 DIRECTIONS = 1.4  # of the targets
 LEARNT = 0.75
@@ -27,34 +27,42 @@ def find(history: History) -> Finding | None:
 
     C classes need C - 1 directions (neural collapse, arXiv:2008.08186, leaves exactly those). The effective rank of the
     centred features, ``tr(C)² / tr(C²)``, near 1 means that units are copies of one another: equal initial
-    weights, a bottleneck, or depth without skip connections (arXiv:2103.03404). Features that were narrow and have
-    widened again at the end are left alone, and so is a run whose loss still falls.
+    weights, a bottleneck, or depth without skip connections (arXiv:2103.03404). Directions are learnt one after
+    another, so how near to 1 goes by how many the targets have. Where all hidden layers vary along exactly one
+    direction before training, their units are copies whatever the targets (inputs of one number do that to the first
+    alone). Features that were narrow and have widened again at the end are left alone, and so is a run whose loss still
+    falls.
     """
     family = {layer: s.finite for layer, s in history.family("feature_rank").items() if len(s.finite) >= FEW}
     if len(family) < 2:
         return None
     layer, needed = list(family)[-2], history.value("probe/target_rank")
     rank, first = later_half(family[layer]).median(), float(np.median(family[layer].values[:FEW]))
-    lasts = max(rank, family[layer].last) < NARROW
+    narrow = 1 + NARROW * (needed - 1)
+    lasts = max(rank, family[layer].last) < narrow
     collapsed = len(family[layer]) >= YOUNG and lasts and not removed(history) > LEARNT and not falls(history)
     copied = first < EXACT or max(first, family[layer].last) < COPIES
-    if not (needed > DIRECTIONS and (collapsed or copied)):
+    hidden = [s.first for s in family.values()][:-1]
+    everywhere = len(hidden) > 1 and max(hidden) < EXACT
+    if not (everywhere or (needed > DIRECTIONS and (collapsed or copied))):
         return None
     rank = min(rank, first)
+    evidence = [Evidence(f"feature_rank/{layer}", rank, "below", max(narrow, COPIES) if copied else narrow)]
+    evidence += [Evidence("probe/target_rank", needed, "above", DIRECTIONS)] if needed > DIRECTIONS else []
     return Finding(
         "rank_collapse",
-        f"The outputs of layer {layer} vary along {rank:.2g} directions only; the targets along {needed:.2g}.",
-        (Evidence(f"feature_rank/{layer}", rank, "below", NARROW),
-         Evidence("probe/target_rank", needed, "above", DIRECTIONS)),
+        f"The outputs of layer {layer} vary along {rank:.2g} directions only"
+        + (f"; the targets along {needed:.2g}." if needed > DIRECTIONS else ", and so do those of all hidden layers."),
+        tuple(evidence),
         "Units are copies of one another: equal initial weights, or a collapse with depth.",
         "Initialise the weights of each unit at random; add skip connections where the network is deep.",
         (layer,),
-        float(family[layer].steps[0]) if copied else _since(family[layer]),
+        float(family[layer].steps[0]) if copied else _since(family[layer], narrow),
     )  # fmt: skip
 
 
-def _since(rank: Series) -> float:
+def _since(rank: Series, bound: float) -> float:
     """The first step at which the features are narrow and from which on four of five measurements are."""
-    narrow = rank.values < NARROW
+    narrow = rank.values < bound
     share = np.cumsum(narrow[::-1])[::-1] / np.arange(len(narrow), 0, -1)
     return float(rank.steps[np.flatnonzero(narrow & (share >= 0.8))[0]]) if narrow[-1] else float(rank.steps[-1])

@@ -4,6 +4,7 @@ from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, first_step
 from gramscope.diagnose.progress import falls
 from gramscope.diagnose.rule_registry import MEASURES, rule
+from gramscope.diagnose.rules.depth import copies
 
 MOST = 0.5  # of the entries of a layer
 AT_START = 0.15  # before any training, where next to none should be
@@ -20,7 +21,8 @@ def find(history: History) -> Finding | None:
 
     Or 15 % have so before any training: weights of the usual size leave next to none there. Glorot & Bengio 2010 found
     the same with sigmoids. Of recurrent layers the states are looked at, and the gates before training: trained gates
-    may well be open or closed for good. Units that saturate while the probe's loss falls are left alone.
+    may well be open or closed for good. Units that saturate while the probe's loss falls are left alone, and units that
+    are copies of one another are another finding (rank collapse).
     """
     learning = falls(history)
     full = {
@@ -29,7 +31,7 @@ def find(history: History) -> Finding | None:
         for layer, s in history.family(kind).items()
         if len(s.finite) and ((s.last >= MOST and not learning) or min(s.first, s.last) >= AT_START)
     }
-    if not full:
+    if not full or copies(history):
         return None
     worst = max(full, key=lambda layer: full[layer][1].last)
     kind, series = full[worst]

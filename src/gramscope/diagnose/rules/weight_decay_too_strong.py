@@ -3,7 +3,7 @@
 import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
-from gramscope.diagnose.history import History
+from gramscope.diagnose.history import History, together
 from gramscope.diagnose.progress import LEARNT, removed
 from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
@@ -46,11 +46,7 @@ def find(history: History) -> Finding | None:
 
 def _pull(history: History, decay: float) -> float:
     decoupled = history.value("optimizer/decoupled") == 1
-    against = history.get("update_size" if decoupled else "gradient_given").finite
-    norm, rate = history.get("norm/parameters").finite, history.get("optimizer/lr").finite
-    steps = np.intersect1d(np.intersect1d(against.steps, norm.steps), rate.steps)
-    if len(steps) < FEW:
-        return float("nan")
-    sizes = [s.values[np.isin(s.steps, steps)] for s in (against, norm, rate)]
-    pulls = decay * sizes[1] * (sizes[2] if decoupled else 1.0)
-    return float(np.median(pulls / np.maximum(sizes[0], 1e-30)))
+    names = ("update_size" if decoupled else "gradient_given", "norm/parameters", "optimizer/lr")
+    steps, (against, norm, rate) = together(*map(history.get, names))
+    pulls = decay * norm * (rate if decoupled else 1.0) / np.maximum(against, 1e-30)
+    return float(np.median(pulls)) if len(steps) >= FEW else float("nan")

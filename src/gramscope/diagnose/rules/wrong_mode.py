@@ -29,7 +29,7 @@ def find(history: History) -> Finding | None:
             "The network trains in evaluation mode: dropout is off, and batch norm does not see the batches.",
             (Evidence("training_mode, share of steps at 0", float(np.mean(later == 0)), "above", 0.5),),
             "model.eval() was called for an evaluation, and model.train() was not called after it.",
-            "Call model.train() at the start of every epoch. In a short run the loss need not fall by it.",
+            "Call model.train() at the start of every epoch. A shallow network may learn as well without for a while.",
             step=step,
         )
     return _evaluated_in_training(history)
