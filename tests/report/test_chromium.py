@@ -410,6 +410,7 @@ def sweep(request, tmp_path_factory):
         config = {"lr": [0.01, 0.03, 0.1, 0.3][place % 4], "seed": place // 4, "model": {"width": 64}}
         steps = tuple(range(0, 401, 50))
         write_run(folder / f"run-{place}", lazy=place % 3 == 0, seed=place, steps=steps, config=config)
+    append(folder / f"run-{request.param - 1}", 430, {"loss": 1e9})
     append(folder / f"run-{request.param - 1}", 450, {"loss": float("nan")})
     append(folder / f"run-{request.param - 1}", 500, {"loss": float("nan")})
     return request.param, report(folder, folder / "report.html")
@@ -429,6 +430,12 @@ def test_many_runs_sort_filter_and_draw(watched, sweep):
     assert tab.evaluate(CELLS, "verdict")[-1] == "diverged"
     assert tab.locator("#small-multiples figure").count() == count
     assert tab.locator("#small-multiples svg path[d^=M]").count() == count
+    heights = "[...document.querySelectorAll('#small-multiples path')].map(path => path.getBBox().height)"
+    assert tab.evaluate(heights)[0] > 20, "a run that diverged leaves the others their height"
+    assert "runs that diverged are cut off" in tab.locator("#small-multiples").inner_text()
+    drawing = tab.locator("[data-panel=all-runs] figure:visible .main-svg").first.bounding_box()
+    assert drawing["width"] > 0.8 * tab.evaluate("document.querySelector('main').clientWidth")
+    assert set(tab.evaluate(CELLS, "diagnosis")) >= {"nothing wrong", "lr too large"}
     assert sum(tab.evaluate("document.getElementById('against-plot').data.map(trace => trace.x.length)")) == count - 1
     assert tab.locator("#against-lacks").inner_text() == "1 run lacks one of the two."
 
@@ -484,7 +491,7 @@ def test_of_many_runs_one_is_told_when_it_is_asked_for(watched, sweep):
     with open(download.value.path(), encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert len(rows) == count + 1
-    assert rows[0][:3] == ["run", "verdict", "lr"]
+    assert rows[0][:4] == ["run", "verdict", "diagnosis", "lr"]
     assert seen.wrong == []
 
 

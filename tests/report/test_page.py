@@ -82,7 +82,7 @@ def test_all_panels_of_two_runs(two, tmp_path):
     text = " ".join(elements.words)
     assert "The run is rich" in text
     assert "The run is lazy" in text
-    assert "Kernel drift: rich" in text
+    assert "Largest kernel drift: rich" in text
     for panel in data["panels"]:
         assert sum(tag == "section" and a.get("data-panel") == panel["key"] for tag, a in elements.tags) == 1
 
@@ -364,7 +364,7 @@ def test_many_runs_have_colours_of_their_own(tmp_path):
         if theme == 0:
             assert tuple(colours) == COLOURS, "the files have the colours of the page"
     drawn = (tmp_path / "svg" / "kernel-moves-1.svg").read_text()
-    assert len({colour for colour in COLOURS if f'stroke="{colour}"' in drawn}) == 8
+    assert len({colour for colour in COLOURS if f"stroke: {colour}" in drawn}) == 8
 
 
 def test_large_counts_are_written_like_large_steps(tmp_path):
@@ -605,3 +605,24 @@ def test_gradients_and_units_have_a_panel(tmp_path):
     assert "a: layer 2 has most dead units, 20 % at step 20." in elements.words
     assert "dead_units: Share of units that are off." in elements.words
     assert [plot["caption"] for plot in panels["others"]["plots"]] == ["mine"]
+
+
+@pytest.mark.parametrize("adaptive", [0.0, 1.0])
+def test_sharpness_is_drawn_beside_what_is_stable(tmp_path, adaptive):
+    write_meta(tmp_path / "a", "a")
+    for step in (0, 10, 20):
+        sizes = {"sharpness": 5.0 + step, "sharpness/error": 0.1, "optimizer/lr": 0.1 / (1 + step)}
+        append(tmp_path / "a", step, {**sizes, "optimizer/momentum": 0.5, "optimizer/adaptive": adaptive})
+    _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    (drawn,) = next(panel for panel in data["panels"] if panel["key"] == "health")["plots"]
+    lines = {mark["name"]: mark["y"] for mark in drawn["frames"][0]}
+    assert lines["a"] == [5, 15, 25]
+    assert lines.get("stable below") == (None if adaptive else [30, 330, 630])
+    assert "a: an eigenvalue lies within 0.1 of each sharpness that is drawn." in elements.words
+
+
+def test_series_are_explained_by_the_measure_that_they_are_of(tmp_path):
+    write_meta(tmp_path / "a", "a", facts={"update": {"how_to_read": "Size of the step."}})
+    append(tmp_path / "a", 0, {"update_size": 1.0, "effective_lr/0": 0.1})
+    _, elements, _ = opened(report(tmp_path / "a", tmp_path / "r.html"))
+    assert "update_size, effective_lr: Size of the step." in elements.words

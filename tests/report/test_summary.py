@@ -41,9 +41,6 @@ SIMILAR = "richness_of_initial_similarity"
         ({"kernel_of_drift": [0.0, 0.1, 0.7]}, "in between"),
         ({"kernel_of_drift": [0.0, 0.1, 9.0]}, "rich"),
         ({"kernel_of_drift": [0.0, 9.0, 0.2]}, "rich"),  # large steps: it grew and shrank again
-        ({"kernel_of_drift": [1.0, 0.99, 0.97]}, "lazy"),  # written as the alignment with the start
-        ({"kernel_of_drift": [1.0, 0.9, 0.8]}, "in between"),
-        ({"kernel_of_drift": [1.0, 0.9, 0.3]}, "rich"),
         ({SIMILAR: [1.0, 0.99, 0.9]}, "lazy"),
         ({SIMILAR: [1.0, 0.99, 0.8]}, "in between"),
         ({SIMILAR: [1.0, 0.8, 0.4]}, "rich"),
@@ -68,13 +65,6 @@ SIMILAR = "richness_of_initial_similarity"
 )
 def test_regime(tmp_path, columns, expected):
     assert regime(view(tmp_path, **columns)) == expected
-
-
-def test_drift_is_turned_only_where_it_starts_at_one(tmp_path):
-    moved = kernels.moved(view(tmp_path, kernel_of_drift=[1.0, 0.75]))
-    np.testing.assert_allclose(moved.values, [0.0, 0.25])
-    late = kernels.moved(view(tmp_path, "b", kernel_of_drift=[0.4, 0.75]))
-    np.testing.assert_allclose(late.values, [0.4, 0.75])
 
 
 def said(run):
@@ -153,7 +143,7 @@ def test_runs_are_compared(tmp_path):
     for name, drift in (("a", 0.6), ("b", 0.02)):
         view(tmp_path, name, kernel_of_drift=[0.0, drift / 2, drift], accuracy=[0.1, 0.1, drift])
     text = " ".join(compared(views_of(open_all([tmp_path / "a", tmp_path / "b"]))))
-    assert "Kernel drift: a 0.6, b 0.02." in text
+    assert "Largest kernel drift: a (0.6); smallest: b (0.02)." in text
     assert "The accuracy ends highest in a (60 %) and lowest in b (2 %)." in text
 
 
@@ -210,7 +200,8 @@ def test_a_last_loss_that_nothing_vouches_for_is_a_divergence(tmp_path):
 def test_what_stands_still_is_not_said_to_have_changed_most(tmp_path):
     run = view(tmp_path, target_linearity_of_0=[0.943] * 3, target_linearity_of_2=[0.5, 0.5, 0.50001])
     assert "Target linearity changed visibly in no layer from step 0 to step 20." in said(run)
-    assert layers.linearity([run]).words == ["a: no layer changed visibly."]
+    words = "a: target linearity changed visibly in no layer from step 0 to step 20."
+    assert layers.linearity([run]).words == [words]
 
 
 def test_measures_that_fail_for_one_nan_are_one_line(tmp_path):
@@ -353,7 +344,7 @@ def test_three_points_from_the_start_tell_a_change(tmp_path):
         "Loss on the probe 3 at step 0 → 1 at step 20",
         "90 % of the loss decrease",
         "D_LR 0.9 at step 0 → 0.1 at step 20",
-        "layer 0 changed",
+        "changed most in layer 0",
     ):
         assert words in text, text
 

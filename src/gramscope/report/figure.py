@@ -55,17 +55,7 @@ class Line:
 
     def json(self, most: int = MOST_POINTS) -> dict[str, Json]:
         x, y = self.points(most)
-        return {
-            "name": self.name,
-            "x": numbers(x),
-            "y": numbers(y),
-            "run": self.run,
-            "colour": self.colour.json(),
-            "dash": self.dash,
-            "mode": self.mode,
-            "stacked": self.stacked,
-            "legend": self.legend,
-        }
+        return {"kind": "line", **vars(self), "x": numbers(x), "y": numbers(y), "colour": self.colour.json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,16 +90,8 @@ class Heat:
 
     def json(self) -> dict[str, Json]:
         low, high = self.scale
-        return {
-            "name": self.name,
-            "z": packed(self.z),
-            "rows": [_plain(value) for value in self.rows],
-            "columns": [_plain(value) for value in self.columns],
-            "run": self.run,
-            "low": low,
-            "high": high,
-            "unit": self.unit,
-        }
+        said = {"z": packed(self.z), "rows": list(self.rows), "columns": list(self.columns), "low": low, "high": high}
+        return {"kind": "heat", **vars(self), **said}
 
 
 Mark = Line | Heat
@@ -126,7 +108,7 @@ class Axis:
     whole: bool = False  # whole numbers: nothing lies between two of them
 
     def json(self) -> dict[str, Json]:
-        return {"title": self.title, "log": self.log, "range": self.range, "steps": self.steps, "whole": self.whole}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,17 +141,9 @@ class Plot:
         return max(50, min(MOST_POINTS, 100_000 // max(1, len(frame))))
 
     def json(self) -> dict[str, Json]:
-        return {
-            "caption": self.caption,
-            "x": self.x.json(),
-            "y": self.y.json(),
-            "frames": [[_mark(mark, self._most(frame)) for mark in frame] for frame in self.frames],
-            "at": None if self.at is None else list(self.at),
-            "run": self.run,
-            "square": self.square,
-            "height": self.height,
-            "empty": self.empty,
-        }
+        frames = [[_json(mark, self._most(frame)) for mark in frame] for frame in self.frames]
+        at = None if self.at is None else list(self.at)
+        return {**vars(self), "x": self.x.json(), "y": self.y.json(), "frames": frames, "at": at}
 
 
 @dataclass(frozen=True)
@@ -182,7 +156,7 @@ class Control:
     start: int
 
     def json(self) -> dict[str, Json]:
-        return {"kind": self.kind, "label": self.label, "options": list(self.options), "start": self.start}
+        return {**vars(self), "options": list(self.options)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,9 +189,9 @@ class Panel:
         }
 
 
-def _mark(mark: Mark, most: int) -> dict[str, Json]:
+def _json(mark: Mark, most: int) -> dict[str, Json]:
     """``most`` is of the points of a line; a matrix is cut to ``MOST_CELLS`` where it is made."""
-    return {"kind": "heat", **mark.json()} if isinstance(mark, Heat) else {"kind": "line", **mark.json(most)}
+    return mark.json() if isinstance(mark, Heat) else mark.json(most)
 
 
 def numbers(values: Numbers) -> list[int | float | None]:
@@ -241,10 +215,6 @@ def packed(values: Numbers) -> dict[str, Json]:
     wide = bool((np.abs(values[np.isfinite(values)]) > np.finfo(np.float32).max).any())
     small = np.ascontiguousarray(values, dtype="<f8" if wide else "<f4")
     return {"shape": list(small.shape), "wide": wide, "base64": base64.b64encode(small.tobytes()).decode("ascii")}
-
-
-def _plain(value: str | float) -> str | float:
-    return value if isinstance(value, str) else float(value)
 
 
 def thinned(x: Numbers, y: Numbers, most: int = MOST_POINTS) -> tuple[Numbers, Numbers]:

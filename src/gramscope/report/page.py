@@ -109,12 +109,13 @@ def gather(runs: Sequence[Run]) -> Content:
     """Read the runs and build panels and words."""
     views = views_of(runs)
     panels, absent = all_panels(views) if len(views) <= FEW_RUNS else (_of_many(views), [])
-    table = runs_table(views) if len(views) > 1 else None
+    diagnoses = [diagnose(run) for run in runs]
+    table = runs_table(views, diagnoses) if len(views) > 1 else None
     drawn = swept.panel(table) if table else None
     # The words come last: drawing has found out which arrays cannot be read.
     words = [in_words(view) for view in views]
     drawings = [*([drawn] if drawn else []), *panels]
-    return Content(views, drawings, absent, words, compared(views), table, [diagnose(run) for run in runs])
+    return Content(views, drawings, absent, words, compared(views), table, diagnoses)
 
 
 def _of_many(views: Sequence[RunView]) -> list[Panel]:

@@ -8,15 +8,13 @@ from gramscope.diagnose.thresholds import (
     BLOWN,
     ENOUGH_READINGS,
     ENOUGH_STEPS,
-    LAZY_ALIGNED,
     LAZY_FEATURES,
     LAZY_KERNEL,
-    RICH_ALIGNED,
     RICH_FEATURES,
     RICH_KERNEL,
 )
 from gramscope.report.panels.drawing import number
-from gramscope.report.panels.kernels import largest, moved, written_as_alignment
+from gramscope.report.panels.kernels import largest, moved
 from gramscope.report.panels.richness import feature_change
 from gramscope.report.panels.validity import (
     at_step,
@@ -24,9 +22,9 @@ from gramscope.report.panels.validity import (
     divergence,
     enough,
     how_it_diverged,
-    readings,
     retrained,
     tells_change,
+    times_measured,
 )
 from gramscope.report.references import lazy_richness
 from gramscope.report.view import RunView, Series
@@ -66,7 +64,7 @@ def evidence(view: RunView) -> RegimeEvidence:
 def kernel_drift(view: RunView) -> Series | None:
     """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters."""
     drift = moved(view)
-    return None if drift is None or readings(drift) < 2 or undone(view) is not None else drift
+    return None if drift is None or times_measured(drift) < 2 or undone(view) is not None else drift
 
 
 def undone(view: RunView) -> str | None:
@@ -86,15 +84,14 @@ def regime(view: RunView) -> str:
     still = features is not None and enough(view, features) and features.last < LAZY_FEATURES
     if drift is not None and enough(view, drift):
         # The kernel also moves where a readout alone trains: features that stand still make a run lazy all the same.
-        return "lazy" if still else _by_kernel(view, drift)
+        return "lazy" if still else _by_kernel(drift)
     if features is not None and enough(view, features):
         return judged(features.last, LAZY_FEATURES, RICH_FEATURES)
-    return "too short" if any(s is not None and readings(s) for s in (moved(view), features)) else "unknown"
+    return "too short" if any(s is not None and times_measured(s) for s in (moved(view), features)) else "unknown"
 
 
-def _by_kernel(view: RunView, drift: Series) -> str:
-    aligned = written_as_alignment(view.series["kernel/drift"])
-    return judged(largest(drift)[1], *((LAZY_ALIGNED, RICH_ALIGNED) if aligned else (LAZY_KERNEL, RICH_KERNEL)))
+def _by_kernel(drift: Series) -> str:
+    return judged(largest(drift)[1], LAZY_KERNEL, RICH_KERNEL)
 
 
 def judged(value: float, lazy: float, rich: float) -> str:
@@ -120,7 +117,7 @@ def verdict(view: RunView, end: Divergence | None) -> str:
         step, value = largest(drift)
         grounds.append(f"largest kernel drift {number(value)} at step {step:,.0f}")
     lazy = "neither its features nor its loss moved much" if unlearnt(view) else "its features hardly moved"
-    if drift is not None and _by_kernel(view, drift) == "rich":
+    if drift is not None and _by_kernel(drift) == "rich":
         lazy += ", though its kernel did, as where the last layer does the learning"
     told = {
         "lazy": f"The run is lazy: {lazy}",
@@ -132,7 +129,7 @@ def verdict(view: RunView, end: Divergence | None) -> str:
 
 def _unknown(view: RunView) -> str:
     richness = view.series.get("richness")
-    if richness is not None and readings(richness):
+    if richness is not None and times_measured(richness):
         return (
             "Lazy or rich cannot be told: neither the change of the features nor a kernel was recorded, and D_LR alone "
             "does not tell (docs/calibration.md)."
@@ -145,7 +142,7 @@ def _too_short(view: RunView) -> str:
     if why is not None and enough(view, moved(view)):
         return f"Lazy or rich cannot be told: {why}."
     found = [series for series in (moved(view), feature_change(view)) if series is not None]
-    most = max(readings(series) for series in found)
+    most = max(times_measured(series) for series in found)
     return (
         f"There is not enough to tell lazy from rich: it takes {ENOUGH_READINGS} measurements of the features or of "
         f"the kernel from the start on, over {ENOUGH_STEPS} steps, and there {'is' if most == 1 else 'are'} {most} up "

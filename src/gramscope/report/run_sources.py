@@ -1,14 +1,13 @@
 """From run directories to views: opened, named apart, and damage noted."""
 
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from gramscope.base.errors import InputError
+from gramscope.base.garbage import collection_put_off
 from gramscope.report.view import RunView, Series, joined, series_by_name
 from gramscope.store import Run, find_runs, open_run
 from gramscope.store.logged_scalars import LOGGED_FILE
@@ -57,18 +56,6 @@ def apart(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     ]
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without garbage collection: decoding makes a million objects and no garbage, and each search costs a second."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def _view(run: Run, name: str, index: int) -> RunView:
     records = run.view
 
@@ -78,7 +65,7 @@ def _view(run: Run, name: str, index: int) -> RunView:
         return {array: run.array(array, step, check=place == 0) for place, array in enumerate(held)}
 
     steps = [record.step for record in records]
-    with _no_collection():
+    with collection_put_off():
         array_steps: dict[str, list[int]] = {}
         for record in records:
             for array in record.arrays.names if record.arrays else ():

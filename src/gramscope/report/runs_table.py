@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from gramscope.base.json_values import Json
 from gramscope.diagnose.divergence import LOSSES
+from gramscope.diagnose.finding import Diagnosis
 from gramscope.report.figure import rounded
 from gramscope.report.panels.kernels import largest
 from gramscope.report.panels.others import SKIPPED
@@ -44,12 +45,14 @@ class RunsTable:
         return {"columns": [column.json() for column in self.columns], "same": dict(self.same)}
 
 
-def runs_table(views: Sequence[RunView]) -> RunsTable:
+def runs_table(views: Sequence[RunView], diagnoses: Sequence[Diagnosis] = ()) -> RunsTable:
     settings = [_flat(view.meta.get("config")) for view in views]
     keys = _in_order_of_appearance(settings)
     same = {key: settings[0].get(key) for key in keys if len({_plain(row.get(key)) for row in settings}) == 1}
     columns = [Column("run", "run", True, [view.name for view in views])]
     columns.append(Column("verdict", "run", True, [regime(view) for view in views]))
+    if diagnoses:
+        columns.append(Column("diagnosis", "run", True, [found[0].kind.replace("_", " ") for found in diagnoses]))
     columns += [Column(key, "setting", True, [row.get(key) for row in settings]) for key in keys if key not in same]
     columns.append(Column("last step", "result", len({view.end for view in views}) > 1, [view.end for view in views]))
     columns += _results(views) + _measures(views)

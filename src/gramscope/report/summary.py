@@ -11,15 +11,16 @@ from gramscope.diagnose.thresholds import QUIET_SHARE
 from gramscope.report.advice import TOPICS, Sentence
 from gramscope.report.panels.drawing import number, percent
 from gramscope.report.panels.kernels import largest
+from gramscope.report.panels.layers import linearity_change, who_learns
 from gramscope.report.panels.steps import prediction_error
 from gramscope.report.panels.validity import (
     at_step,
     change,
     divergence,
     enough,
-    readings,
     sound,
     tells_change,
+    times_measured,
 )
 from gramscope.report.regimes import kernel_drift, regime, undone, verdict
 from gramscope.report.view import RunView, Series
@@ -49,7 +50,7 @@ def in_words(view: RunView) -> Words:
     if len(part.steps):
         before = [
             *_layers(part),
-            *_moments(part),
+            *_when(part),
             *overfitting(part),
             *_features(part),
             *_prediction(part),
@@ -75,8 +76,8 @@ def compared(views: Sequence[RunView]) -> list[str]:
         if (drift := kernel_drift(view)) is not None and enough(view, drift)
     }
     if len(drifts) > 1:
-        most, least = max(drifts, key=lambda name: drifts[name]), min(drifts, key=lambda name: drifts[name])
-        said.append(f"Kernel drift: {most} {number(drifts[most])}, {least} {number(drifts[least])}.")
+        ordered = [f"{name} ({number(value)})" for name, value in sorted(drifts.items(), key=lambda item: item[1])]
+        said.append(f"Largest kernel drift: {ordered[-1]}; smallest: {ordered[0]}.")
     return said + _ranking(ranked)
 
 
@@ -104,7 +105,7 @@ WORDS = {
 
 def _first_name(view: RunView, names: Sequence[str]) -> str | None:
     """The first of which a change can be told, else the first that was measured at all."""
-    found = [name for name in names if name in view.series and readings(view.series[name])]
+    found = [name for name in names if name in view.series and times_measured(view.series[name])]
     return next((name for name in found if tells_change(view, view.series[name])), found[0] if found else None)
 
 
@@ -125,24 +126,11 @@ def _outcome(view: RunView) -> str:
 
 
 def _layers(view: RunView) -> list[Sentence]:
-    family = {name: s.finite for name, s in view.family("share").items() if len(s.finite.values)}
-    if not family:
+    said = who_learns(view)
+    if not said:
         return []
-    first, last = _leader(family, 0), _leader(family, -1)
-    share_first, share_last = percent(family[first].first), percent(family[last].last)
-    begin, end = at_step(family[first], 0), at_step(family[last])
-    if not all(tells_change(view, s) for s in family.values()):
-        return [Sentence(f"At {end} layer {last} learns most ({share_last} of the loss decrease).")]
-    if first == last:
-        text = (
-            f"Layer {first} learns most, at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
-        )
-    else:
-        text = (
-            f"At {begin} layer {first} learns most ({share_first} of the loss decrease), at {end} layer {last} "
-            f"({share_last})."
-        )
-    return [Sentence(text), *_quiet(family)]
+    family = {name: s.finite for name, s in view.family("share").items() if len(s.finite.values)}
+    return [Sentence(said), *(_quiet(family) if all(tells_change(view, s) for s in family.values()) else [])]
 
 
 def _quiet(family: Mapping[str, Series]) -> list[Sentence]:
@@ -167,10 +155,6 @@ def _quiet(family: Mapping[str, Series]) -> list[Sentence]:
     return [Sentence(text) for text in said]
 
 
-def _leader(family: Mapping[str, Series], place: int) -> str:
-    return max(family, key=lambda name: float(family[name].values[place]))
-
-
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     return f"Layer {shown}" if len(names) == 1 else f"Layers {shown}"
@@ -184,7 +168,7 @@ def _stopped(series: Series, quiet: float) -> float | None:
     return float(series.steps[busy[-1] + 1])
 
 
-def _moments(view: RunView) -> list[Sentence]:
+def _when(view: RunView) -> list[Sentence]:
     said = []
     drift = kernel_drift(view)
     if drift is not None and regime(view) != "lazy" and tells_change(view, drift):
@@ -289,16 +273,8 @@ def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
 
 
 def _features(view: RunView) -> list[Sentence]:
-    growth = {name: s.last - s.first for name, s in view.family("target_linearity").items() if tells_change(view, s)}
-    if not growth:
-        return []
-    most = max(growth, key=lambda name: abs(growth[name]))
-    series = view.series[f"target_linearity/{most}"]
-    if number(series.first) == number(series.last):
-        text = f"Target linearity changed visibly in no layer from {at_step(series, 0)} to {at_step(series)}."
-    else:
-        text = f"Target linearity changed most in layer {most}: {change(view, series)}."
-    return [Sentence(text, "target linearity")]
+    said = linearity_change(view)
+    return [Sentence(said, "target linearity")] if said else []
 
 
 def _prediction(view: RunView) -> list[Sentence]:

@@ -159,7 +159,8 @@ def _left_out(table: RunsTable, settings: Sequence[Setting], measures: Sequence[
     notes = []
     unfinished = sum(not _is_number(cell) for cell in measures[0].cells)
     if unfinished:
-        notes.append(f"{unfinished} runs diverged or have no value of {measures[0].key}, and are not drawn there.")
+        runs = "1 run that diverged or has" if unfinished == 1 else f"{unfinished} runs that diverged or have"
+        notes.append(f"{runs} no value of {measures[0].key}: not drawn there.")
     if len(settings) == MOST_SETTINGS:
         notes.append(f"Of more than {MOST_SETTINGS} settings the first {MOST_SETTINGS} are drawn; the table has all.")
     if len(measures) == MOST_MEASURES:

@@ -11,6 +11,13 @@ from gramscope.diagnose.history import Series as Series
 from gramscope.report.figure import Numbers
 
 Places = NDArray[np.int64]
+# Series that do not have the name of the measure which they are of.
+MEASURES = {
+    "signal": "signals", "saturated_units": "signals", "token_variance": "signals", "class_predicted": "classes",
+    "class_recall": "classes", "yes_or_no": "classes", "update_ratio": "update", "update_size": "update",
+    "effective_lr": "update", "gradient_given": "update", "gradient_norm": "gradient", "noise_scale": "gradient",
+    "gradient_overlap": "given_gradients", "gradient_zeros": "given_gradients", "weight_norm": "weights",
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -114,7 +121,8 @@ class RunView:
         facts = self.meta.get("facts")
         if not isinstance(facts, Mapping):
             return ""
-        for candidate in (name, name.partition("/")[0], name.replace("/", ".")):
+        prefix = name.partition("/")[0]
+        for candidate in (name, prefix, name.replace("/", "."), MEASURES.get(prefix, "")):
             entry = facts.get(candidate)
             if isinstance(entry, Mapping) and isinstance(entry.get(key), str):
                 return str(entry[key])

@@ -1,7 +1,7 @@
 """The few drawings that the panels share: lines over steps, by run or by layer, and frames over steps."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from gramscope.report.figure import Axis, Colour, Control, Heat, Line, Mark, Numbers, Plot, layer_colours, spread
 from gramscope.report.view import RunView, Series
 
+Family = Mapping[str, Series]  # the series of a measure, by layer
 STEP = Axis("optimiser step", steps=True)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MOST_FRAMES = 12
@@ -46,6 +47,11 @@ def thresholds(lazy: float, rich: float, steps: Sequence[Numbers], highest: floa
     return [reference(name, level, steps, Colour(depth=depth)) for name, level, depth in levels if level <= 4 * highest]
 
 
+def singles(views: Sequence[RunView], get: Callable[[RunView], Series | None]) -> list[dict[str, Series]]:
+    """For each run its one series as a family without parts; an empty one where there is none."""
+    return [{"": series} if (series := get(view)) is not None else {} for view in views]
+
+
 def by_run(views: Sequence[RunView], parts: Iterable[Mapping[str, Series]]) -> list[Mark]:
     """One colour a run, one dash a part; ``parts`` gives for each run its series by part."""
     found = [dict(part) for part in parts]
@@ -71,7 +77,26 @@ def many(family: Sized) -> bool:
     return len(family) > MANY
 
 
-def mapped_note(runs: Sequence[str]) -> list[str]:
+def layer_plots(
+    views: Sequence[RunView],
+    families: Sequence[Family],
+    what: str,
+    draw: Callable[[RunView, Family], tuple[Sequence[Mark], Axis]],
+) -> list[Plot]:
+    """A drawing for each run that has the measure: the marks and the axis that ``draw`` gives, colours of very many."""
+    limits, plots = common_limits(filter(many, families)), list[Plot]()
+    for view, family in zip(views, families, strict=True):
+        title = caption(views, view, what)
+        if many(family):
+            plots.append(heat_over_steps(title, what, view, family, limits))
+        elif family:
+            marks, axis = draw(view, family)
+            plots.append(Plot(title, STEP, axis, [marks], run=view.index))
+    return plots
+
+
+def mapped_note(views: Sequence[RunView], families: Sequence[Family]) -> list[str]:
+    runs = [view.name for view, family in zip(views, families, strict=True) if many(family)]
     if not runs:
         return []
     return [
@@ -113,13 +138,7 @@ def common_limits(families: Iterable[Mapping[str, Series]]) -> Limits:
     return (float(finite.min()), float(np.percentile(finite, 98))) if len(finite) else (None, None)
 
 
-def heat_over_steps(
-    title: str,
-    what: str,
-    view: RunView,
-    family: Mapping[str, Series],
-    limits: Limits,
-) -> Plot:
+def heat_over_steps(title: str, what: str, view: RunView, family: Family, limits: Limits) -> Plot:
     """A row for each layer, a column for each step; ``limits`` come from all runs that are drawn beside each other."""
     steps, rows = table(family)
     chosen = spread(len(steps), MOST_COLUMNS)
@@ -166,6 +185,11 @@ def frame_places(steps: Sequence[int], control: Control) -> list[int | None]:
 
 def caption(views: Sequence[RunView], view: RunView, text: str) -> str:
     return f"{view.name}: {text}" if len(views) > 1 else text
+
+
+def words_of(views: Sequence[RunView], say: Callable[[RunView], str]) -> list[str]:
+    """What is said of each run, after its name; nothing where there is nothing to say."""
+    return [f"{view.name}: {words[0].lower()}{words[1:]}" for view in views if (words := say(view))]
 
 
 def number(value: float) -> str:

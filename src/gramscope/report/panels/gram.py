@@ -6,19 +6,18 @@ import numpy as np
 
 from gramscope.report.figure import Axis, Colour, Line, Mark, Panel, Plot
 from gramscope.report.panels.drawing import (
-    STEP,
+    Family,
     by_layer,
     caption,
     colours_of,
-    common_limits,
     few_in_legend,
-    heat_over_steps,
+    layer_plots,
     many,
     mode,
     number,
     unit_range,
 )
-from gramscope.report.view import RunView, Series
+from gramscope.report.view import RunView
 
 TITLE = "Gram matrix against virtual covariance"
 
@@ -37,15 +36,12 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         marks = _pairs(view, gram, covariance, colours)
         if marks:
             plots.append(_against(views, view, marks))
-    limits = common_limits(filter(many, correlations))
-    for view, correlation in zip(views, correlations, strict=True):
-        title = caption(views, view, "correlation of the two changes")
-        if many(correlation):
-            plots.append(heat_over_steps(title, "correlation", view, correlation, limits))
-        elif correlation:
-            lines = by_layer(view, correlation, colours)
-            within = unit_range(lines)
-            plots.append(Plot(title, STEP, Axis("correlation", range=within), [lines], run=view.index))
+
+    def draw(view: RunView, family: Family) -> tuple[Sequence[Mark], Axis]:
+        lines = by_layer(view, family, colours)
+        return lines, Axis("correlation", range=unit_range(lines))
+
+    plots += layer_plots(views, correlations, "correlation of the two changes", draw)
     if not plots:
         return None
     return Panel(
@@ -63,9 +59,7 @@ def panel(views: Sequence[RunView]) -> Panel | None:
     )
 
 
-def _pairs(
-    view: RunView, gram: Mapping[str, Series], covariance: Mapping[str, Series], colours: Mapping[str, Colour]
-) -> list[Mark]:
+def _pairs(view: RunView, gram: Family, covariance: Family, colours: Mapping[str, Colour]) -> list[Mark]:
     marks: list[Mark] = []
     for layer, ours in gram.items():
         theirs = covariance.get(layer)
@@ -101,7 +95,7 @@ def _against(views: Sequence[RunView], view: RunView, marks: list[Mark]) -> Plot
     )
 
 
-def _words(view: RunView, correlation: Mapping[str, Series]) -> str:
+def _words(view: RunView, correlation: Family) -> str:
     ends = {name: series.last for name, series in correlation.items() if len(series.finite.values)}
     if not ends:
         return f"{view.name}: no correlation could be measured."

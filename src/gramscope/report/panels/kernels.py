@@ -14,6 +14,7 @@ from gramscope.report.panels.drawing import (
     number,
     percent,
     shown_steps,
+    singles,
     step_control,
     thresholds,
     unit_range,
@@ -27,19 +28,9 @@ MOST_NUMBERS = 1_500_000  # of all kernels on the page together: about 8 MB of t
 
 
 def moved(view: RunView) -> Series | None:
-    """How far the kernel is from its start, 0 where it stands still: ``|K - K₀| / |K₀|`` as the watcher records it.
-
-    Other recorders write the alignment with the start (1 where it stands still); the first value tells which it is,
-    and one minus the alignment is given.
-    """
+    """How far the kernel is from its start, 0 where it stands still: ``|K - K₀| / |K₀|``."""
     series = view.get("kernel/drift")
-    if series is None or not len(series.finite.values):
-        return None
-    return Series(series.steps, 1 - series.values) if written_as_alignment(series) else series
-
-
-def written_as_alignment(series: Series) -> bool:
-    return abs(series.first - 1) < 1e-3 and float(series.finite.values.max()) < 1 + 1e-3
+    return None if series is None or not len(series.finite.values) else series
 
 
 def largest(drift: Series) -> tuple[float, float]:
@@ -50,31 +41,25 @@ def largest(drift: Series) -> tuple[float, float]:
 
 
 def moves(views: Sequence[RunView]) -> Panel | None:
-    drifts = [{"": series} if (series := moved(view)) is not None else {} for view in views]
-    targets = [{"": series} if (series := view.get("kernel/alignment")) is not None else {} for view in views]
-    ranks = [{"": series} if (series := view.get("kernel/participation_ratio")) is not None else {} for view in views]
+    drifts, targets = singles(views, moved), singles(views, lambda view: view.get("kernel/alignment"))
+    ranks = singles(views, lambda view: view.get("kernel/participation_ratio"))
     if not any((*drifts, *targets, *ranks)):
         return None
-    # The label must be true of what was recorded.
-    turned = [view.name for view in views if (s := view.get("kernel/drift")) is not None and written_as_alignment(s)]
     plots: list[Plot] = []
-    notes: list[str] = []
     for found, title, axis in (
-        (drifts, "Drift from the kernel at the start", "drift, 1 − alignment" if turned else "|K − K₀| / |K₀|"),
+        (drifts, "Drift from the kernel at the start", "|K − K₀| / |K₀|"),
         (targets, "Alignment with the targets", "alignment with the targets"),
         (ranks, "Participation ratio of the kernel", "tr(K)² / tr(K²)"),
     ):
         if any(found):
             marks = by_run(views, found)
-            if found is drifts and not turned:
+            if found is drifts:
                 known = [series.finite for each in drifts for series in each.values()]
                 highest = max(float(series.values.max()) for series in known)
                 marks += thresholds(LAZY_KERNEL, RICH_KERNEL, [series.steps for series in known], highest)
             bounds = unit_range(marks) if found is targets else None
             plots.append(Plot(title, STEP, Axis(axis, range=bounds), [marks], height=280))
-    if turned:
-        notes.append(f"{', '.join(turned)} recorded the alignment with the start (1 at first); shown is one minus it.")
-    notes += [
+    notes = [
         f"{view.name}: {switch}, so the drift from there on compares kernels of different parameters."
         for view in views
         if (switch := retrained(view)) is not None

@@ -4,23 +4,22 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gramscope.report.figure import Axis, Colour, Line, Panel, Plot
+from gramscope.report.figure import Axis, Colour, Line, Mark, Panel
 from gramscope.report.panels.drawing import (
-    STEP,
+    Family,
     by_layer,
-    caption,
     colours_of,
-    common_limits,
-    heat_over_steps,
+    layer_plots,
     many,
     mapped_note,
     number,
     percent,
     table,
     unit_range,
+    words_of,
 )
 from gramscope.report.panels.validity import at_step, change, tells_change
-from gramscope.report.view import RunView, Series
+from gramscope.report.view import RunView
 
 SHARES = "Which layer learns"
 LINEARITY = "Target linearity, layer by layer"
@@ -31,118 +30,97 @@ def shares(views: Sequence[RunView]) -> Panel | None:
     families = [view.family("share") for view in views]
     if not any(families):
         return None
-    colours = colours_of(families)
-    negative = [view.name for view, family in zip(views, families, strict=True) if _lowest(family) < -1e-3]
-    mapped = [view.name for view, family in zip(views, families, strict=True) if many(family)]
-    limits = common_limits(filter(many, families))
-    plots: list[Plot] = []
-    for view, family in zip(views, families, strict=True):
-        if not family:
-            continue
-        if many(family):
-            plots.append(heat_over_steps(caption(views, view, "shares"), "share", view, family, limits))
-            continue
-        steps, rows = table(family)
-        if view.name in negative:
-            plots.append(
-                Plot(
-                    caption(views, view, "shares"),
-                    STEP,
-                    Axis("share"),
-                    [by_layer(view, family, colours)],
-                    run=view.index,
-                )
-            )
-            continue
+    colours, lined = colours_of(families), list[str]()
+
+    def draw(view: RunView, family: Family) -> tuple[Sequence[Mark], Axis]:
+        if _lowest(family) < -1e-3:
+            lined.append(view.name)
+            return by_layer(view, family, colours), Axis("share")
         # The stack starts at the first layer; a step at which a layer was not measured counts as nothing in it.
-        filled = np.nan_to_num(rows)
-        marks = [
-            Line(name, steps, filled[place], view.index, colours[name], stacked=True)
-            for place, name in enumerate(family)
-        ]
+        steps, rows = table(family)
+        filled, layers = np.nan_to_num(rows), enumerate(family)
+        marks = [Line(name, steps, filled[at], view.index, colours[name], stacked=True) for at, name in layers]
         top = max(1.0, float(filled.sum(0).max()))
-        plots.append(
-            Plot(
-                caption(views, view, "shares, stacked"),
-                STEP,
-                Axis("share", range=(0.0, 1.0 if top < 1.01 else top)),
-                [marks],
-                run=view.index,
-            )
-        )
-    notes = mapped_note(mapped)
-    if set(negative) - set(mapped):
-        lined = [name for name in negative if name not in mapped]
+        return marks, Axis("share", range=(0.0, 1.0 if top < 1.01 else top))
+
+    plots = layer_plots(views, families, "shares", draw)
+    notes = mapped_note(views, families)
+    if lined:
         notes.append(
             f"Some layers of {', '.join(lined)} were pushed the wrong way (negative share), so lines are drawn."
         )
-    size, most = ("height", "thickest") if len(mapped) < len(views) else ("brightness", "brightest")
+    size, most = ("brightness", "brightest") if all(map(many, families)) else ("height", "thickest")
     return Panel(
         "shares",
         SHARES,
         f"The {size} of a band is the layer's share in the next decrease of the loss: the {most} does the learning.",
-        [_share_words(view, family) for view, family in zip(views, families, strict=True)],
+        words_of(views, who_learns),
         plots,
         notes=notes,
     )
 
 
-def _lowest(family: Mapping[str, Series]) -> float:
+def _lowest(family: Family) -> float:
     values = [float(np.nanmin(series.values)) for series in family.values() if len(series.finite.values)]
     return min(values, default=0.0)
 
 
-def _share_words(view: RunView, family: Mapping[str, Series]) -> str:
-    measured = {name: series for name, series in family.items() if len(series.finite.values)}
-    if not measured:
-        return f"{view.name}: no shares recorded."
-    first = max(measured, key=lambda name: measured[name].first)
-    last = max(measured, key=lambda name: measured[name].last)
-    if not all(tells_change(view, series) for series in measured.values()):
-        when = measured[last].finite.steps[-1]
-        return f"{view.name}: at step {when:,.0f} layer {last} leads with {percent(measured[last].last)}."
+def who_learns(view: RunView) -> str:
+    """The layer with the largest share, at the first and at the last measurement."""
+    family = {name: s.finite for name, s in view.family("share").items() if len(s.finite.values)}
+    if not family:
+        return ""
+    first, last = (max(family, key=lambda name: float(family[name].values[place])) for place in (0, -1))
+    share_first, share_last = percent(family[first].first), percent(family[last].last)
+    begin, end = at_step(family[first], 0), at_step(family[last])
+    if not all(tells_change(view, s) for s in family.values()):
+        return f"At {end} layer {last} learns most ({share_last} of the loss decrease)."
+    if first == last:
+        return (
+            f"Layer {first} learns most, at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
+        )
     return (
-        f"{view.name}: at {at_step(measured[first], 0)} layer {first} leads with {percent(measured[first].first)}, "
-        f"at {at_step(measured[last])} layer {last} with {percent(measured[last].last)}."
+        f"At {begin} layer {first} learns most ({share_first} of the loss decrease), at {end} layer {last} "
+        f"({share_last})."
     )
+
+
+def linearity_change(view: RunView) -> str:
+    """The layer whose inputs changed most in what they tell of the targets by a linear map."""
+    family = view.family("target_linearity")
+    growth = {name: s.last - s.first for name, s in family.items() if tells_change(view, s)}
+    if not growth:
+        return ""
+    most = max(growth, key=lambda name: abs(growth[name]))
+    series = family[most]
+    if number(series.first) == number(series.last):
+        return f"Target linearity changed visibly in no layer from {at_step(series, 0)} to {at_step(series)}."
+    return f"Target linearity changed most in layer {most}: {change(view, series)}."
 
 
 def linearity(views: Sequence[RunView]) -> Panel | None:
     families = [view.family("target_linearity") for view in views]
     if not any(families):
         return None
-    limits = common_limits(filter(many, families))
     colours = colours_of(families)
-    plots, notes = [], []
-    for view, family in zip(views, families, strict=True):
-        title = caption(views, view, "target linearity")
-        if many(family):
-            plots.append(heat_over_steps(title, "target linearity", view, family, limits))
-        elif family:
-            marks = [*by_layer(view, family, colours), *_nulls(view, family, colours)]
-            axis = Axis("target linearity", range=unit_range(marks))
-            plots.append(Plot(title, STEP, axis, [marks], run=view.index))
-        notes += _null_notes(view, family)
-    words = []
-    for view, family in zip(views, families, strict=True):
-        growth = {name: s.last - s.first for name, s in family.items() if tells_change(view, s)}
-        if growth:
-            most = max(growth, key=lambda name: abs(growth[name]))
-            still = number(family[most].first) == number(family[most].last)
-            moved = f"layer {most} changed most, {change(view, family[most])}"
-            words.append(f"{view.name}: {'no layer changed visibly' if still else moved}.")
+
+    def draw(view: RunView, family: Family) -> tuple[Sequence[Mark], Axis]:
+        marks = [*by_layer(view, family, colours), *_nulls(view, family, colours)]
+        return marks, Axis("target linearity", range=unit_range(marks))
+
+    notes = [note for view, family in zip(views, families, strict=True) for note in _null_notes(view, family)]
     return Panel(
         "linearity",
         LINEARITY,
         "1 means that a linear map of this layer's inputs gives the targets. The dotted line of a layer is its null, "
         "what random targets reach: only what lies above it was learnt or was in the data.",
-        words,
-        plots,
-        notes=notes + mapped_note([view.name for view, family in zip(views, families, strict=True) if many(family)]),
+        words_of(views, linearity_change),
+        layer_plots(views, families, "target linearity", draw),
+        notes=notes + mapped_note(views, families),
     )
 
 
-def _nulls(view: RunView, family: Mapping[str, Series], colours: Mapping[str, Colour]) -> list[Line]:
+def _nulls(view: RunView, family: Family, colours: Mapping[str, Colour]) -> list[Line]:
     """A dotted line for each layer, in the layer's colour."""
     return [
         Line(f"{layer}, null", null.steps, null.values, view.index, colours[layer], dash="dot", legend=False)
@@ -151,7 +129,7 @@ def _nulls(view: RunView, family: Mapping[str, Series], colours: Mapping[str, Co
     ]
 
 
-def _null_notes(view: RunView, family: Mapping[str, Series]) -> list[str]:
+def _null_notes(view: RunView, family: Family) -> list[str]:
     nulls = view.family("target_linearity_null")
     full = [layer for layer in family if layer in nulls and nulls[layer].last == 1]
     unknown = [layer for layer in family if layer not in nulls]
@@ -171,18 +149,11 @@ def flips(views: Sequence[RunView]) -> Panel | None:
     if not any(families):
         return None
     colours = colours_of(families)
-    plots = []
-    limits = common_limits(filter(many, families))
-    for view, family in zip(views, families, strict=True):
-        if family:
-            title = caption(views, view, "mask flips")
-            if many(family):
-                plots.append(heat_over_steps(title, "mask flips", view, family, limits))
-                continue
-            marks = by_layer(view, family, colours)
-            whole = all(float(value).is_integer() for s in family.values() for value in s.finite.values.tolist())
-            axis = Axis("masks flipped" if whole else "fraction of masks flipped")
-            plots.append(Plot(title, STEP, axis, [marks], run=view.index))
+
+    def draw(view: RunView, family: Family) -> tuple[Sequence[Mark], Axis]:
+        whole = all(float(value).is_integer() for s in family.values() for value in s.finite.values.tolist())
+        return by_layer(view, family, colours), Axis("masks flipped" if whole else "fraction of masks flipped")
+
     words = []
     for view, family in zip(views, families, strict=True):
         ends = {name: series.last for name, series in family.items() if len(series.finite.values)}
@@ -194,6 +165,6 @@ def flips(views: Sequence[RunView]) -> Panel | None:
         FLIPS,
         "How many units of an activation switched on or off; at zero the network has settled into one linear piece.",
         words,
-        plots,
-        notes=mapped_note([view.name for view, family in zip(views, families, strict=True) if many(family)]),
+        layer_plots(views, families, "mask flips", draw),
+        notes=mapped_note(views, families),
     )

@@ -7,8 +7,10 @@ import numpy as np
 from gramscope.report.figure import Axis, Colour, Heat, Line, Mark, Panel, Plot, pooled
 from gramscope.report.panels.drawing import (
     STEP,
+    by_layer,
     by_run,
     caption,
+    colours_of,
     common_limits,
     few_in_legend,
     frame_places,
@@ -57,42 +59,22 @@ def drawn_as_recorded(views: Sequence[RunView], wanted: Callable[[str], bool]) -
         for parts in found:
             if len(parts) > 1 and "" in parts:
                 parts[ALL] = parts.pop("")
-    plots, notes = [], []
+    plots, read = list[Plot](), dict[str, list[str]]()
     for prefix, found in groups.items():
-        if len(views) == 1 and many(found[0]):
-            parts = {part or views[0].name: series for part, series in found[0].items()}
+        parts = {part or views[0].name: series for part, series in found[0].items()}
+        if len(views) == 1 and many(parts):
             plots.append(heat_over_steps(prefix or "(no name)", prefix, views[0], parts, common_limits([parts])))
             continue
-        marks = few_in_legend(_many(views, found) if len(views) == 1 else by_run(views, found))
+        # Of one run the parts get colours, which tell more of them apart than dashes do.
+        alone = len(views) == 1
+        marks = few_in_legend(by_layer(views[0], parts, colours_of([parts])) if alone else by_run(views, found))
         plots.append(
             Plot(prefix or "(no name)", STEP, Axis(prefix, log=logarithmic(marks, 100.0)), [marks], height=280)
         )
         how = next((text for view in views if (text := view.fact(prefix, "how_to_read"))), "")
         if how:
-            notes.append(f"{prefix}: {how}")
-    return plots, notes
-
-
-def _many(views: Sequence[RunView], found: Sequence[dict[str, Series]]) -> list[Mark]:
-    """One run: the parts get colours, which tell more of them apart than dashes do."""
-    parts = found[0]
-    colours = [
-        Colour(depth=place / (len(parts) - 1)) if len(parts) > 8 else Colour(place) for place in range(len(parts))
-    ]
-    marks: list[Mark] = []
-    for colour, (part, series) in zip(colours, parts.items(), strict=True):
-        name = part or views[0].name
-        marks.append(
-            Line(
-                name,
-                series.steps,
-                series.values,
-                views[0].index,
-                colour,
-                mode="lines+markers" if len(series.steps) <= 40 else "lines",
-            )
-        )
-    return marks
+            read.setdefault(how, []).append(prefix)
+    return plots, [f"{', '.join(prefixes)}: {how}" for how, prefixes in read.items()]
 
 
 def arrays(views: Sequence[RunView]) -> Panel | None:

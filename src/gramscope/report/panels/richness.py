@@ -14,6 +14,7 @@ from gramscope.report.panels.drawing import (
     number,
     reference,
     shown_steps,
+    singles,
     step_control,
     thresholds,
     unit_range,
@@ -46,9 +47,8 @@ def feature_change(view: RunView) -> Series | None:
 
 
 def panel(views: Sequence[RunView]) -> Panel | None:
-    values = _single(views, "richness")
-    dimensions = _single(views, "richness/effective_dimension")
-    changes = [{"": series} if (series := feature_change(view)) is not None else {} for view in views]
+    values, changes = singles(views, lambda view: view.get("richness")), singles(views, feature_change)
+    dimensions = singles(views, lambda view: view.get("richness/effective_dimension"))
     frames = {view.index: _curve_frames(view) for view in views}
     if not any((*values, *dimensions, *changes, *frames.values())):
         return None
@@ -72,10 +72,6 @@ def panel(views: Sequence[RunView]) -> Panel | None:
         if (said := _words(view, found.get(""), moved.get("")))
     ]
     return Panel("richness", TITLE, HOW, words, plots, control, notes)
-
-
-def _single(views: Sequence[RunView], name: str) -> list[dict[str, Series]]:
-    return [{"": series} if (series := view.get(name)) is not None else {} for view in views]
 
 
 def _words(view: RunView, richness: Series | None, features: Series | None) -> list[str]:

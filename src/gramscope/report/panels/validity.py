@@ -85,10 +85,10 @@ def tells_change(view: RunView, series: Series) -> bool:
 
     The first number that a loop logs is that of its first step.
     """
-    return readings(series) >= ENOUGH_READINGS and float(series.finite.steps[0]) <= view.start + 1
+    return times_measured(series) >= ENOUGH_READINGS and float(series.finite.steps[0]) <= view.start + 1
 
 
-def readings(series: Series) -> int:
+def times_measured(series: Series) -> int:
     return len(series.finite.values)
 
 

@@ -191,9 +191,12 @@
 
   function draw(panel) {
     const boxes = section(panel).querySelectorAll(".plot");
+    // All are hidden or shown before the first is drawn: Plotly measures the place that it has.
+    panel.plots.forEach((plot, place) => {
+      boxes[place].closest("figure").hidden = (plot.run !== null && state.hidden.has(plot.run)) || (!frame(panel, plot) && !plot.empty);
+    });
     panel.plots.forEach((plot, place) => {
       const box = boxes[place], marks = frame(panel, plot);
-      box.closest("figure").hidden = (plot.run !== null && state.hidden.has(plot.run)) || (!marks && !plot.empty);
       if (box.closest("figure").hidden) return;
       box.querySelector(":scope > .none, :scope > .lacks")?.remove();
       const settings = layout(plot, marks || []), least = leastStep(marks || []);

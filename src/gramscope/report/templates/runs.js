@@ -161,7 +161,7 @@ const gramscopeRuns = (page) => {
     let low = Infinity, high = -Infinity;
     for (const value of values) { const v = at(value); if (Number.isFinite(v)) { low = Math.min(low, v); high = Math.max(high, v); } }
     if (!(high > low)) { low -= 0.5; high += 0.5; }
-    return { place: (v) => ((at(v) - low) / (high - low)) * size, low: log ? 10 ** low : low, high: log ? 10 ** high : high };
+    return { place: (v) => Math.min(1, Math.max(0, (at(v) - low) / (high - low))) * size, low: log ? 10 ** low : low, high: log ? 10 ** high : high };
   }
 
   function path(mark, xs, ys) {
@@ -180,13 +180,15 @@ const gramscopeRuns = (page) => {
     if (!box || !panel) return;
     const plot = panel.plots.find((each) => each.at[page.position(panel)] !== null), marks = new Map(page.frame(panel, plot).map((mark) => [mark.run, mark]));
     const there = runs.filter((run) => marks.has(run)), shown = there.map((run) => marks.get(run));
-    const logSteps = page.logSteps(), xs = scale(shown.flatMap((mark) => mark.x), logSteps, WIDTH), ys = scale(shown.flatMap((mark) => mark.y).filter(known), plot.y.log, HEIGHT);
+    // A run that diverged would leave the others a flat line: it is cut off at the edge.
+    const sound = shown.filter((mark) => column("verdict").cells[mark.run] !== "diverged"), heights = (sound.length ? sound : shown).flatMap((mark) => mark.y).filter(known);
+    const logSteps = page.logSteps(), xs = scale(shown.flatMap((mark) => mark.x), logSteps, WIDTH), ys = scale(heights, plot.y.log, HEIGHT);
     box.replaceChildren(...there.map((run) => {
       const figure = page.element("figure"), drawing = svg("svg", { viewBox: `-2 -2 ${WIDTH + 4} ${HEIGHT + 4}`, role: "img", "aria-label": `${marks.get(run).name}: ${panel.control.options[page.position(panel)]}` });
       drawing.append(svg("rect", { width: WIDTH, height: HEIGHT, class: "frame" }), svg("path", { d: path(marks.get(run), xs, ys), stroke: page.colour(marks.get(run).colour) }));
       figure.append(page.element("figcaption", marks.get(run).name), drawing);
       return figure;
-    }), page.element("p", there.length ? `Each drawing: steps ${page.said(xs.low)} to ${page.said(xs.high)}, values ${page.said(ys.low)} to ${page.said(ys.high)}${plot.y.log ? ", log scale" : ""}.` : "No run that is shown has it.", "dim rule"));
+    }), page.element("p", there.length ? `Each drawing: steps ${page.said(xs.low)} to ${page.said(xs.high)}, values ${page.said(ys.low)} to ${page.said(ys.high)}${plot.y.log ? ", log scale" : ""}${sound.length < shown.length ? "; runs that diverged are cut off there" : ""}.` : "No run that is shown has it.", "dim rule"));
   }
 
   function draw() {
