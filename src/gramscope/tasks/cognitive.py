@@ -10,7 +10,7 @@ from torch import Tensor
 from gramscope.base.checks import check_counts, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.rng import generator
-from gramscope.tasks.sequences import SequenceTask
+from gramscope.tasks.sequences import SequenceTask, direction, fixated, noisy_task
 
 
 def delayed_match(
@@ -37,12 +37,12 @@ def delayed_match(
     match = _half(trials, rng)
     test = sample + torch.where(match, 0.0, turned)
     steps = fixation + 2 * stimulus + delay + response
-    x, y = _fixated(trials, steps, response, 3, 2)
-    x[:, fixation : fixation + stimulus, 1:] = _direction(sample)
+    x, y = fixated(trials, steps, response, 3, 2)
+    x[:, fixation : fixation + stimulus, 1:] = direction(sample)
     second = fixation + stimulus + delay
-    x[:, second : second + stimulus, 1:] = _direction(test)
+    x[:, second : second + stimulus, 1:] = direction(test)
     y[:, steps - response :, 1] = torch.where(match, 1.0, -1.0)[:, None]
-    return _task(x, y, noise, rng)
+    return noisy_task(x, y, noise, rng)
 
 
 def go_anti(
@@ -67,11 +67,11 @@ def go_anti(
     angle = 2 * torch.pi * torch.rand(trials, generator=rng, device="cpu")
     anti = _half(trials, rng)
     steps = fixation + stimulus + response
-    x, y = _fixated(trials, steps, response, 5, 3)
-    x[:, fixation:, 1:3] = _direction(angle)
+    x, y = fixated(trials, steps, response, 5, 3)
+    x[:, fixation:, 1:3] = direction(angle)
     x[:, :, 3], x[:, :, 4] = 1.0 * ~anti[:, None], 1.0 * anti[:, None]
-    y[:, steps - response :, 1:] = _direction(angle + torch.pi * anti)
-    return _task(x, y, noise, rng)
+    y[:, steps - response :, 1:] = direction(angle + torch.pi * anti)
+    return noisy_task(x, y, noise, rng)
 
 
 def context_integration(
@@ -99,12 +99,12 @@ def context_integration(
     signs = torch.stack([torch.where(_half(trials, rng), 1.0, -1.0) for _ in range(2)], dim=1)
     context = 1.0 * torch.nn.functional.one_hot(_half(trials, rng).long(), 2)
     steps = fixation + stimulus + response
-    x, y = _fixated(trials, steps, response, 5, 2)
+    x, y = fixated(trials, steps, response, 5, 2)
     drawn = torch.randn(trials, stimulus, 2, generator=rng, device="cpu")
     x[:, fixation : fixation + stimulus, 1:3] = coherence * signs[:, None] + spread * drawn
     x[:, :, 3:] = context[:, None]
     y[:, steps - response :, 1] = (signs * context).sum(1)[:, None]
-    return _task(x, y, noise, rng)
+    return noisy_task(x, y, noise, rng)
 
 
 def interval_timing(
@@ -133,7 +133,7 @@ def interval_timing(
     x = torch.zeros(trials, steps, 1, device="cpu")
     x[each, ready, 0] = x[each, ready + interval, 0] = 1.0
     since = torch.arange(steps, device="cpu") - (ready + interval)[:, None]
-    return _task(x, (since / interval[:, None]).clamp(0, 1)[..., None], noise, rng)
+    return noisy_task(x, (since / interval[:, None]).clamp(0, 1)[..., None], noise, rng)
 
 
 def n_back(
@@ -171,7 +171,7 @@ def n_back(
     same = torch.zeros(trials, items, device="cpu")
     same[:, back:] = torch.where(shown[:, back:] == shown[:, :-back], 1.0, -1.0)
     x = 1.0 * torch.nn.functional.one_hot(shown, symbols).repeat_interleave(hold, dim=1)
-    task = _task(x, same.repeat_interleave(hold, dim=1)[..., None], noise, rng)
+    task = noisy_task(x, same.repeat_interleave(hold, dim=1)[..., None], noise, rng)
     task.mask[:, : back * hold] = False
     return task
 
@@ -179,20 +179,3 @@ def n_back(
 def _half(trials: int, rng: torch.Generator) -> Tensor:
     """True for half of the trials, in random order."""
     return torch.randperm(trials, generator=rng, device="cpu") < trials / 2
-
-
-def _direction(angle: Tensor) -> Tensor:
-    return torch.stack([angle.cos(), angle.sin()], dim=1)[:, None]
-
-
-def _fixated(trials: int, steps: int, response: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
-    """Empty inputs and outputs but for the fixation signal, which is on until the response."""
-    x, y = (torch.zeros(trials, steps, width, device="cpu") for width in (inputs, outputs))
-    x[:, : steps - response, 0] = y[:, : steps - response, 0] = 1.0
-    return x, y
-
-
-def _task(x: Tensor, y: Tensor, noise: float, rng: torch.Generator) -> SequenceTask:
-    if check_number(noise, "noise", least=0.0):
-        x = x + noise * torch.randn(x.shape, generator=rng, device="cpu")
-    return SequenceTask(x, y, torch.ones(x.shape[:2], dtype=torch.bool, device="cpu"))

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gramscope.base.checks import check_counts
+from gramscope.base.checks import check_counts, check_number
 from gramscope.base.results import Result
 
 
@@ -22,6 +22,25 @@ class SequenceTask(Result):
         """Mean squared error over the entries that count."""
         error = ((outputs - self.y.to(outputs)) ** 2).mean(dim=2)
         return (error * self.mask.to(error)).sum() / self.mask.sum()
+
+
+def direction(angle: Float[Tensor, " trial"]) -> Float[Tensor, "trial 1 2"]:
+    """cos and sin, the same at all steps."""
+    return torch.stack([angle.cos(), angle.sin()], dim=1)[:, None]
+
+
+def fixated(trials: int, steps: int, response: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """Empty inputs and outputs but for the fixation signal, which is on until the response."""
+    x, y = (torch.zeros(trials, steps, width, device="cpu") for width in (inputs, outputs))
+    x[:, : steps - response, 0] = y[:, : steps - response, 0] = 1.0
+    return x, y
+
+
+def noisy_task(x: Tensor, y: Tensor, noise: float, rng: torch.Generator) -> SequenceTask:
+    """All steps count; ``noise`` is the standard deviation of noise on the inputs."""
+    if check_number(noise, "noise", least=0.0):
+        x = x + noise * torch.randn(x.shape, generator=rng, device="cpu")
+    return SequenceTask(x, y, torch.ones(x.shape[:2], dtype=torch.bool, device="cpu"))
 
 
 def flip_flop(trials: int = 32, *, seed: int = 0, steps: int = 60, bits: int = 3, rate: float = 0.1) -> SequenceTask:
@@ -84,15 +103,10 @@ def memory_pro(
     rng = torch.Generator().manual_seed(seed)
     start = float(torch.rand((), generator=rng, device="cpu"))
     angles = 2 * torch.pi * (torch.arange(trials, device="cpu") / trials + start)
-    direction = torch.stack([angles.cos(), angles.sin()], dim=1)[:, None]
     steps = fixation + stimulus + delay + response
-    x, y = torch.zeros(trials, steps, 3, device="cpu"), torch.zeros(trials, steps, 3, device="cpu")
-    x[:, : steps - response, 0] = y[:, : steps - response, 0] = 1.0
-    x[:, fixation : fixation + stimulus, 1:] = direction
-    y[:, steps - response :, 1:] = direction
-    if noise:
-        x += noise * torch.randn(x.shape, generator=rng, device="cpu")
-    return SequenceTask(x, y, torch.ones(trials, steps, dtype=torch.bool, device="cpu"))
+    x, y = fixated(trials, steps, response, 3, 3)
+    x[:, fixation : fixation + stimulus, 1:] = y[:, steps - response :, 1:] = direction(angles)
+    return noisy_task(x, y, noise, rng)
 
 
 def parity(trials: int = 64, *, seed: int = 0, steps: int = 12, every_step: bool = True) -> SequenceTask:

@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.checks import check_counts
-from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import generator
 
@@ -30,9 +29,7 @@ def heaviside_step(n: int = 1000, seed: int | None = None) -> StepFunction:
     >>> heaviside_step(4).x.flatten().tolist(), heaviside_step(4).y.flatten().tolist()
     ([-0.75, -0.25, 0.25, 0.75], [0.0, 0.0, 1.0, 1.0])
     """
-    check_counts(1, n=n)
-    if n < 2:
-        raise InputError(f"n must be at least 2, so that both sides of the step have a point, got {n}.")
+    check_counts(2, n=n)  # both sides of the step have a point
     if seed is None:
         x = (torch.arange(n, device="cpu") + 0.5) * 2 / n - 1
     else:
