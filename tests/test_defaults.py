@@ -73,7 +73,7 @@ CALLS = {
     "dntk": lambda _: dntk(MLP, X[:2]),
     "ddntk": lambda _: gs.kernels.DDNTK(TANH, X[:2]).dense(),
     "truncated training": lambda _: gs.kernels.train_truncated(TANH, X[:2], F[:2, :1], lr=0.01, steps=2),
-    "residual": lambda _: gs.theory.ResidualMLP([8, 16, 16, 1], "sin").flow(X.double()[:2]),
+    "residual": lambda _: gs.theory.FiniteWidthMLP([8, 16, 16, 1], "sin", skip=1.0).flow(X.double()[:2]),
     "convolution": lambda _: gs.theory.FiniteWidthConv1d([1, 4, 1], activation="sin").flow(X.double()[:1, None, :3]),
     "fields": lambda _: gs.hierarchy.Fields(WEIGHTS, X.double()).pullback(1).dense(),
     "trajectory": lambda _: gs.hierarchy.predict_trajectory(gs.hierarchy.Fields.from_module(MLP, X), F, 0.01, 3),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gramscope.capture.capturing import capture as capture
     from gramscope.capture.projection import project as project
     from gramscope.capture.sites import Snapshot as Snapshot
+    from gramscope.diagnose.alerts import Alert as Alert
     from gramscope.diagnose.run_diagnosis import diagnose as diagnose
     from gramscope.hierarchy.explain import explain_step as explain_step
     from gramscope.kernels.between_snapshots import snapshot_kernel as snapshot_kernel
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from gramscope.record.adapters import to_mlflow as to_mlflow
     from gramscope.record.adapters import to_tensorboard as to_tensorboard
     from gramscope.record.adapters import to_wandb as to_wandb
-    from gramscope.record.alert_log import Alert as Alert
     from gramscope.record.start_watch import watch as watch
     from gramscope.report import report as report
     from gramscope.scale.kernel_to_disk import ntk as ntk

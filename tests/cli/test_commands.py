@@ -61,6 +61,7 @@ def test_run(config, tmp_path):
     run = gs.open_run(tmp_path / "run")
     assert list(run.scalars().index) == [0, 3, 4]
     assert run.meta["config"]["optimiser"]["name"] == "sgd"
+    assert "out" not in run.meta["config"]["watch"], "a run may be moved, and its place is no setting"
     assert "accuracy/test" in run.scalars()
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from references.jacobian import flat_outputs, private_copy, reference_ntk
+from references.jacobian import flat_outputs, private_copy
 
 
 def flat_jacobian(model: nn.Module, x: Any) -> Tensor:
@@ -44,20 +45,21 @@ def dntk_by_definition(model: nn.Module, x: Any, rates: Tensor) -> Tensor:
     return torch.einsum("imn,m,n,jm,kn->ijk", hessians(model, x), rates, rates, jacobian, jacobian)
 
 
-def velocity_by_differences(model: nn.Module, x: Any, residual: Tensor, h: float = 1e-5) -> Tensor:
-    """d ntk / d lr by central differences of real steps; errors O(h^2) and rounding/h."""
-    parameters = list(model.parameters())
-    f = flat_outputs(model, x)
-    gradient = torch.autograd.grad((f * residual).sum(), parameters, allow_unused=True)
+def velocity_by_differences(
+    model: nn.Module, x: Any, residual: Tensor, rates: Tensor | None = None, h: float = 1e-5
+) -> Tensor:
+    """d (J rates J^T) / d lr by central differences of real steps; errors O(h^2) and rounding/h."""
+    jacobian = flat_jacobian(model, x)
+    rates = torch.ones(jacobian.shape[1], dtype=jacobian.dtype) if rates is None else rates
+    step = rates * (residual.flatten() @ jacobian)
     kernels = []
     for sign in (1, -1):
         moved = private_copy(model)
-        with torch.no_grad():
-            for p, g in zip(moved.parameters(), gradient, strict=True):
-                if g is not None:
-                    p.sub_(sign * h * g)
-        kernels.append(reference_ntk(moved, x))
-    return (kernels[0] - kernels[1]) / (2 * h)
+        flat = parameters_to_vector(moved.parameters())
+        vector_to_parameters(flat - sign * h * step, moved.parameters())
+        rows = flat_jacobian(moved, x)
+        kernels.append((rows * rates) @ rows.T)
+    return ((kernels[0] - kernels[1]) / (2 * h)).reshape(*residual.shape, *residual.shape)
 
 
 def dntk_by_forward_equation(

@@ -99,6 +99,13 @@ def test_all_cases_and_seeds_are_run_once_and_compared(folder):
     assert calls(folder) == 6
 
 
+def test_every_case_is_run_once_before_the_next_seed(folder):
+    """So that a call which is stopped says something of each case."""
+    call(folder, *out(folder))
+    begun = sorted((folder / "out").glob("*/called"), key=lambda path: path.stat().st_mtime_ns)
+    assert [path.parent.name[-6:] for path in begun] == ["seed-0", "seed-0", "seed-1", "seed-1"]
+
+
 def test_lists_and_defaults_stand_for_single_values(folder):
     toy = folder / "experiments" / "toy"
     written_out = read_expected(toy)

@@ -53,22 +53,17 @@ LEAST_NUMBERS = {"optimiser.lr": 0.0, "train.target_scale": -math.inf, "watch.ov
 
 def build(path: Path, changes: list[str]) -> tuple[nn.Module, Task]:
     """The model that a config describes, before training, and its data."""
-    config = read_config(path, changes)
-    _check_values(config)
-    task = _data(config["data"])
-    return _model(config["model"], task, int(config["train"]["seed"])), task
+    task, model, _, _ = _parts(read_config(path, changes))
+    return model, task
 
 
 def run_config(path: Path, changes: list[str], quiet: bool = False) -> Section:
     """Train and watch; returns the run's folder and its last numbers."""
-    config = read_config(path, changes)
-    _check_values(config)
-    console = Console(quiet=quiet)
-    task, loss = _data(config["data"]), _loss(config["train"])
-    model = _model(config["model"], task, int(config["train"]["seed"]))
-    optimizer = _optimiser(config["optimiser"], model)
+    config, console = read_config(path, changes), Console(quiet=quiet)
+    task, model, optimizer, loss = _parts(config)
     options = config["watch"]
     out = _free(Path(options["out"]))
+    own = {key: value for key, value in options.items() if key != "out"}  # a run may be moved
     notes = _cut_down(config, task)
     for note in notes:
         console.print(f"Note: {note}", style="dim", markup=False)
@@ -76,7 +71,7 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> Section:
         model, task, optimizer, loss, steps=int(config["train"]["steps"]), batch=int(config["train"]["batch"]),
         seed=int(config["train"]["seed"]), out=out, every=options["every"], probe=task.balanced(int(options["probe"])),
         label=out.name, console=console, measures=options["measures"], layers=options["layers"],
-        overhead=options.get("overhead"), config=config, lines=True,
+        overhead=options.get("overhead"), config={**config, "watch": own}, lines=True,
     )  # fmt: skip
     last = scope.records[-1]["scalars"]
     took = f"watching took {scope.overhead:.0%} of the training time"
@@ -88,14 +83,19 @@ def run_config(path: Path, changes: list[str], quiet: bool = False) -> Section:
 
 def check_config(config: Config, task: Task | None = None) -> Task:
     """Raise where a value is wrong or nothing can be built of it; returns the data, which other configs may share."""
-    _check_values(config)
-    task = _data(config["data"]) if task is None else task
-    _loss(config["train"])
-    model = _model(config["model"], task, int(config["train"]["seed"]))
-    _optimiser(config["optimiser"], model)
+    task, model, _, _ = _parts(config, task)
     chosen(config["watch"]["measures"], task.y)
     matcher(config["watch"]["layers"], model)
     return task
+
+
+def _parts(
+    config: Config, task: Task | None = None
+) -> tuple[Task, nn.Module, torch.optim.Optimizer, Callable[[Tensor, Tensor], Tensor]]:
+    _check_values(config)
+    task, loss = _data(config["data"]) if task is None else task, _loss(config["train"])
+    model = _model(config["model"], task, int(config["train"]["seed"]))
+    return task, model, _optimiser(config["optimiser"], model), loss
 
 
 def _cut_down(config: Config, task: Task) -> list[str]:

@@ -8,7 +8,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
 from gramscope.base.nested import ModelInput, tensors_in
@@ -17,8 +16,13 @@ from gramscope.cli.checkpoint import read_checkpoint
 from gramscope.cli.config import build
 from gramscope.cli.verify_command import load
 from gramscope.kernels.between_snapshots import Reduce
-from gramscope.scale.kernel_job import world_size
-from gramscope.scale.tile_costs import product_rate
+from gramscope.scale.fill_tiles import fill_tiles
+from gramscope.scale.kernel_job import KernelJob, rank, world_size
+from gramscope.scale.tile_costs import product_rate, tile_cost
+from gramscope.scale.tile_plan import TilePlan
+from gramscope.scale.tiled_kernel import open_kernel
+
+BUS = 50e9  # bytes a second from a GPU to the memory of the CPU, or back
 
 
 def write_kernel(
@@ -35,13 +39,13 @@ def write_kernel(
         raise InputError(f"--examples must be at most {n}, the number of examples there are, got {examples}.")
     x = slice_examples(x, n, slice(0, examples or n))
     model = model.to(_device(device, tensors_in(x)[0].device)).eval()
-    console = Console(quiet=quiet or int(os.environ.get("RANK", "0")) > 0, stderr=True)
-    plan = gs.scale.plan_kernel(model, x, reduce=reducing, memory=memory, precision=arithmetic, tile=tile)
+    console = Console(quiet=quiet or rank() > 0, stderr=True)
+    job = KernelJob(model, x, reduce=reducing, precision=arithmetic)
     if not (out / "manifest.json").exists() and not console.quiet:
-        job = gs.scale.KernelJob(model, x, reduce=reducing, precision=arithmetic)
-        text = f"{plan}\n{_told_cost(gs.scale.tile_cost(job, plan), job.device)}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    kernel = gs.ntk(model, x, reduce=reducing, memory=memory, precision=arithmetic, out=out, tile=tile)
+        plan = job.plan(memory, tile)
+        console.print(f"{plan}\n{_told_cost(job, plan)}", markup=False, highlight=False, soft_wrap=True)
+    fill_tiles(job, out, memory, tile)
+    kernel = open_kernel(out)
     console.print(f"Kernel: {out}", markup=False)
     return {
         "kernel": str(out),
@@ -51,12 +55,21 @@ def write_kernel(
     }
 
 
-def _told_cost(cost: gs.scale.TileCost, device: torch.device) -> str:
-    rate, processes = product_rate(device), world_size()
-    return (
-        f"{cost}\nAt {rate:.3g} operations a second, as {device} does them now, that is at least "
-        f"{cost.seconds(rate, processes):,.3g} s with {processes} process{'es' if processes > 1 else ''}."
+def _told_cost(job: KernelJob, plan: TilePlan) -> str:
+    device, processes, cost = job.device, world_size(), tile_cost(job, plan)
+    fast = job.precision in ("tf32", "split")
+    rate = product_rate(device, plan.dtype, tf32=fast)
+    told = (
+        f"{cost}\nAt {rate:.3g} operations a second, as {device} multiplies {'tf32' if fast else plan.dtype} now, that "
+        f"is at least {cost.seconds(rate, processes):,.3g} s with {processes} process{'es' if processes > 1 else ''}."
     )
+    if cost.again > 1 and device.type == "cuda":
+        again, moved = cost.repeated / rate / processes, cost.moved / BUS / processes
+        told += (
+            f"\nComputing activations again takes {again:,.3g} s of that. Moving them to the CPU and back would take "
+            f"at least {moved:,.3g} s, and is not done."
+        )
+    return told
 
 
 def _check_choices(reduce: str, precision: str | None) -> tuple[Reduce, Precision]:

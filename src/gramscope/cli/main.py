@@ -1,16 +1,15 @@
 """``gramscope``: the commands. Heavy imports happen inside them, so that ``--help`` answers at once."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gramscope.base.errors import GramscopeError
-from gramscope.cli.printed import json_line
-
-if TYPE_CHECKING:
-    from gramscope.cli.verify_command import IdentityCheck
+from gramscope.cli.printed import json_line, versions
 
 app = typer.Typer(
     name="gramscope",
@@ -24,8 +23,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 
 def _version(show: bool | None) -> None:
     if show:
-        from gramscope.cli.versions import versions
-
         typer.echo("\n".join(f"{name} {version}" for name, version in versions().items()))
         raise typer.Exit
 
@@ -170,7 +167,7 @@ def verify(
     Check all identities on your model against plain autograd, and print the errors. Exit code 1 if one fails.
     """
     with _explained(as_json):
-        from gramscope.cli.verify_command import default_target, load
+        from gramscope.cli.verify_command import default_target, load, print_checks
         from gramscope.cli.verify_command import verify as check
 
         model, x = load(target) if target else default_target()
@@ -178,7 +175,7 @@ def verify(
         if as_json:
             typer.echo(json_line([{**vars(f), "passed": f.passed} for f in findings]))
         else:
-            _print_findings(findings)
+            print_checks(findings)
         if not all(finding.passed for finding in findings):
             raise typer.Exit(1)
 
@@ -232,7 +229,9 @@ def report(
         list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-    svg: Annotated[Path | None, typer.Option(help="Also write every figure as an SVG file into this folder.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Also write every figure as an SVG file into this folder (needs matplotlib).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Example:  gramscope report runs/a runs/b -o report.html;  gramscope report runs/
@@ -338,43 +337,16 @@ def show_help(context: typer.Context) -> None:
     typer.echo(context.parent.get_help() if context.parent else "")
 
 
-class _explained:
+@contextmanager
+def _explained(as_json: bool) -> Iterator[None]:
     """Our own errors and those of the disk as one line (or one JSON object) and exit code 2; anything else as it is."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # A reader that went away (| head) is nobody's mistake; typer ends quietly on it.
-        if isinstance(error, GramscopeError | OSError) and not isinstance(error, BrokenPipeError):
-            message = str(error)
-            typer.echo(json_line({"error": message}) if self.as_json else f"Error: {message}", file=sys.stderr)
-            raise typer.Exit(2) from error
-
-
-def _print_findings(findings: "list[IdentityCheck]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Identities on this model, in float64", title_justify="left")
-    for heading in ("identity", "error", "allowed", ""):
-        table.add_column(heading, justify="left" if heading in ("identity", "") else "right")
-    for f in findings:
-        verdict = (
-            "[yellow]skipped[/yellow]"
-            if f.error is None
-            else "[green]holds[/green]"
-            if f.passed
-            else "[red]FAILS[/red]"
-        )
-        table.add_row(f.name, "" if f.error is None else f"{f.error:.1e}", f"{f.allowed:.0e}", verdict)
-    console = Console()
-    console.print(table)
-    for note in dict.fromkeys(f"{f.name}: {f.note}" if f.error is None else f.note for f in findings if f.note):
-        console.print(note, style="dim", markup=False)
+    try:
+        yield
+    except BrokenPipeError:  # a reader that went away (| head) is nobody's mistake; typer ends quietly on it
+        raise
+    except (GramscopeError, OSError, ImportError) as error:
+        typer.echo(json_line({"error": str(error)}) if as_json else f"Error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
 
 
 if __name__ == "__main__":

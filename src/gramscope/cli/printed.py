@@ -1,9 +1,14 @@
 """What commands print: strict JSON for programs, where a number that is not finite is null; tables for people."""
 
 import json
+import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 
+import gramscope
 from gramscope.base.json_values import json_values
+
+LIBRARIES = ("numpy", "scipy", "pandas", "xarray")
 
 
 def json_line(value: object) -> str:
@@ -43,3 +48,17 @@ def aligned(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], wi
         else:
             lines.append(f"{name:<{first}}{cells_of(cells)}")
     return lines
+
+
+def versions() -> dict[str, str]:
+    """Name to version: gramscope, Python, torch with its CUDA and the GPU it sees, and the main libraries."""
+    import torch
+
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
+    return {
+        "gramscope": gramscope.__version__,
+        "Python": f"{platform.python_version()} ({platform.system()}, {platform.machine()})",
+        "torch": torch.__version__,
+        "CUDA": f"{torch.version.cuda or 'none'} ({gpu})",
+        **{name: version(name) for name in LIBRARIES},
+    }

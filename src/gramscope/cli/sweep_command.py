@@ -16,9 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
 from gramscope.cli.config import KEYS, check_config, read_config, toml_value
-from gramscope.scale.sweep import ENGINE_FILES, RunState, SweepResult, run_sweep
+from gramscope.scale.sweep import ENGINE_FILES, Point, RunState, Value, open_folder, parse_grid, points, run_sweep
 from gramscope.scale.sweep_engines import open_engine
-from gramscope.scale.sweep_plan import Point, Value, open_folder, parse_grid, points
 from gramscope.store.files import Disk
 from gramscope.store.store_errors import disk_trouble
 from gramscope.tasks import Task
@@ -51,7 +50,7 @@ def sweep_config(
     finally:
         opened.close()
     _sum_up(found, out, console)
-    return {"sweep": str(out), "runs": [asdict(run) for run in found.runs]}
+    return {"sweep": str(out), "runs": [asdict(run) for run in found]}
 
 
 def _command(out: Path, changes: Sequence[str]) -> Callable[[Point, Path], list[str]]:
@@ -147,9 +146,9 @@ def told(label: str, total: int, console: Console) -> Iterator[Callable[[RunStat
         yield tell
 
 
-def _sum_up(found: SweepResult, out: Path, console: Console) -> None:
-    done, others = found.of("done"), [run for run in found.runs if run.state != "done"]
-    console.print(f"Sweep: [bold]{out}[/bold] ({len(done)} of {len(found.runs)} runs done)", soft_wrap=True)
+def _sum_up(found: Sequence[RunState], out: Path, console: Console) -> None:
+    done, others = ([run for run in found if (run.state == "done") is wanted] for wanted in (True, False))
+    console.print(f"Sweep: [bold]{out}[/bold] ({len(done)} of {len(found)} runs done)", soft_wrap=True)
     for run in others[:SHOWN_FAILURES]:
         console.print(f"  {run.name}, {run.attempts} attempts: {run.error}", markup=False, soft_wrap=True)
     if len(others) > SHOWN_FAILURES:

@@ -8,12 +8,14 @@ import sysconfig
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 
 import gramscope as gs
@@ -214,6 +216,20 @@ def _affordable_outputs(parameters: list[nn.Parameter], count: int) -> int:
             f"{count * row / 1e9:.1f} GB. Pass --examples 2, a smaller model of the same kind, or free memory."
         )
     return min(MOST_OUTPUTS, affordable)
+
+
+def print_checks(checks: Sequence[IdentityCheck]) -> None:
+    table = Table(title="Identities on this model, in float64", title_justify="left")
+    for heading in ("identity", "error", "allowed", ""):
+        table.add_column(heading, justify="left" if heading in ("identity", "") else "right")
+    for c in checks:
+        verdict = "[green]holds[/green]" if c.passed else "[red]FAILS[/red]"
+        told = ("", "[yellow]skipped[/yellow]") if c.error is None else (f"{c.error:.1e}", verdict)
+        table.add_row(c.name, told[0], f"{c.allowed:.0e}", told[1])
+    console = Console()
+    console.print(table)
+    for note in dict.fromkeys(f"{c.name}: {c.note}" if c.error is None else c.note for c in checks if c.note):
+        console.print(note, style="dim", markup=False)
 
 
 def _relative(got: Tensor, wanted: Tensor) -> float:

@@ -5,12 +5,11 @@ from pathlib import Path
 from gramscope.reproduce.expected import read_expected
 from gramscope.reproduce.experiments import RESULT_FILE, TABLE_FILE, Experiment, all_experiments
 from gramscope.reproduce.verdicts import AGREES, DIFFERS, Verdict, judge
-from gramscope.reproduce.writing import cells, markdown_table, read_table, summary
+from gramscope.reproduce.writing import HEAD, cells, markdown_table, read_table, summary
 
 BEGIN = "<!-- Written by tools/findings_table.py from the committed tables. -->"
 END = "<!-- End of the written table. -->"
 AFTER = ("Jobs that failed", "![", "No figure")  # what follows the tolerances in RESULT.md
-HEAD = "| quantity | published | ours ± sd | 95 % interval | seeds | verdict |"
 
 
 def overview(folder: Path) -> str:
@@ -27,8 +26,8 @@ def overview(folder: Path) -> str:
         if published:
             lines += ["", f"### {one.title}", "", f"Source: {'; '.join(_sources(published))}. ", ""]
             lines[-2] += f"All numbers, the figure and the discussion: `experiments/{one.name}/{RESULT_FILE}`."
-            lines += [HEAD, "|---|---|---|---|---|---|"]
-            lines += [f"| {' | '.join(cells(verdict)[:6])} |" for verdict in published]
+            lines += [f"| {' | '.join(HEAD[:-1])} |", f"|{'---|' * len(HEAD[:-1])}"]
+            lines += [f"| {' | '.join(cells(verdict)[:-1])} |" for verdict in published]
     return "\n".join(lines)
 
 

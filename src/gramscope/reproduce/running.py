@@ -18,9 +18,8 @@ from gramscope.cli.sweep_command import told
 from gramscope.reproduce.experiments import Case, Experiment, missing_need
 from gramscope.reproduce.job import InThisProcess, is_complete, read_result, write_plan
 from gramscope.reproduce.provenance import commit, machine, versions
-from gramscope.scale.sweep import RunState, run_sweep
+from gramscope.scale.sweep import Point, RunState, run_sweep
 from gramscope.scale.sweep_engines import LocalEngine
-from gramscope.scale.sweep_plan import Point
 from gramscope.store.files import Disk
 from gramscope.store.names import file_name
 from gramscope.store.store_errors import disk_trouble
@@ -123,11 +122,11 @@ def _run(
         return [sys.executable, "-m", "gramscope.reproduce.job", str(plan.absolute())]
 
     engine = LocalEngine(options.jobs, threads=1) if options.jobs > 1 else InThisProcess()
+    by_seed = sorted(points, key=lambda point: int(point.settings[SEED]))  # a call that is stopped has every case once
     with told(experiment.name, len(points), console) as tell:
-        found = run_sweep(
-            out, points, command, engine, jobs=options.jobs, retries=0, tell=tell, complete=is_complete
+        return run_sweep(
+            out, by_seed, command, engine, jobs=options.jobs, retries=0, tell=tell, complete=is_complete
         )  # fmt: skip
-    return found.runs
 
 
 def _table(results: Sequence[JSONObject]) -> pd.DataFrame:
