@@ -286,6 +286,27 @@ def test_batches_of_any_size_give_the_same_sketch():
         assert_sketch_close(other.inputs, whole.inputs, 1e-14)
 
 
+class Scaled(nn.Module):
+    """A network with two inputs."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x, scale):
+        return self.network(x) * scale[:, None]
+
+
+def test_of_pairs_without_a_loss_the_inputs_are_sketched():
+    model, x, y = network(), inputs(7), torch.arange(7)
+    alone = gs.sketch(model, x, size=3, method="orthogonal")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=3)
+    for pairs in (loader, (x, y)):
+        assert_sketch_close(gs.sketch(model, pairs, size=3, method="orthogonal").features, alone.features, 1e-14)
+    whole = gs.sketch(Scaled(model), (x, torch.full((7,), 2.0, dtype=F64)), size=100)  # so large that it is exact
+    torch.testing.assert_close(whole.kernel().value, 4 * gs.ntk(model, x, reduce="trace"), rtol=1e-12, atol=0)
+
+
 def test_loss_direction_is_the_gradient_of_each_examples_own_loss():
     model, x, y = network(), inputs(), torch.tensor([0, 1, 2, 0, 1])
     found = gs.sketch(model, [(x[:2], y[:2]), (x[2:], y[2:])], size=9, loss="cross_entropy")

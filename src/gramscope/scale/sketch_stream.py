@@ -1,5 +1,6 @@
 """``gs.sketch``: a few numbers for each example's gradient, from which kernels follow without forming a gradient."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,8 +61,9 @@ def sketch(
 
     Args:
         model: any module.
-        loader: batches of examples, each as :func:`gramscope.ntk` takes ``x``, or (x, y) if a loss is given. A tensor,
-            a tuple or a dict is a whole data set, taken some examples at a time.
+        loader: batches of examples, each as :func:`gramscope.ntk` takes ``x``, or (x, y). y is for the loss; without
+            one it is left out, if the model takes one argument alone. A tensor, a tuple or a dict is a whole data set,
+            taken some examples at a time.
         size: a parameter's sketch has at most size x size numbers; parameters that have no more are held whole.
         repeats: independent sketches; the error falls as 1/√repeats. From 2 on there are standard errors.
         outputs: which outputs f, as for :func:`gramscope.ntk`; ``gs.project(k)`` for very many.
@@ -130,7 +132,7 @@ class _Stream:
         self.width = -1
 
     def add(self, batch: ModelInput, count: int) -> None:
-        x, y = (batch, None) if self.loss is None else _pair(batch)
+        x, y = (_inputs(batch, self.model), None) if self.loss is None else _pair(batch)
         device = next(self.model.parameters()).device
         room = SIGNALS.get(device.type, SIGNALS["cuda"])
         with (
@@ -299,6 +301,18 @@ def _length(batches: Iterable[Any]) -> int:
         return len(batches)  # type: ignore[arg-type]
     except TypeError:
         return 1
+
+
+def _inputs(batch: Any, model: nn.Module) -> ModelInput:
+    """The inputs of a batch; of (x, y) only x, if the model cannot be called with both."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        return batch
+    signature = inspect.signature(unwrap(model).forward)
+    try:
+        signature.bind(*batch)
+    except TypeError:
+        return batch[0]
+    return batch
 
 
 def _pair(batch: Any) -> tuple[Any, Tensor]:
