@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from gramscope.base.charts import heat_map
-from gramscope.base.checks import check_count, check_finite, check_lr
+from gramscope.base.checks import check_count, check_finite, check_lr, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
@@ -94,9 +94,13 @@ def tracin(
         [[1.0], [0.0]]
     """
     states = [None] if checkpoints is None else list(checkpoints)
+    if not states or not all(state is None or isinstance(state, Mapping) for state in states):
+        raise InputError(
+            "checkpoints must be state dicts, one at least. Load files with torch.load; pass one as [state]."
+        )
     rates = _rates(lr, len(states))
     n = count_examples(x)
-    if len(y) != n or len(y_test) != count_examples(x_test):
+    if len(check_tensor(y, "y")) != n or len(check_tensor(y_test, "y_test")) != count_examples(x_test):
         raise InputError(f"y must have one row for each example: got {len(y)} for {n} and {len(y_test)} test rows.")
     check_count(batch_size, "batch_size")
     total = torch.zeros(n, len(y_test), dtype=torch.float64, device=y.device)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramscope.base.checks import check_count, check_number
 from gramscope.base.class_labels import are_labels, target_rows
 from gramscope.base.errors import InputError
-from gramscope.base.moments import as_rows, centered_rows, check_paired
+from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
 from gramscope.base.rng import stream
@@ -117,11 +117,9 @@ def target_linearity(
     check_count(permutations, "permutations", 0)
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
     (targets,), classes = _numbered(targets)
-    h, y = _rows(features, targets, classes)
-    used = centered_rows(h) if center else h
-    span = measure._basis(used, h.norm(dim=0), len(h), Rounding.of(features, dtype))
-    centred = _varying(centered_rows(y), y.mean(0), len(y))
-    value = _value(span, centred, len(h))
+    state = measure._stacked(features, targets, classes, least=1)
+    span, centred = measure._span(state)
+    value = _value(span, centred, state.n)
     if permutations == 0 or math.isnan(value):
         return value
     drawn = _permuted(span, centred, permutations, seed)
@@ -258,6 +256,11 @@ class TriangularState:
         """The rows relative to another shift."""
         return self.rows + torch.outer(self.rows[:, self.features], self.shift - shift)
 
+    def covariance(self) -> Float[Tensor, "p p"]:
+        """``HᵀH``."""
+        h = self.about(torch.zeros_like(self.shift))[:, : self.features]
+        return h.mT @ h
+
     def merged(self, other: "TriangularState") -> "TriangularState":
         # Labels of no examples do not tell how many classes there are.
         same_targets = self.rows.shape[1] == other.rows.shape[1] or self.n == 0 or other.n == 0
@@ -295,21 +298,28 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
     ) -> None:
         if tol is not None:
             check_number(tol, "tol", least=0.0, below=1.0)
-        if dtype is not None and not dtype.is_floating_point:
-            raise InputError(f"dtype must be a floating one, of the arithmetic that made the features, got {dtype}.")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(
+                f"dtype must be a floating one of torch, of the arithmetic that made the features, got {dtype!r}."
+            )
         self.center, self.tol, self.classes, self.dtype = center, tol, classes, dtype
 
     def update(self, features: Tensor, targets: Tensor) -> TriangularState:
-        h, y = _rows(features, targets, self.classes, least=0)
-        first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
-        shift = torch.cat([first_h, h.new_zeros(1), first_y])
-        rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
-        return TriangularState(len(h), h.shape[1], _triangular(rows), shift, Rounding.of(features, self.dtype))
+        state = self._stacked(features, targets, self.classes, least=0)
+        return replace(state, rows=_triangular(state.rows))
 
     def compute(self, state: TriangularState) -> TargetLinearityValue:
         if state.n == 0:
             raise InputError("target linearity needs examples, got none.")
         return _value(*self._span(state), state.n)
+
+    def _stacked(self, features: Tensor, targets: Tensor, classes: int | None, least: int) -> TriangularState:
+        """The rows [H, 1, Y] themselves, an example each: the state before its QR factorisation."""
+        h, y = _rows(features, targets, classes, least=least)
+        first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
+        shift = torch.cat([first_h, h.new_zeros(1), first_y])
+        rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
+        return TriangularState(len(h), h.shape[1], rows, shift, Rounding.of(features, self.dtype))
 
     def _span(self, state: TriangularState) -> tuple[Float[Tensor, "rows r"], Float[Tensor, "rows c"]]:
         """An orthonormal basis of the features' columns, and the centred targets; zero where they do not vary."""
@@ -373,7 +383,7 @@ def _numbered(*targets: Tensor) -> tuple[Sequence[Tensor], int | None]:
 
 
 def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    held = round(share * len(h))
+    held = round(check_number(share, "test_share", above=0.0, below=1.0) * len(h))
     if not 0 < held < len(h):
         raise InputError(f"test_share must leave at least one example on both sides, got {share} of {len(h)} examples.")
     rng = stream(seed, "target linearity", "split")
