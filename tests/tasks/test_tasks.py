@@ -200,10 +200,10 @@ def test_models_seed_no_gpu(build, monkeypatch):
 
 def test_numbers_of_examples_and_seeds_are_checked_as_everywhere(tmp_path):
     """``train=-5`` once took all examples but the last five, and a seed below zero was a seed."""
-    for call in (gs.tasks.mnist, gs.tasks.cifar10):
+    for call in (tasks.mnist, tasks.cifar10):
         for name in ("train", "test"):
             with pytest.raises(InputError, match=f"{name} must be a whole number of at least 1, got -5"):
                 call(folder=tmp_path, **{name: -5})
-    for task in (gs.tasks.digits, gs.tasks.swiss_roll, gs.tasks.parity, gs.tasks.modular):
+    for task in (tasks.digits, tasks.swiss_roll, tasks.parity, tasks.modular):
         with pytest.raises(InputError, match="seed must be"):
             task(seed=-1)

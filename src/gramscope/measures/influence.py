@@ -16,7 +16,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult, as_column
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs, count_examples
+from gramscope.capture.network import Outputs, count_examples, slice_examples
 from gramscope.hierarchy.losses import loss_function
 from gramscope.kernels.gradients import gradient_gram
 
@@ -111,7 +111,7 @@ def tracin(
         test = _loss_slopes(at, x_test, y_test, loss, outputs)
         for start in range(0, n, batch_size):
             some = slice(start, min(start + batch_size, n))
-            part = tree_map(lambda leaf, some=some: leaf[some] if isinstance(leaf, Tensor) else leaf, x)
+            part = slice_examples(x, n, some)
             train = _loss_slopes(at, part, y[some], loss, outputs)
             both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, part, x_test)
             grams = gradient_gram(at, both, torch.cat([train, test]), outputs=outputs)

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count, check_number
-from gramscope.base.class_labels import are_labels, target_rows
+from gramscope.base.checks import check_count, check_number, check_tensor
+from gramscope.base.class_labels import are_labels, class_labels, one_hot_present, target_rows
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.nested import ModelInput
@@ -116,8 +116,7 @@ def target_linearity(
     """
     check_count(permutations, "permutations", 0)
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
-    (targets,), classes = _numbered(targets)
-    state = measure._stacked(features, targets, classes, least=1)
+    state = measure._stacked(features, *_as_rows_alike(targets), least=1)
     span, centred = measure._span(state)
     value = _value(span, centred, state.n)
     if permutations == 0 or math.isnan(value):
@@ -153,15 +152,11 @@ def held_out_target_linearity(
     """
     if (test_features is None) != (test_targets is None):
         raise InputError("test_features and test_targets must be given together, got one of them.")
-    if test_targets is None:
-        (targets,), classes = _numbered(targets)
-    else:
-        (targets, test_targets), classes = _numbered(targets, test_targets)
-    h, y = _rows(features, targets, classes)
     if test_features is None or test_targets is None:
-        (h, y), (h_test, y_test) = _split(h, y, test_share, seed)
+        (h, y), (h_test, y_test) = _split(*_rows(features, *_as_rows_alike(targets)), test_share, seed)
     else:
-        h_test, y_test = _rows(test_features, test_targets, classes)
+        targets, test_targets = _as_rows_alike(targets, test_targets)
+        (h, y), (h_test, y_test) = _rows(features, targets), _rows(test_features, test_targets)
         if h_test.shape[1] != h.shape[1] or y_test.shape[1] != y.shape[1]:
             raise InputError(
                 f"test features and targets must have the widths {h.shape[1]} and {y.shape[1]} of the training ones, "
@@ -305,7 +300,7 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         self.center, self.tol, self.classes, self.dtype = center, tol, classes, dtype
 
     def update(self, features: Tensor, targets: Tensor) -> TriangularState:
-        state = self._stacked(features, targets, self.classes, least=0)
+        state = self._stacked(features, target_rows(targets, self.classes), least=0)
         return replace(state, rows=_triangular(state.rows))
 
     def compute(self, state: TriangularState) -> TargetLinearityValue:
@@ -313,9 +308,9 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
             raise InputError("target linearity needs examples, got none.")
         return _value(*self._span(state), state.n)
 
-    def _stacked(self, features: Tensor, targets: Tensor, classes: int | None, least: int) -> TriangularState:
+    def _stacked(self, features: Tensor, targets: Tensor, least: int) -> TriangularState:
         """The rows [H, 1, Y] themselves, an example each: the state before its QR factorisation."""
-        h, y = _rows(features, targets, classes, least=least)
+        h, y = _rows(features, targets, least=least)
         first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
         shift = torch.cat([first_h, h.new_zeros(1), first_y])
         rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
@@ -356,8 +351,8 @@ def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Fl
     return torch.stack([(span.mT @ centred[order]).square().sum() / total for order in orders])
 
 
-def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, least: int = 1) -> tuple[Tensor, Tensor]:
-    h, y = as_rows(features, "features"), as_rows(target_rows(targets, classes), "targets")
+def _rows(features: Tensor, targets: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:
+    h, y = as_rows(features, "features"), as_rows(targets, "targets")
     check_paired(h, y, "features", "targets")
     if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
         raise InputError(
@@ -368,18 +363,11 @@ def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, leas
     return h, y.to(h.device)
 
 
-def _numbered(*targets: Tensor) -> tuple[Sequence[Tensor], int | None]:
-    """Labels of all sets numbered alike, without gaps, and how many there are; other targets as they are, and None.
-
-    Classes without examples would only add columns of zeros, which change no sum.
-    """
-    if not all(isinstance(t, Tensor) and are_labels(t) and len(t) for t in targets):
-        return targets, None
-    labels = [t.detach().long().cpu().flatten() for t in targets]
-    present = torch.cat(labels).unique()
-    if int(present[0]) < 0:  # refused where they are used
-        return targets, None
-    return [torch.searchsorted(present, own) for own in labels], len(present)
+def _as_rows_alike(*targets: Tensor) -> Sequence[Tensor]:
+    """Labels of all sets as one-hot rows of the classes in any of them; other targets as they are."""
+    if not all(are_labels(check_tensor(t, "targets")) for t in targets):
+        return targets
+    return one_hot_present(torch.cat([class_labels(t).cpu() for t in targets])).split([len(t) for t in targets])
 
 
 def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

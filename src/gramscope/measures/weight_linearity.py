@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.checks import check_choice, check_lr, check_tensor
+from gramscope.base.class_labels import one_hot_present
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.capture import capture
@@ -69,8 +70,7 @@ class WeightTargets:
         counted = labels >= 0
         if not bool(counted.any()) or (labels.dim() == 1 and not bool(counted.all())):
             raise InputError("labels must be classes from 0; only labels by position may be left out (-100).")
-        present, places = torch.unique(labels.clamp(min=0), return_inverse=True)
-        hot = torch.nn.functional.one_hot(places, len(present)).double()
+        hot = one_hot_present(labels.clamp(min=0).flatten()).reshape(*labels.shape, -1)
         return cls(hot, counted if labels.dim() == 2 else None)
 
     def by_position(self) -> bool:
