@@ -1,5 +1,7 @@
 """Input that was once taken without a word, with a wrong number or an error of torch's: each is told apart now."""
 
+from functools import reduce
+
 import jaxtyping
 import pytest
 import torch
@@ -108,3 +110,16 @@ def test_states_of_training_features_keep_their_examples():
     assert torch.allclose(found.quality, whole.quality, atol=1e-10)
     with pytest.raises(InputError, match="for every batch or for none"):
         measure.merge(measure.update(X, X[:, :1]), measure.update(X, X[:, :1], X))
+
+
+def test_many_training_features_are_kept_as_a_triangle():
+    """Memory does not grow with the examples, and nothing of the spectrum is lost."""
+    measure, rng = m.RichnessCurves(), torch.Generator().manual_seed(0)
+    train = torch.randn(400, 3, generator=rng) * torch.tensor([1.0, 1e-3, 1e-5])
+    state = reduce(measure.merge, [measure.update(part, part="train") for part in train.split(7)])
+    assert state.trained == 400
+    assert state.train.n < 20
+    evaluation = measure.update(train, train[:, :1])
+    found, whole = measure.compute(measure.merge(state, evaluation)), m.richness_curves(train, train, train[:, :1])
+    assert found.eigenvalues.tolist() == pytest.approx(whole.eigenvalues.tolist(), rel=1e-6)
+    assert found.rank == whole.rank == 3

@@ -1,7 +1,7 @@
 """The three curves behind richness: how good, how used and how strong the eigenfunctions of the features are."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -59,15 +59,22 @@ class Curves(
 
 @dataclass(frozen=True, eq=False)
 class CurvesState:
-    """Training features; evaluation features with targets and outputs. Each is None while there is none."""
+    """Training features; evaluation features with targets and outputs. Each is None while there is none.
+
+    ``train`` are the rows of ``trained`` examples; where these are many, those of R in ``Φ = QR``, which has the same
+    ``ΦᵀΦ``.
+    """
 
     train: Rows | None
+    trained: int
     evaluation: PairedRows | None
 
     def merged(self, other: "CurvesState") -> "CurvesState":
         train = self.train.merged(other.train) if self.train and other.train else self.train or other.train
+        if train and train.n > 4 * train.width:
+            train = replace(train, chunks=(torch.linalg.qr(train.all(), mode="r")[1],))
         seen, more = self.evaluation, other.evaluation
-        return CurvesState(train, seen.merged(more) if seen and more else seen or more)
+        return CurvesState(train, self.trained + other.trained, seen.merged(more) if seen and more else seen or more)
 
 
 class RichnessCurves(Measure[CurvesState, Curves]):
@@ -93,14 +100,15 @@ class RichnessCurves(Measure[CurvesState, Curves]):
         if part == "train":
             if targets is not None or outputs is not None:
                 raise InputError("training features take no targets or outputs: these belong to the evaluation set.")
-            return CurvesState(Rows.of(features, "features"), None)
+            rows = Rows.of(features, "features")
+            return CurvesState(rows, rows.n, None)
         if targets is None and outputs is None:
             raise InputError("evaluation features need targets (for quality), outputs (for utilisation) or both.")
         labels = None
         if targets is not None and are_labels(check_tensor(targets, "targets")):
             # Which classes there are is known only in the end, so labels stay labels until then.
             labels, targets = class_labels(targets), None
-        return CurvesState(None, PairedRows.of(features=features, labels=labels, targets=targets, outputs=outputs))
+        return CurvesState(None, 0, PairedRows.of(features=features, labels=labels, targets=targets, outputs=outputs))
 
     def compute(self, state: CurvesState) -> Curves:
         if state.train is None or state.evaluation is None or state.evaluation.n == 0:
@@ -110,7 +118,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
                 f"update(features, targets, outputs); got no {absent}."
             )
         given = state.evaluation.kinds
-        rho, strong, u = feature_modes(state.train)
+        rho, strong, u = feature_modes(state.train, state.trained)
         phi = given["features"].all()
         if phi.shape[1] != len(rho):
             raise InputError(
@@ -120,7 +128,7 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             nan = undefined("the eigenfunctions", "all training features are zero")
             empty = phi.new_zeros(0)
             return Curves(empty, empty, rho * nan, rho, 0, 0, 0, nan, len(phi))
-        notes = _notes(len(strong), len(phi), phi.shape[1], state.train.n)
+        notes = _notes(len(strong), len(phi), phi.shape[1], state.trained)
         own = _along(u, given["features"].rounding.errors(phi.norm(dim=0)))
         q = orthonormalised(phi @ u / strong.sqrt(), own / strong.sqrt())
         targets = Rows.of(one_hot_present(given["labels"].all()[:, 0])) if "labels" in given else given.get("targets")
@@ -196,29 +204,29 @@ def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float 
     return q
 
 
-def feature_modes(train: Rows) -> tuple[Float[Tensor, " p"], Float[Tensor, " r"], Float[Tensor, "p r"]]:
+def feature_modes(train: Rows, n: int) -> tuple[Float[Tensor, " p"], Float[Tensor, " r"], Float[Tensor, "p r"]]:
     """Eigenvalues of ``ΦᵀΦ/n``, descending; those that are more than rounding of the features; and their vectors."""
-    if train.n == 0 or train.width == 0:
+    if n == 0 or train.width == 0:
         raise InputError("features must have rows and columns, got none: they have no eigenfunction.")
-    rho, u = _spectrum(train)
+    rho, u = _spectrum(train, n)
     shown = rho[: u.shape[1]]
     # Σ is XᵀX/n, so its diagonal holds the mean squares of the columns.
-    noise = _along(u, train.rounding.errors((u.square() @ shown).sqrt())) * floor(train.n, len(rho))
+    noise = _along(u, train.rounding.errors((u.square() @ shown).sqrt())) * floor(n, len(rho))
     kept = above_rounding(shown, noise.square())
     return rho, shown[kept], u[:, kept]
 
 
-def _spectrum(train: Rows) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
+def _spectrum(train: Rows, n: int) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
     """ρ descending and U; zeros fill up where there are fewer examples than features."""
     rho = torch.zeros(train.width, dtype=torch.float64, device=train.device)
-    if train.n > train.width:
+    if train.n >= train.width:
         total = torch.diag(rho)
         for _, block in train.blocks():
             total.addmm_(block.mT, block)
-        rho, u = torch.linalg.eigh(total / train.n)
+        rho, u = torch.linalg.eigh(total / n)
         return rho.flip(0).clamp(min=0), u.flip(1)
     _, s, v = torch.linalg.svd(train.all(), full_matrices=False)
-    rho[: len(s)] = s.square() / train.n
+    rho[: len(s)] = s.square() / n
     return rho, v.mT
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from gramscope.base.charts import heat_map
 from gramscope.base.checks import check_count, check_finite, check_lr, check_tensor
@@ -16,7 +15,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult, as_column
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs, count_examples, slice_examples
+from gramscope.capture.network import Outputs, count_examples, join_examples, slice_examples
 from gramscope.hierarchy.losses import loss_function
 from gramscope.kernels.gradients import gradient_gram
 
@@ -113,7 +112,9 @@ def tracin(
             some = slice(start, min(start + batch_size, n))
             part = slice_examples(x, n, some)
             train = _loss_slopes(at, part, y[some], loss, outputs)
-            both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, part, x_test)
+            both = join_examples(part, x_test)
+            if both is None:
+                raise InputError("x and x_test must be of one kind: as many tensors, with equal shapes and dtypes.")
             grams = gradient_gram(at, both, torch.cat([train, test]), outputs=outputs)
             block = sum(gram[: len(train), len(train) :].double() for gram in grams.values())
             total[some] += rate * torch.as_tensor(block, device=total.device).to(total)

@@ -191,7 +191,8 @@ def eigenmodes(features: Float[Tensor, "n p"], targets: Shaped[Tensor, "n *C"]) 
 
 def sample_modes(features: Float[Tensor, "n p"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "p r"]]:
     """Eigenvalues of ``ΦᵀΦ/n``, descending, and their vectors, without those that are rounding of the features."""
-    _, rho, modes = feature_modes(Rows.of(features, "features"))
+    rows = Rows.of(features, "features")
+    _, rho, modes = feature_modes(rows, rows.n)
     if len(rho) == 0:
         raise InputError("features must not all be zero: they have no eigenfunction.")
     return rho, modes

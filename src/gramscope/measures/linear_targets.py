@@ -116,7 +116,7 @@ def target_linearity(
     """
     check_count(permutations, "permutations", 0)
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
-    state = measure._stacked(features, *_as_rows_alike(targets), least=1)
+    state = measure._stacked(features, _as_rows_alike(targets)[0], least=1)
     span, centred = measure._span(state)
     value = _value(span, centred, state.n)
     if permutations == 0 or math.isnan(value):
@@ -153,7 +153,7 @@ def held_out_target_linearity(
     if (test_features is None) != (test_targets is None):
         raise InputError("test_features and test_targets must be given together, got one of them.")
     if test_features is None or test_targets is None:
-        (h, y), (h_test, y_test) = _split(*_rows(features, *_as_rows_alike(targets)), test_share, seed)
+        (h, y), (h_test, y_test) = _split(*_rows(features, _as_rows_alike(targets)[0]), test_share, seed)
     else:
         targets, test_targets = _as_rows_alike(targets, test_targets)
         (h, y), (h_test, y_test) = _rows(features, targets), _rows(test_features, test_targets)

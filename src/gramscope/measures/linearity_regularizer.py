@@ -76,7 +76,8 @@ class LinearityPenalty(nn.Module):
     def __init__(self, width: int, targets: int, *, momentum: float | None = 0.1, ridge: float = 1e-3) -> None:
         super().__init__()
         check_number(ridge, "ridge", above=0.0, hint="At 0 the penalty of fewer examples than features is flat.")
-        if momentum is not None and not (is_number(momentum) and 0 < momentum <= 1):
+        allowed = momentum is None or (is_number(momentum) and 0 < float(momentum) <= 1)
+        if not allowed:
             raise InputError(f"momentum must lie in (0, 1], or be None for a plain average, got {momentum!r}.")
         check_counts(1, width=width, targets=targets)
         self.width, self.targets, self.momentum, self.ridge = width, targets, momentum, ridge
