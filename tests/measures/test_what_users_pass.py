@@ -13,6 +13,7 @@ from gramscope.base.errors import InputError
 
 m = gs.measures
 X, LABELS = torch.linspace(-1, 2, 24).reshape(8, 3) ** 2, torch.arange(8) % 2
+ANY_LENGTH = nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(4, 2))
 NET = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
@@ -43,6 +44,8 @@ REFUSED = {
         lambda: m.tracin(NET, X, LABELS, X, LABELS, checkpoints=[]), "one at least"),
     "a single state dict": (
         lambda: m.tracin(NET, X, LABELS, X, LABELS, checkpoints=NET.state_dict()), "must be state dicts"),
+    "test examples of another length": (
+        lambda: m.tracin(ANY_LENGTH, X[:, None], LABELS, X[:, None, :2], LABELS), "x and x_test must be of one kind"),
     "labels in a list": (lambda: m.tracin(NET, X, LABELS.tolist(), X, LABELS), "y must be a torch.Tensor"),
     "a reduction that does not exist, once \"unfold\"": (
         lambda: m.LinearityRegularizer(NET, "0", targets=2, reduce="mean"), "reduce must be"),
@@ -123,3 +126,15 @@ def test_many_training_features_are_kept_as_a_triangle():
     found, whole = measure.compute(measure.merge(state, evaluation)), m.richness_curves(train, train, train[:, :1])
     assert found.eigenvalues.tolist() == pytest.approx(whole.eigenvalues.tolist(), rel=1e-6)
     assert found.rank == whole.rank == 3
+
+
+def test_results_say_the_main_thing():
+    found = m.moving_target(NET, X, LABELS, cross_entropy, lr=0.1, steps=3, starts=[0, 2])
+    assert repr(found).startswith("MovingTarget(gaps={0: ")
+    assert found.gaps[2] == found.gap(2)
+    assert found.steps == 3
+    with m.LinearityRegularizer(NET, "0", targets=2) as regularizer:
+        NET(X)
+        regularizer(LABELS)
+    assert repr(regularizer).startswith("LinearityRegularizer(target linearity {0: 0.")
+    assert "width=4, targets=2" in repr(regularizer.penalties)

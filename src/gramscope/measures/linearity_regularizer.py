@@ -112,6 +112,9 @@ class LinearityPenalty(nn.Module):
         with torch.no_grad():
             return 1 - float(_penalty(self._running(self.get_buffer("mean_h")), self.ridge, "the stream"))
 
+    def extra_repr(self) -> str:
+        return f"width={self.width}, targets={self.targets}, momentum={self.momentum}, ridge={self.ridge}"
+
     def _share(self, n: int) -> float:
         if int(self.batches) == 0:
             return 1.0
@@ -198,6 +201,10 @@ class LinearityRegularizer:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._seen = [], {}
+
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{name}: {value:.4g}" for name, value in self.target_linearity().items())
+        return f"LinearityRegularizer(target linearity {{{layers}}})"
 
     def __enter__(self) -> "LinearityRegularizer":
         return self

@@ -38,7 +38,7 @@ class LinearizedRun(TableResult, columns=("train_loss", "test_loss")):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MovingTarget(TableResult, columns=("train_loss", "test_loss")):
+class MovingTarget(TableResult, shown=("gaps", "steps", "final_loss"), columns=("train_loss", "test_loss")):
     """The network's own run and those of its linearisations.
 
     ``train_loss`` and ``test_loss`` (S+1,) are the network's; ``outputs`` its last ones on training and then test
@@ -59,6 +59,20 @@ class MovingTarget(TableResult, columns=("train_loss", "test_loss")):
             lines[f"linearised at {start}"] = torch.cat([before, run.train_loss])
         steps = range(len(self.train_loss))
         return line_chart(steps, lines, "The network and its linearisations", "step", axes=axes, ylabel="training loss")
+
+    @property
+    def gaps(self) -> dict[int, float]:
+        """:meth:`gap` of every start."""
+        return {start: self.gap(start) for start in self.runs}
+
+    @property
+    def steps(self) -> int:
+        return len(self.train_loss) - 1
+
+    @property
+    def final_loss(self) -> float:
+        """The network's training loss at the end."""
+        return float(self.train_loss[-1])
 
     def gap(self, start: int) -> float:
         """``|f_linearised - f| / |f - f_start|`` at the end: 0 where the kernel of ``start`` explains the rest."""
