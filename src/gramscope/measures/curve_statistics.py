@@ -131,5 +131,5 @@ def _correlation(a: Tensor | None, b: Tensor | None, method: Method) -> float | 
         return undefined("a correlation over eigenfunctions", f"it needs 4 eigenfunctions, got {len(a) + 1}")
     if float(a.std()) == 0 or float(b.std()) == 0:
         return undefined("a correlation over eigenfunctions", "one of the two curves is constant")
-    correlation = spearmanr if method == "spearman" else pearsonr
-    return float(correlation(a.cpu(), b.cpu()).statistic)
+    found = spearmanr(a.cpu(), b.cpu()) if method == "spearman" else pearsonr(a.cpu(), b.cpu())
+    return float(found.statistic)
