@@ -255,8 +255,13 @@ def test_a_classifier_must_be_finite():
     features, labels = clusters(40, 5, 3, 2)
     with pytest.raises(InputError, match="weight must be finite"):
         gs.measures.neural_collapse(features, labels, weight=torch.full((3, 5), torch.nan))
-    with pytest.raises(InputError, match="each of the weight's 3 rows, got 4"):
-        gs.measures.neural_collapse(features, labels, weight=torch.ones(3, 5), bias=torch.ones(4))
+    for bias in (torch.ones(4), torch.ones(3, 3)):
+        with pytest.raises(InputError, match=r"each of the weight's 3 rows, got \(\d"):
+            gs.measures.Collapse(weight=torch.ones(3, 5), bias=bias)
+    with pytest.raises(InputError, match=r"must have shape \(K, 5\)"):
+        gs.measures.neural_collapse(features, labels, weight=torch.ones(3))
+    with pytest.raises(InputError, match="classes must be a whole number"):
+        gs.measures.neural_collapse(features, labels, classes=True)
     with pytest.raises(InputError, match="ridge must be"):
         gs.measures.neural_collapse(features, labels, ridge=float("nan"))
 

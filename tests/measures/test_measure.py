@@ -94,7 +94,7 @@ def test_undefined_is_nan():
 
 def test_states_of_another_measure_are_refused():
     x, y = torch.randn(6, 3), torch.randn(6, 2)
-    own, foreign = gs.measures.Richness().update(x, y), gs.measures.CKA().update(x, y)
+    own, foreign = gs.measures.Richness().update(x, y), gs.measures.KernelCKA().update(x, y)
     for pair in ((foreign, own), (own, foreign), (foreign, foreign)):
         with pytest.raises(InputError, match=r"Richness merges states of its own \(LayerState\)"):
             gs.measures.Richness().merge(*pair)

@@ -30,5 +30,5 @@ def test_numerator_and_denominator_are_unbiased():
 
 
 def test_one_gradient_has_no_noise_to_see():
-    with pytest.raises(InputError, match="at least 2, got 1"):
+    with pytest.raises(InputError, match="2 examples at least, got shape"):
         gs.measures.gradient_noise_scale(torch.ones(1), 1.0)

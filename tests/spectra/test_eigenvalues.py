@@ -235,3 +235,9 @@ def test_eigenvalues_that_are_no_real_numbers_are_refused(wrong, as_users_run_it
     for take in (fit_tail, ranks):
         with pytest.raises(InputError, match=f"{take.__name__} needs eigenvalues as real numbers"):
             take(wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_whole_numbers_have_a_spectrum(dtype):
+    path = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=dtype)  # the adjacency matrix of three nodes in a row
+    assert spectrum(path).tolist() == pytest.approx([-(2**0.5), 0, 2**0.5], abs=1e-12)

@@ -146,3 +146,11 @@ def test_picture_draws_the_fit() -> None:
         assert area == pytest.approx(fit.n_tail / 80, rel=0.01)
     with pytest.raises(InputError, match="positive eigenvalue"):
         plot_esd(np.zeros(4))
+
+
+def test_adapters_that_do_not_fit_together_are_named():
+    adapter = {"fc.lora_A.weight": torch.ones(1, 3), "fc.lora_B.weight": torch.ones(2, 2)}
+    with pytest.raises(InputError, match="'fc' must be of one rank"):
+        lora_deltas(adapter)
+    with pytest.raises(InputError, match="scaling must be"):
+        lora_deltas(adapter, scaling=math.nan)

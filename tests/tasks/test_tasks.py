@@ -196,3 +196,14 @@ def test_models_seed_no_gpu(build, monkeypatch):
     build()
     assert not seeds
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_numbers_of_examples_and_seeds_are_checked_as_everywhere(tmp_path):
+    """``train=-5`` once took all examples but the last five, and a seed below zero was a seed."""
+    for call in (tasks.mnist, tasks.cifar10):
+        for name in ("train", "test"):
+            with pytest.raises(InputError, match=f"{name} must be a whole number of at least 1, got -5"):
+                call(folder=tmp_path, **{name: -5})
+    for task in (tasks.digits, tasks.swiss_roll, tasks.parity, tasks.modular):
+        with pytest.raises(InputError, match="seed must be"):
+            task(seed=-1)

@@ -1,10 +1,10 @@
 """Targets that are class labels: which are, and how they become rows."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_tensor
+from gramscope.base.checks import check_count, check_tensor
 from gramscope.base.errors import InputError
 
 LARGEST = 2**32  # numbers in one-hot targets: 32 GiB of them
@@ -54,7 +54,7 @@ def class_labels(labels: Tensor, *, negative: bool = False) -> Int[Tensor, " n"]
 def one_hot(labels: Int[Tensor, " n"], classes: int | None = None) -> Float[Tensor, "n C"]:
     """Labels from 0 as float64 rows; as many columns as ``classes``, or as the largest label needs."""
     largest = int(labels.max()) if len(labels) else 0
-    if classes is not None and largest >= classes:
+    if classes is not None and largest >= check_count(classes, "classes"):
         raise InputError(f"class labels must be between 0 and {classes - 1}, got {largest}. Check classes=.")
     width = classes or largest + 1
     if len(labels) * width > LARGEST:
@@ -63,3 +63,13 @@ def one_hot(labels: Int[Tensor, " n"], classes: int | None = None) -> Float[Tens
             f"{len(labels)} x {width}. Renumber all of them together: labels.unique(return_inverse=True)[1]."
         )
     return torch.nn.functional.one_hot(labels, width).double()
+
+
+def one_hot_present(labels: Shaped[Tensor, " n"]) -> Float[Tensor, "n C"]:
+    """Classes of a whole data set as float64 rows, a column for each class that has an example.
+
+    >>> one_hot_present(torch.tensor([7, 7, 2])).tolist()
+    [[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
+    """
+    present, places = labels.unique(return_inverse=True)
+    return one_hot(places, len(present))

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_plain
+from gramscope.base.checks import check_finite, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.user_warnings import undefined
 
@@ -70,9 +70,8 @@ def effective_rank(eigenvalues: Float[Tensor, " p"]) -> float:
 
 def check_eigenvalues(eigenvalues: Tensor) -> Float[Tensor, " p"]:
     """The eigenvalues of a positive semi-definite matrix in float64; those below zero by rounding are zero."""
-    if eigenvalues.dim() != 1 or len(eigenvalues) == 0:
+    if check_tensor(eigenvalues, "eigenvalues").dim() != 1 or len(eigenvalues) == 0:
         raise InputError(f"eigenvalues must have shape (p,) with p > 0, got {tuple(eigenvalues.shape)}.")
-    check_plain(eigenvalues, "eigenvalues")
     values = eigenvalues.detach().double()
     check_finite(values, "eigenvalues", "Look for overflow in what they are of.")
     largest = float(values.abs().max())

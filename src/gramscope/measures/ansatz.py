@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.agreement import cosine
-from gramscope.base.checks import check_number, check_symmetric
+from gramscope.base.checks import check_number, check_symmetric, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.rounding import Rounding, singular_floor
@@ -61,7 +61,7 @@ def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0
     """
     from scipy.optimize import minimize_scalar
 
-    if not 0 < bounds[0] < bounds[1] < math.inf:
+    if len(bounds) != 2 or not 0 < bounds[0] < bounds[1] < math.inf:
         raise InputError(f"bounds must be two powers, 0 < low < high, got {bounds}.")
     gram, agop = _both(gram, agop)
     values, vectors = _eigen(agop, Rounding.of(agop))
@@ -134,11 +134,17 @@ def _proportional_to_identity(covariance: Float[Tensor, "g o o"]) -> bool:
 def _eigen(matrix: Float[Tensor, "*g d d"], rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors; rounding counts as zero, since a small power would make it as large as the others."""
     values, vectors = torch.linalg.eigh(matrix)
-    return torch.where(values > singular_floor(matrix, rounding), values, 0.0), vectors
+    floors = singular_floor(matrix, rounding)
+    if bool((values < -floors).any()):
+        raise InputError(
+            "the matrix to take a power of must be positive semidefinite, but it has an eigenvalue of "
+            f"{float(values.min()):.3g}. Is it a gradient outer product?"
+        )
+    return torch.where(values > floors, values, 0.0), vectors
 
 
 def _both(gram: Tensor, agop: Tensor) -> tuple[Tensor, Tensor]:
-    if gram.shape != agop.shape:
+    if check_tensor(gram, "gram").shape != check_tensor(agop, "agop").shape:
         raise InputError(f"gram and agop must have one shape (d, d), got {tuple(gram.shape)} and {tuple(agop.shape)}.")
     return _symmetric(gram, "gram"), _symmetric(agop, "agop")
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, check_tensor
 from gramscope.base.class_labels import class_labels
 from gramscope.base.errors import InputError
 from gramscope.base.moments import Centre, check_paired
@@ -30,7 +30,7 @@ def regression_accuracy(outputs: Tensor, labels: Tensor) -> float:
         >>> regression_accuracy(torch.tensor([0.2, 1.4, 2.6, 3.5]), torch.tensor([0, 1, 2, 3]))
         0.5
     """
-    if outputs.dim() not in (1, 2) or outputs.numel() != len(outputs) or len(outputs) == 0:
+    if check_tensor(outputs, "outputs").dim() not in (1, 2) or outputs.numel() != len(outputs) or len(outputs) == 0:
         raise InputError(
             f"outputs must be one number for each example, (n,) or (n, 1), got shape {tuple(outputs.shape)}. "
             "For one output a class, compare argmax with the labels."
@@ -53,6 +53,28 @@ class ClassStatistics:
     squares: Float[Tensor, " p"]  # E φ², over all examples
     rows: Rows = field(repr=False)
     places: Int[Tensor, " n"] = field(repr=False)  # the class of each row, as its place among the labels
+
+    @classmethod
+    def of(cls, rows: Rows, labels: Int[Tensor, " n"]) -> "ClassStatistics":
+        present, places = labels.to(rows.device).unique(return_inverse=True)
+        counts = torch.bincount(places, minlength=len(present)).double()
+        means = torch.zeros((len(present), rows.width), dtype=torch.float64, device=rows.device)
+        squares = torch.zeros_like(means[0])
+        for some, block in rows.blocks():
+            means.index_add_(0, places[some], block)
+            squares += block.square().sum(0) / rows.n
+        means /= counts[:, None]
+        variances, rests = torch.zeros_like(counts), torch.zeros_like(means)
+        for some, block in rows.blocks():
+            at = places[some]
+            residuals = block - means[at]
+            variances.index_add_(0, at, residuals.square().sum(1))
+            rests.index_add_(0, at, residuals)
+        rests /= counts[:, None]
+        # About the mean with its last digits: |x - m - δ|² sums to |x - m|² - n |δ|².
+        variances = (variances / counts - rests.square().sum(1)).clamp(min=0)
+        centres = Centre(means, torch.zeros_like(means)).moved(rests)
+        return cls(tuple(present.tolist()), counts, centres, variances, squares, rows, places)
 
     @property
     def rounding(self) -> Rounding:
@@ -94,52 +116,3 @@ class ClassStatistics:
             along = self.centres[at].centred(block) @ directions
             total += (along.square() / self.counts[at, None]).sum(0)
         return total
-
-
-@dataclass(frozen=True, eq=False)
-class ClassState:
-    """Labelled rows and, for NC4, the outputs of the network."""
-
-    rows: Rows
-    labels: Rows
-    outputs: Rows | None
-
-    @classmethod
-    def of(cls, features: Tensor, labels: Int[Tensor, " n"], outputs: Tensor | None) -> "ClassState":
-        rows = Rows.of(features, "features")
-        check_paired(features, labels, "features", "labels")
-        if outputs is not None:
-            check_paired(features, outputs, "features", "outputs")
-        return cls(rows, Rows.of(labels, "labels"), None if outputs is None else Rows.of(outputs, "outputs"))
-
-    @property
-    def n(self) -> int:
-        return self.rows.n
-
-    def merged(self, other: "ClassState") -> "ClassState":
-        if (self.outputs is None) != (other.outputs is None):
-            raise InputError("outputs must be given for every batch or for none.")
-        rows, labels = self.rows.merged(other.rows), self.labels.merged(other.labels)
-        return ClassState(rows, labels, self.outputs.merged(other.outputs) if self.outputs and other.outputs else None)
-
-    def statistics(self) -> ClassStatistics:
-        labels = self.labels.all()[:, 0].long().to(self.rows.device)
-        present, places = labels.unique(return_inverse=True)
-        counts = torch.bincount(places, minlength=len(present)).double()
-        means = torch.zeros((len(present), self.rows.width), dtype=torch.float64, device=self.rows.device)
-        squares = torch.zeros_like(means[0])
-        for some, block in self.rows.blocks():
-            means.index_add_(0, places[some], block)
-            squares += block.square().sum(0) / self.n
-        means /= counts[:, None]
-        variances, rests = torch.zeros_like(counts), torch.zeros_like(means)
-        for some, block in self.rows.blocks():
-            at = places[some]
-            residuals = block - means[at]
-            variances.index_add_(0, at, residuals.square().sum(1))
-            rests.index_add_(0, at, residuals)
-        rests /= counts[:, None]
-        # About the mean with its last digits: |x - m - δ|² sums to |x - m|² - n |δ|².
-        variances = (variances / counts - rests.square().sum(1)).clamp(min=0)
-        centres = Centre(means, torch.zeros_like(means)).moved(rests)
-        return ClassStatistics(tuple(present.tolist()), counts, centres, variances, squares, self.rows, places)

@@ -1,20 +1,22 @@
 """Neural collapse: whether the features of a class fall onto one point, and the points onto a simplex."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_finite, check_number
+from gramscope.base.checks import check_count, check_number
 from gramscope.base.class_labels import class_labels
 from gramscope.base.errors import InputError
+from gramscope.base.moments import as_rows
 from gramscope.base.results import Result
 from gramscope.base.user_warnings import undefined, warn
-from gramscope.measures.class_moments import ClassState, ClassStatistics
+from gramscope.measures.class_moments import ClassStatistics
 from gramscope.measures.measure import Measure
+from gramscope.measures.rows import PairedRows, Rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +44,7 @@ class NeuralCollapse(Result):
     notes: tuple[str, ...] = ()
 
 
-class Collapse(Measure[ClassState, NeuralCollapse]):
+class Collapse(Measure[PairedRows, NeuralCollapse]):
     """Neural collapse, batch by batch: ``update(features, labels, outputs=None)``.
 
     With class means μ_c, their mean μ̄ and M the rows ``μ_c - μ̄``: ``Σ_b = MᵀM/C``, ``Σ_W = Σ_c Cov_c(φ)/C``, and
@@ -79,18 +81,17 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
         check_number(ridge, "ridge", least=0.0, hint="0 is the pseudo-inverse.")
         if bias is not None and weight is None:
             raise InputError("bias belongs to a classifier: pass its weight (K, p) too.")
-        if bias is not None and weight is not None and len(bias) != len(weight):
-            raise InputError(f"bias must have one entry for each of the weight's {len(weight)} rows, got {len(bias)}.")
-        named = range(classes) if isinstance(classes, int) else classes
+        named = classes if classes is None or isinstance(classes, Iterable) else range(check_count(classes, "classes"))
         self.classes = None if named is None else tuple(named)
-        self.weight = None if weight is None else weight.detach().double()
-        self.bias = None if bias is None else bias.detach().double()
-        for name, given in (("weight", self.weight), ("bias", self.bias)):
-            if given is not None:
-                check_finite(given, name, "Look for a run that has diverged.")
+        self.weight = None if weight is None else as_rows(weight, "weight")
+        self.bias = None if bias is None else as_rows(bias, "bias")[:, 0]
+        if bias is not None and self.weight is not None and bias.shape != self.weight.shape[:1]:
+            raise InputError(
+                f"bias must have one entry for each of the weight's {len(self.weight)} rows, got {tuple(bias.shape)}."
+            )
         self.ridge = ridge
 
-    def update(self, features: Tensor, labels: Tensor, outputs: Tensor | None = None) -> ClassState:
+    def update(self, features: Tensor, labels: Tensor, outputs: Tensor | None = None) -> PairedRows:
         labels = class_labels(labels, negative=self.classes is not None)
         if isinstance(features, Tensor) and 0 in features.shape[1:]:
             raise InputError(f"features must have at least one column, got shape {tuple(features.shape)}.")
@@ -98,20 +99,22 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             unknown = sorted(set(labels.tolist()) - set(self.classes))
             if unknown:
                 raise InputError(f"labels must be among the given classes, but {unknown[:5]} are not. Check classes=.")
-        state = ClassState.of(features, labels, outputs)
-        if self.weight is not None and self.weight.shape[1] != state.rows.width:
+        state = PairedRows.of(features=features, labels=labels, outputs=outputs)
+        width = state.kinds["features"].width
+        if self.weight is not None and self.weight.shape[1] != width:
             raise InputError(
-                f"the classifier's weight must have shape (K, {state.rows.width}) to match the features, got "
+                f"the classifier's weight must have shape (K, {width}) to match the features, got "
                 f"{tuple(self.weight.shape)}. Pass last.weight and the inputs of that layer."
             )
         return state
 
-    def compute(self, state: ClassState) -> NeuralCollapse:
+    def compute(self, state: PairedRows) -> NeuralCollapse:
         if state.n == 0:
             raise InputError("neural collapse needs examples, got none.")
-        found = state.statistics()
+        rows, labels = state.kinds["features"], state.kinds["labels"]
+        found = ClassStatistics.of(rows, labels.all()[:, 0].long())
         missing = tuple(c for c in self.classes or () if c not in found.labels)
-        notes = _notes(found, missing, state.rows.width)
+        notes = _notes(found, missing, rows.width)
         count = len(found.labels)
         if count < 2:
             nan = undefined(
@@ -131,7 +134,7 @@ class Collapse(Measure[ClassState, NeuralCollapse]):
             nc2_equiangular=parts[1],
             nc2_maximal_angle=parts[2],
             nc3=None if self.weight is None else _nc3(found, self.weight),
-            nc4=_nc4(state, found, self.weight, self.bias),
+            nc4=_nc4(found, state.kinds.get("outputs"), self.weight, self.bias),
             cdnv=cdnv,
             within=within,
             mean_within=within / count,
@@ -238,11 +241,11 @@ def _nc3(found: ClassStatistics, weight: Float[Tensor, "K p"]) -> float:
     return float((w / w.norm() - m / m.norm()).square().sum())
 
 
-def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias: Tensor | None) -> float | None:
+def _nc4(found: ClassStatistics, outputs: Rows | None, weight: Tensor | None, bias: Tensor | None) -> float | None:
     wrong = 0
-    for some, rows in state.rows.blocks():
-        if state.outputs is not None:
-            scores, source = state.outputs.block(some.start, some.stop).to(rows.device), "outputs"
+    for some, rows in found.rows.blocks():
+        if outputs is not None:
+            scores, source = outputs.block(some.start, some.stop).to(rows.device), "outputs"
         elif weight is not None:
             scores, source = rows @ weight.to(rows.device).mT, "the classifier's weight"
             scores += 0.0 if bias is None else bias.to(rows.device)
@@ -251,7 +254,7 @@ def _nc4(state: ClassState, found: ClassStatistics, weight: Tensor | None, bias:
         places = _columns(found.labels, scores.shape[1], source).to(rows.device)
         nearest = _distances(found.centre.centred(rows), found.centred).argmin(1)
         wrong += int((scores.argmax(1) != places[nearest]).sum())
-    return wrong / state.n
+    return wrong / found.rows.n
 
 
 def _columns(labels: tuple[int, ...], width: int, what: str) -> Int[Tensor, " C"]:

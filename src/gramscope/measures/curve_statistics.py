@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -30,6 +29,7 @@ def utilisation_dimension(curves: Curves) -> float:
     Reference: arXiv:2410.04264, eq. 9 and table 4.
 
     Example:
+        >>> import torch
         >>> labels = torch.arange(60) % 3
         >>> phi = torch.eye(3)[labels]
         >>> round(utilisation_dimension(richness_curves(phi, phi, outputs=phi)), 6)
@@ -61,6 +61,7 @@ def curve_correlation(curves: Curves, *, method: Method = "spearman") -> CurveCo
     Reference: arXiv:2410.04264, section 5.3 and figure 5.
 
     Example:
+        >>> import torch
         >>> labels = torch.arange(64) % 4
         >>> phi = torch.eye(4)[labels] * torch.tensor([4.0, 3.0, 2.0, 1.0])
         >>> targets = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0], [0.0, 0.5]])[labels]
@@ -100,6 +101,7 @@ def layer_curves(
     Reference: arXiv:2410.04264, appendix I, eq. 59, figures 18-21.
 
     Example:
+        >>> import torch
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
         >>> found = layer_curves(model, torch.randn(40, 3).double(), torch.randn(30, 3).double(), layers=["0", "1"])
         >>> sorted(found)
@@ -121,14 +123,13 @@ def _increments(cumulative: Float[Tensor, " k"] | None, name: str, source: str) 
 
 
 def _correlation(a: Tensor | None, b: Tensor | None, method: Method) -> float | None:
-    from scipy.stats import rankdata
+    from scipy.stats import pearsonr, spearmanr
 
     if a is None or b is None:
         return None
     if len(a) < 3:
         return undefined("a correlation over eigenfunctions", f"it needs 4 eigenfunctions, got {len(a) + 1}")
-    if method == "spearman":
-        a, b = (torch.from_numpy(rankdata(values.cpu())) for values in (a, b))
     if float(a.std()) == 0 or float(b.std()) == 0:
         return undefined("a correlation over eigenfunctions", "one of the two curves is constant")
-    return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+    found = spearmanr(a.cpu(), b.cpu()) if method == "spearman" else pearsonr(a.cpu(), b.cpu())
+    return float(found.statistic)

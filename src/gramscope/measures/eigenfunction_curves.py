@@ -1,8 +1,7 @@
 """The three curves behind richness: how good, how used and how strong the eigenfunctions of the features are."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -10,17 +9,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_choice
-from gramscope.base.class_labels import are_labels, class_labels, one_hot
+from gramscope.base.checks import check_choice, check_tensor
+from gramscope.base.class_labels import are_labels, class_labels, one_hot_present
 from gramscope.base.effective_rank import effective_rank
 from gramscope.base.errors import InputError
-from gramscope.base.moments import check_paired
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
-from gramscope.base.rounding import Rounding, above_rounding, column_basis, floor
+from gramscope.base.rounding import above_rounding, column_basis, floor
 from gramscope.base.user_warnings import undefined, warn
 from gramscope.measures.measure import Measure
-from gramscope.measures.rows import Rows
+from gramscope.measures.rows import PairedRows, Rows
 
 Part = Literal["evaluation", "train"]
 
@@ -60,43 +58,23 @@ class Curves(
 
 
 @dataclass(frozen=True, eq=False)
-class SecondMoment:
-    """``Σ x xᵀ`` of n rows, not centred."""
-
-    n: int
-    total: Float[Tensor, "p p"]
-
-    @classmethod
-    def of(cls, rows: Rows) -> "SecondMoment":
-        x = rows.all()
-        return cls(rows.n, x.mT @ x)
-
-    def merged(self, other: "SecondMoment") -> "SecondMoment":
-        if self.total.shape != other.total.shape:
-            raise InputError(f"features must have one width, got {len(self.total)} and {len(other.total)}.")
-        return SecondMoment(self.n + other.n, self.total + other.total.to(self.total))
-
-
-@dataclass(frozen=True, eq=False)
 class CurvesState:
-    """Training features as rows or second moments, whichever is smaller; evaluation features, targets and outputs.
+    """Training features; evaluation features with targets and outputs. Each is None while there is none.
 
-    ``rounding`` is that of the training features.
+    ``train`` are the rows of ``trained`` examples; where these are many, those of R in ``Φ = QR``, which has the same
+    ``ΦᵀΦ``.
     """
 
-    train: Rows | SecondMoment | None
-    evaluation: Mapping[str, Rows]
-    rounding: Rounding
+    train: Rows | None
+    trained: int
+    evaluation: PairedRows | None
 
     def merged(self, other: "CurvesState") -> "CurvesState":
-        if self.evaluation and other.evaluation and self.evaluation.keys() != other.evaluation.keys():
-            raise InputError(
-                "targets and outputs must be given for every evaluation batch or for none, got "
-                f"{sorted(self.evaluation)} and {sorted(other.evaluation)}."
-            )
-        both = {key: rows.merged(other.evaluation[key]) for key, rows in self.evaluation.items() if other.evaluation}
-        rounding = self.rounding.merged(other.rounding)
-        return CurvesState(_merge_train(self.train, other.train), both or self.evaluation or other.evaluation, rounding)
+        train = self.train.merged(other.train) if self.train and other.train else self.train or other.train
+        if train and train.n > 4 * train.width:
+            train = replace(train, chunks=(torch.linalg.qr(train.all(), mode="r")[1],))
+        seen, more = self.evaluation, other.evaluation
+        return CurvesState(train, self.trained + other.trained, seen.merged(more) if seen and more else seen or more)
 
 
 class RichnessCurves(Measure[CurvesState, Curves]):
@@ -119,33 +97,29 @@ class RichnessCurves(Measure[CurvesState, Curves]):
         part: Part = "evaluation",
     ) -> CurvesState:
         check_choice(part, "part", get_args(Part))
-        rows = Rows.of(features, "features")
         if part == "train":
             if targets is not None or outputs is not None:
                 raise InputError("training features take no targets or outputs: these belong to the evaluation set.")
-            return CurvesState(_compact(rows), {}, rows.rounding)
+            rows = Rows.of(features, "features")
+            return CurvesState(rows, rows.n, None)
         if targets is None and outputs is None:
             raise InputError("evaluation features need targets (for quality), outputs (for utilisation) or both.")
-        kept = {"features": rows}
-        for name, value in (("targets", targets), ("outputs", outputs)):
-            if value is not None:
-                check_paired(features, value, "features", name)
-                kept[name] = Rows.of(value, name)
-        if targets is not None and are_labels(targets):
+        labels = None
+        if targets is not None and are_labels(check_tensor(targets, "targets")):
             # Which classes there are is known only in the end, so labels stay labels until then.
-            kept["labels"] = Rows.of(class_labels(targets))
-            del kept["targets"]
-        return CurvesState(None, kept, Rounding())
+            labels, targets = class_labels(targets), None
+        return CurvesState(None, 0, PairedRows.of(features=features, labels=labels, targets=targets, outputs=outputs))
 
     def compute(self, state: CurvesState) -> Curves:
-        if state.train is None or not state.evaluation:
+        if state.train is None or state.evaluation is None or state.evaluation.n == 0:
             absent = "training features" if state.train is None else "evaluation set"
             raise InputError(
                 "the curves need training features, update(features, part='train'), and an evaluation set, "
                 f"update(features, targets, outputs); got no {absent}."
             )
-        rho, strong, u = feature_modes(state.train, state.rounding)
-        phi = state.evaluation["features"].all()
+        given = state.evaluation.kinds
+        rho, strong, u = feature_modes(state.train, state.trained)
+        phi = given["features"].all()
         if phi.shape[1] != len(rho):
             raise InputError(
                 f"training and evaluation features must be of one width, got {len(rho)} and {phi.shape[1]}."
@@ -154,11 +128,12 @@ class RichnessCurves(Measure[CurvesState, Curves]):
             nan = undefined("the eigenfunctions", "all training features are zero")
             empty = phi.new_zeros(0)
             return Curves(empty, empty, rho * nan, rho, 0, 0, 0, nan, len(phi))
-        notes = _notes(len(strong), len(phi), phi.shape[1], state.train.n)
-        own = _along(u, state.evaluation["features"].rounding.errors(phi.norm(dim=0)))
+        notes = _notes(len(strong), len(phi), phi.shape[1], state.trained)
+        own = _along(u, given["features"].rounding.errors(phi.norm(dim=0)))
         q = orthonormalised(phi @ u / strong.sqrt(), own / strong.sqrt())
-        quality, target_rank = _cumulative(q, _targets(state.evaluation), "targets")
-        utilisation, output_rank = _cumulative(q, state.evaluation.get("outputs"), "outputs")
+        targets = Rows.of(one_hot_present(given["labels"].all()[:, 0])) if "labels" in given else given.get("targets")
+        quality, target_rank = _cumulative(q, targets, "targets")
+        utilisation, output_rank = _cumulative(q, given.get("outputs"), "outputs")
         dimension = effective_dimension(strong)
         ranks = len(strong), target_rank, output_rank
         return Curves(quality, utilisation, rho / rho[0], rho, *ranks, dimension, len(phi), notes)
@@ -229,29 +204,29 @@ def orthonormalised(e: Float[Tensor, "n k"], noise: Float[Tensor, " k"] | float 
     return q
 
 
-def feature_modes(
-    train: Rows | SecondMoment, rounding: Rounding
-) -> tuple[Float[Tensor, " p"], Float[Tensor, " r"], Float[Tensor, "p r"]]:
+def feature_modes(train: Rows, n: int) -> tuple[Float[Tensor, " p"], Float[Tensor, " r"], Float[Tensor, "p r"]]:
     """Eigenvalues of ``ΦᵀΦ/n``, descending; those that are more than rounding of the features; and their vectors."""
-    if train.n == 0:
-        raise InputError("features must have rows, got none: they have no eigenfunction.")
-    rho, u = _spectrum(train)
+    if n == 0 or train.width == 0:
+        raise InputError("features must have rows and columns, got none: they have no eigenfunction.")
+    rho, u = _spectrum(train, n)
     shown = rho[: u.shape[1]]
     # Σ is XᵀX/n, so its diagonal holds the mean squares of the columns.
-    noise = _along(u, rounding.errors((u.square() @ shown).sqrt())) * floor(train.n, len(rho))
+    noise = _along(u, train.rounding.errors((u.square() @ shown).sqrt())) * floor(n, len(rho))
     kept = above_rounding(shown, noise.square())
     return rho, shown[kept], u[:, kept]
 
 
-def _spectrum(train: Rows | SecondMoment) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
+def _spectrum(train: Rows, n: int) -> tuple[Float[Tensor, " p"], Float[Tensor, "p r"]]:
     """ρ descending and U; zeros fill up where there are fewer examples than features."""
-    if isinstance(train, SecondMoment):
-        rho, u = torch.linalg.eigh(train.total / train.n)
+    rho = torch.zeros(train.width, dtype=torch.float64, device=train.device)
+    if train.n >= train.width:
+        total = torch.diag(rho)
+        for _, block in train.blocks():
+            total.addmm_(block.mT, block)
+        rho, u = torch.linalg.eigh(total / n)
         return rho.flip(0).clamp(min=0), u.flip(1)
-    x = train.all()
-    _, s, v = torch.linalg.svd(x, full_matrices=False)
-    rho = torch.zeros(train.width, dtype=torch.float64, device=x.device)
-    rho[: len(s)] = s.square() / train.n
+    _, s, v = torch.linalg.svd(train.all(), full_matrices=False)
+    rho[: len(s)] = s.square() / n
     return rho, v.mT
 
 
@@ -271,13 +246,6 @@ def _cumulative(q: Float[Tensor, "n k"], rows: Rows | None, what: str) -> tuple[
     return (basis.mT @ q).square().sum(0).cumsum(0) / rank, rank
 
 
-def _targets(evaluation: Mapping[str, Rows]) -> Rows | None:
-    if "labels" in evaluation:
-        labels = evaluation["labels"].all()[:, 0].long()
-        return Rows.of(one_hot(labels.unique(return_inverse=True)[1]))
-    return evaluation.get("targets")
-
-
 def _notes(rank: int, examples: int, width: int, trained: int) -> tuple[str, ...]:
     notes = []
     if rank >= examples:
@@ -290,16 +258,3 @@ def _notes(rank: int, examples: int, width: int, trained: int) -> tuple[str, ...
     if notes:
         warn(f"richness curves: {'; '.join(notes)}.")
     return tuple(notes)
-
-
-def _compact(rows: Rows) -> Rows | SecondMoment:
-    return rows if rows.nbytes <= 8 * rows.width**2 else SecondMoment.of(rows)
-
-
-def _merge_train(a: Rows | SecondMoment | None, b: Rows | SecondMoment | None) -> Rows | SecondMoment | None:
-    if a is None or b is None:
-        return a if b is None else b
-    if isinstance(a, Rows) and isinstance(b, Rows):
-        return _compact(a.merged(b))
-    a, b = (SecondMoment.of(x) if isinstance(x, Rows) else x for x in (a, b))
-    return a.merged(b)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite, check_number, shape_or_type
+from gramscope.base.checks import check_finite, check_number, check_tensor, shape_or_type
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
@@ -136,12 +136,6 @@ class WeightLearnings(ByWeight[WeightLearning]):
         """The largest residual of any weight."""
         return max(weight.residual for weight in self.values())
 
-    def __str__(self) -> str:
-        lines = [f"Feature Learning Equation, {len(self)} weights, loss {self.loss:.6g}"]
-        lines += [f"  {name}: residual {weight.residual:.1e}" for name, weight in self.items()]
-        lines += [f"  left out: {name}: {reason}" for name, reason in self.left_out.items()]
-        return "\n".join(lines)
-
 
 def feature_learning(
     model: nn.Module,
@@ -176,6 +170,8 @@ def feature_learning(
         (['0.weight', '3.weight'], True)
     """
     check_precision(precision)
+    if not callable(loss):
+        raise InputError(f"loss must be a function of the outputs that returns one number, got {loss!r}.")
     loss = _explained(loss, precision)
     model, x = private_copy(model, x, precision)
     snapshot = capture(model, x, directions=loss, precision=precision)
@@ -236,7 +232,7 @@ def stationarity_residual(gram: Tensor, cross: Tensor, weight_decay: float) -> f
     """
     why = "Without decay a stationary point says nothing of WᵀW."
     check_number(weight_decay, "weight_decay", above=0.0, hint=why)
-    gram, cross = gram.detach().double(), cross.detach().double()
+    gram, cross = (check_tensor(t, what).detach().double() for t, what in ((gram, "gram"), (cross, "cross")))
     for matrix, name in ((gram, "gram"), (cross, "cross")):
         check_finite(matrix, name, "The run has diverged: load an earlier checkpoint.")
         check_size(matrix, name, power=2)

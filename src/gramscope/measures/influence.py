@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from gramscope.base.charts import heat_map
-from gramscope.base.checks import check_count, check_finite, check_lr
+from gramscope.base.checks import check_count, check_finite, check_lr, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult, as_column
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs, count_examples
+from gramscope.capture.network import Outputs, count_examples, join_examples, slice_examples
 from gramscope.hierarchy.losses import loss_function
 from gramscope.kernels.gradients import gradient_gram
 
@@ -94,9 +93,13 @@ def tracin(
         [[1.0], [0.0]]
     """
     states = [None] if checkpoints is None else list(checkpoints)
+    if not states or not all(state is None or isinstance(state, Mapping) for state in states):
+        raise InputError(
+            "checkpoints must be state dicts, one at least. Load files with torch.load; pass one as [state]."
+        )
     rates = _rates(lr, len(states))
     n = count_examples(x)
-    if len(y) != n or len(y_test) != count_examples(x_test):
+    if len(check_tensor(y, "y")) != n or len(check_tensor(y_test, "y_test")) != count_examples(x_test):
         raise InputError(f"y must have one row for each example: got {len(y)} for {n} and {len(y_test)} test rows.")
     check_count(batch_size, "batch_size")
     total = torch.zeros(n, len(y_test), dtype=torch.float64, device=y.device)
@@ -107,9 +110,11 @@ def tracin(
         test = _loss_slopes(at, x_test, y_test, loss, outputs)
         for start in range(0, n, batch_size):
             some = slice(start, min(start + batch_size, n))
-            part = tree_map(lambda leaf, some=some: leaf[some] if isinstance(leaf, Tensor) else leaf, x)
+            part = slice_examples(x, n, some)
             train = _loss_slopes(at, part, y[some], loss, outputs)
-            both = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, part, x_test)
+            both = join_examples(part, x_test)
+            if both is None:
+                raise InputError("x and x_test must be of one kind: as many tensors, with equal shapes and dtypes.")
             grams = gradient_gram(at, both, torch.cat([train, test]), outputs=outputs)
             block = sum(gram[: len(train), len(train) :].double() for gram in grams.values())
             total[some] += rate * torch.as_tensor(block, device=total.device).to(total)

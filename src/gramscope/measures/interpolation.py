@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_choice, check_count, check_finite
+from gramscope.base.checks import check_choice, check_count, check_finite, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.results import TableResult, as_column
 from gramscope.base.user_warnings import undefined
@@ -30,10 +30,12 @@ def interpolate(
     >>> interpolate(torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 4.0]]), 3).tolist()
     [[[0.0, 0.0], [1.0, 2.0], [2.0, 4.0]]]
     """
-    if start.shape != stop.shape or start.dim() < 2:
+    if check_tensor(start, "start").shape != check_tensor(stop, "stop").shape or start.dim() < 2:
         raise InputError(
             f"start and stop must have one shape (pairs, ...), got {tuple(start.shape)} and {tuple(stop.shape)}."
         )
+    if not (start.is_floating_point() and stop.is_floating_point()):
+        raise InputError(f"start and stop must be floating, got {start.dtype} and {stop.dtype}. Cast them: .float().")
     check_count(steps, "steps", 2)
     check_choice(kind, "kind", ("linear", "spherical"))
     t = torch.linspace(0, 1, steps, dtype=start.dtype, device=start.device)
@@ -70,7 +72,7 @@ def path_linearity(paths: Tensor) -> Float64[Tensor, " pairs"]:
     >>> path_linearity(torch.stack([torch.cat([t, 2 * t], 1), torch.cat([t, (t - 0.5) ** 2], 1)])).round(decimals=3)
     tensor([1.0000, 0.9200], dtype=torch.float64)
     """
-    if paths.dim() < 3 or paths.shape[1] < 3:
+    if check_tensor(paths, "paths").dim() < 3 or paths.shape[1] < 3:
         raise InputError(
             f"paths must have shape (pairs, steps, ...) with 3 steps at least (two points are a line), got "
             f"{tuple(paths.shape)}."

@@ -15,7 +15,8 @@ from gramscope.base.rounding import EPS64, Rounding
 from gramscope.base.user_warnings import undefined
 from gramscope.kernels.kernel_matrix import Kernel
 from gramscope.linalg.operator import LinearOperator
-from gramscope.measures.linear_cka import CKA, PairState
+from gramscope.measures.hsic import LayerState
+from gramscope.measures.linear_cka import CKA
 from gramscope.measures.measure import Measure
 from gramscope.measures.rows import check_size
 
@@ -85,7 +86,7 @@ class TargetAlignment(CKA):
         super().__init__(debiased=debiased)
         self.classes = classes
 
-    def update(self, a: Tensor, b: Tensor) -> PairState:  # type: ignore[override]
+    def update(self, a: Tensor, b: Tensor) -> LayerState:  # type: ignore[override]
         return super().update(a, target_rows(b, self.classes))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,6 @@ def features(
         >>> {name: tuple(value.shape) for name, value in found.items()}
         {'0': (5, 4), '1': (5, 4), '2': (5, 64)}
     """
-    _check(reduce, channels)
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     reader = RowReduction(reduce, channels, mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
     return activations(model, x, layers, at=at, mode=mode, reader=reader)
@@ -170,6 +169,11 @@ class RowReduction:
     channels: Channels = None
     mask: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if not callable(self.reduce) and self.reduce not in get_args(Reduction):
+            raise InputError(f'reduce must be "flatten", "pool", "unfold", "last" or a function, got {self.reduce!r}.')
+        check_choice(self.channels, "channels", ("first", "last", None))
+
     def __call__(self, tensor: Tensor, visit: Visit) -> Tensor:
         where = f"layer {visit.name!r}" if visit.name else "the model's output"
         if callable(self.reduce):
@@ -250,9 +254,3 @@ def _checked_rows(rows: object, where: str) -> Tensor:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _check(reduce: object, channels: object) -> None:
-    if not callable(reduce) and reduce not in ("flatten", "pool", "unfold", "last"):
-        raise InputError(f'reduce must be "flatten", "pool", "unfold", "last" or a function, got {reduce!r}.')
-    check_choice(channels, "channels", ("first", "last", None))

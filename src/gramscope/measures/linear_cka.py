@@ -15,7 +15,7 @@ from gramscope.base.html import html_table
 from gramscope.base.pyplot import Axes, Figure, figure_of
 from gramscope.base.user_warnings import UndefinedMeasureWarning, undefined, warn
 from gramscope.capture.activations import Layers
-from gramscope.measures.hsic import GramProducts, LayerState
+from gramscope.measures.hsic import LayerState
 from gramscope.measures.layer_features import Batches, FeatureOptions, Reduce, feature_batches, streams_kept
 from gramscope.measures.measure import Measure
 
@@ -74,22 +74,7 @@ def _place(name: str, layers: tuple[str, ...]) -> int:
     return layers.index(name)
 
 
-@dataclass(frozen=True, eq=False)
-class PairState:
-    """Layers of the two sides; ``right`` is None where a set is compared with itself; ``plain`` for two tensors."""
-
-    layers: LayerState
-    left: tuple[str, ...]
-    right: tuple[str, ...] | None
-    plain: bool
-
-    def merged(self, other: "PairState") -> "PairState":
-        if (self.left, self.right) != (other.left, other.right):
-            raise InputError("states of the same layers can be merged, got different layer names.")
-        return PairState(self.layers.merged(other.layers), self.left, self.right, self.plain)
-
-
-class CKA(Measure[PairState, float | SimilarityMatrix]):
+class CKA(Measure[LayerState, float | SimilarityMatrix]):
     """Centred kernel alignment, batch by batch, exactly.
 
     As :func:`cka`, over the whole data set, unlike an average over batches. ``update(a, b)`` takes two tensors (n,
@@ -108,30 +93,29 @@ class CKA(Measure[PairState, float | SimilarityMatrix]):
     def __init__(self, *, debiased: bool = False) -> None:
         self.debiased = debiased
 
-    def update(self, a: Tensor | Mapping[str, Tensor], b: Tensor | Mapping[str, Tensor] | None = None) -> PairState:
-        kinds = [Tensor if isinstance(x, Tensor) else Mapping if isinstance(x, Mapping) else None for x in (a, b)]
-        if kinds[0] is None or (b is not None and kinds[0] is not kinds[1]):
+    def update(self, a: Tensor | Mapping[str, Tensor], b: Tensor | Mapping[str, Tensor] | None = None) -> LayerState:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return LayerState.of({"a": a, "b": b})
+        if not isinstance(a, Mapping) or not (b is None or isinstance(b, Mapping)):
             raise InputError(
-                "a and b must both be tensors, or both dicts of tensors by layer name, got "
-                f"{type(a).__name__} and {type(b).__name__}. Convert arrays: torch.as_tensor(...)."
+                "a and b must be two tensors, or two dicts of tensors by layer name (or one, to compare its layers), "
+                f"got {type(a).__name__} and {type(b).__name__}. Convert arrays: torch.as_tensor(...)."
             )
-        plain = isinstance(a, Tensor)
-        left = {"a": a} if isinstance(a, Tensor) else dict(a)
-        right = None if b is None else {"b": b} if isinstance(b, Tensor) else dict(b)
-        if plain and right is None:
-            raise InputError("CKA compares two things: pass a second tensor b, or a dict of several layers.")
-        if not left or (right is not None and not right):
+        if not a or (b is not None and not b):
             raise InputError("CKA needs at least one layer on each side, got an empty dict.")
-        sides = (("", left), ("", right)) if plain else ((LEFT, left), (RIGHT, right))
-        named = {prefix + name: x for prefix, side in sides for name, x in (side or {}).items()}
-        return PairState(LayerState.of(named), tuple(left), None if right is None else tuple(right), plain)
+        sides = {LEFT: a, RIGHT: b or {}}
+        return LayerState.of({prefix + name: x for prefix, side in sides.items() for name, x in side.items()})
 
-    def compute(self, state: PairState) -> float | SimilarityMatrix:
-        products = state.layers.products() if state.layers.n else None
-        matrix = _normalised(products, state, debiased=self.debiased)
-        if state.plain:
-            return float(matrix[0, 0])
-        return SimilarityMatrix(matrix, state.left, state.right or state.left, state.layers.n)
+    def compute(self, state: LayerState) -> float | SimilarityMatrix:
+        values = _normalised(state, debiased=self.debiased)
+        if state.names == ("a", "b"):
+            return float(values[0, 1])
+        left, right = (
+            tuple(name.removeprefix(prefix) for name in state.names if name.startswith(prefix))
+            for prefix in (LEFT, RIGHT)
+        )
+        shown = values[: len(left), len(left) :] if right else values
+        return SimilarityMatrix(shown, left, right or left, state.n)
 
 
 def cka(a: Tensor, b: Tensor, debiased: bool = False) -> float:
@@ -224,17 +208,15 @@ def _side_by_side(
             yield seen, also_seen
 
 
-def _normalised(products: GramProducts | None, state: PairState, *, debiased: bool) -> Float[Tensor, "rows columns"]:
+def _normalised(state: LayerState, *, debiased: bool) -> Float[Tensor, "L L"]:
     """HSIC over the root of the two HSICs with themselves, NaN (said once) where that is zero over zero."""
-    count, columns = len(state.left), len(state.right or state.left)
     least = 4 if debiased else 2
-    if products is None or products.n < least:
-        seen = 0 if products is None else products.n
-        kind = "debiased CKA" if debiased else "CKA"
-        nan = undefined(kind, f"it needs at least {least} examples, got {seen}")
-        return torch.full((count, columns), nan, dtype=torch.float64, device="cpu")
+    if state.n < least:
+        nan = undefined("debiased CKA" if debiased else "CKA", f"it needs at least {least} examples, got {state.n}")
+        return torch.full((len(state.names),) * 2, nan, dtype=torch.float64, device="cpu")
+    products = state.products()
     hsic = products.hsic(debiased=debiased)
-    reasons = products.degenerate(state.layers.roundings, debiased=debiased)
+    reasons = products.degenerate(state.roundings, debiased=debiased)
     own = hsic.diagonal().clamp(min=0).sqrt()
     own[[bool(reason) for reason in reasons]] = math.nan
     # Divided one after the other: the product of two fourth powers of bfloat16 numbers may leave float64's range.
@@ -244,10 +226,8 @@ def _normalised(products: GramProducts | None, state: PairState, *, debiased: bo
     if any(reasons):
         named = [
             f"{name.removeprefix(LEFT).removeprefix(RIGHT)!r} {reason}"
-            for name, reason in zip(state.layers.names, reasons, strict=True)
+            for name, reason in zip(state.names, reasons, strict=True)
             if reason
         ]
         warn(f"CKA is not defined where a layer {'; '.join(named)}. NaN is returned there.", UndefinedMeasureWarning)
-    if state.right is None:
-        return values
-    return values[:count, count:]
+    return values

@@ -8,10 +8,11 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_finite, check_number
+from gramscope.base.checks import check_count, check_finite, check_number, check_tensor
+from gramscope.base.class_labels import target_rows
 from gramscope.base.effective_rank import check_eigenvalues
 from gramscope.base.errors import InputError
 from gramscope.base.moments import as_rows, check_paired
@@ -118,7 +119,7 @@ def mode_dynamics(
     """
     rho = check_eigenvalues(eigenvalues)
     _coefficients(coefficients, rho)
-    if t.dim() != 1 or not bool((t >= 0).all()):
+    if check_tensor(t, "t").dim() != 1 or not bool((t >= 0).all()):
         raise InputError(
             f"t must be times (T,), all at least 0, got shape {tuple(t.shape)}. Pass e.g. torch.arange(9.)"
         )
@@ -128,6 +129,7 @@ def mode_dynamics(
         raise InputError(
             f"start must have the shape {tuple(target.shape)} of the coefficients, got {tuple(begin.shape)}."
         )
+    check_finite(begin, "start", "Look for a run that has diverged.")
     shape = (len(t), len(rho), *(1,) * (target.dim() - 1))
     grown = -torch.expm1(-torch.outer(t.double(), rho)).reshape(shape)
     return begin + (target - begin) * grown
@@ -165,7 +167,7 @@ class Eigenmodes(
         return predicted_loss(rho, torch.cat([self.coefficients, lost]), n, ridge=ridge, noise=noise)
 
 
-def eigenmodes(features: Float[Tensor, "n p"], targets: Float[Tensor, "n *C"]) -> Eigenmodes:
+def eigenmodes(features: Float[Tensor, "n p"], targets: Shaped[Tensor, "n *C"]) -> Eigenmodes:
     """Eigenvalues of the features, the target in their eigenfunctions, and how constant each eigenfunction is.
 
     ``Σ = ΦᵀΦ/n = U diag(ρ) Uᵀ``, ``e_k = Φu_k/√ρ_k``, ``⟨e_k|f*⟩ = e_kᵀf*/n``, ``⟨1|e_k⟩`` the mean of e_k. Directions
@@ -178,7 +180,7 @@ def eigenmodes(features: Float[Tensor, "n p"], targets: Float[Tensor, "n *C"]) -
         >>> found.eigenvalues.round(decimals=9).tolist(), round(found.constant, 9), round(found.outside, 9)
         ([4.0, 1.0], 1.0, 0.0)
     """
-    phi, f = as_rows(features, "features"), as_rows(targets, "targets")
+    phi, f = as_rows(features, "features"), as_rows(target_rows(targets), "targets")
     check_paired(phi, f, "features", "targets")
     rho, modes = sample_modes(features)
     e = phi @ modes / rho.sqrt()
@@ -190,7 +192,7 @@ def eigenmodes(features: Float[Tensor, "n p"], targets: Float[Tensor, "n *C"]) -
 def sample_modes(features: Float[Tensor, "n p"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "p r"]]:
     """Eigenvalues of ``ΦᵀΦ/n``, descending, and their vectors, without those that are rounding of the features."""
     rows = Rows.of(features, "features")
-    _, rho, modes = feature_modes(rows, rows.rounding)
+    _, rho, modes = feature_modes(rows, rows.n)
     if len(rho) == 0:
         raise InputError("features must not all be zero: they have no eigenfunction.")
     return rho, modes
@@ -215,7 +217,11 @@ def _kappa(rho: Float[Tensor, " p"], n: int, ridge: float) -> float:
 
 def _coefficients(coefficients: Tensor, rho: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
     """The squares, summed over the outputs."""
-    if coefficients.dim() not in (1, 2) or len(coefficients) != len(rho) or coefficients.numel() == 0:
+    if (
+        check_tensor(coefficients, "coefficients").dim() not in (1, 2)
+        or len(coefficients) != len(rho)
+        or coefficients.numel() == 0
+    ):
         raise InputError(
             f"coefficients must have one row for each of the {len(rho)} eigenvalues, (p,) or (p, C), got shape "
             f"{tuple(coefficients.shape)}."

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count, check_number
-from gramscope.base.class_labels import are_labels, target_rows
+from gramscope.base.checks import check_count, check_number, check_tensor
+from gramscope.base.class_labels import are_labels, class_labels, one_hot_present, target_rows
 from gramscope.base.errors import InputError
-from gramscope.base.moments import as_rows, centered_rows, check_paired
+from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
 from gramscope.base.rng import stream
@@ -116,12 +116,9 @@ def target_linearity(
     """
     check_count(permutations, "permutations", 0)
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
-    (targets,), classes = _numbered(targets)
-    h, y = _rows(features, targets, classes)
-    used = centered_rows(h) if center else h
-    span = measure._basis(used, h.norm(dim=0), len(h), Rounding.of(features, dtype))
-    centred = _varying(centered_rows(y), y.mean(0), len(y))
-    value = _value(span, centred, len(h))
+    state = measure._stacked(features, _as_rows_alike(targets)[0], least=1)
+    span, centred = measure._span(state)
+    value = _value(span, centred, state.n)
     if permutations == 0 or math.isnan(value):
         return value
     drawn = _permuted(span, centred, permutations, seed)
@@ -155,15 +152,11 @@ def held_out_target_linearity(
     """
     if (test_features is None) != (test_targets is None):
         raise InputError("test_features and test_targets must be given together, got one of them.")
-    if test_targets is None:
-        (targets,), classes = _numbered(targets)
-    else:
-        (targets, test_targets), classes = _numbered(targets, test_targets)
-    h, y = _rows(features, targets, classes)
     if test_features is None or test_targets is None:
-        (h, y), (h_test, y_test) = _split(h, y, test_share, seed)
+        (h, y), (h_test, y_test) = _split(*_rows(features, _as_rows_alike(targets)[0]), test_share, seed)
     else:
-        h_test, y_test = _rows(test_features, test_targets, classes)
+        targets, test_targets = _as_rows_alike(targets, test_targets)
+        (h, y), (h_test, y_test) = _rows(features, targets), _rows(test_features, test_targets)
         if h_test.shape[1] != h.shape[1] or y_test.shape[1] != y.shape[1]:
             raise InputError(
                 f"test features and targets must have the widths {h.shape[1]} and {y.shape[1]} of the training ones, "
@@ -258,6 +251,11 @@ class TriangularState:
         """The rows relative to another shift."""
         return self.rows + torch.outer(self.rows[:, self.features], self.shift - shift)
 
+    def covariance(self) -> Float[Tensor, "p p"]:
+        """``HᵀH``."""
+        h = self.about(torch.zeros_like(self.shift))[:, : self.features]
+        return h.mT @ h
+
     def merged(self, other: "TriangularState") -> "TriangularState":
         # Labels of no examples do not tell how many classes there are.
         same_targets = self.rows.shape[1] == other.rows.shape[1] or self.n == 0 or other.n == 0
@@ -295,21 +293,28 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
     ) -> None:
         if tol is not None:
             check_number(tol, "tol", least=0.0, below=1.0)
-        if dtype is not None and not dtype.is_floating_point:
-            raise InputError(f"dtype must be a floating one, of the arithmetic that made the features, got {dtype}.")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(
+                f"dtype must be a floating one of torch, of the arithmetic that made the features, got {dtype!r}."
+            )
         self.center, self.tol, self.classes, self.dtype = center, tol, classes, dtype
 
     def update(self, features: Tensor, targets: Tensor) -> TriangularState:
-        h, y = _rows(features, targets, self.classes, least=0)
-        first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
-        shift = torch.cat([first_h, h.new_zeros(1), first_y])
-        rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
-        return TriangularState(len(h), h.shape[1], _triangular(rows), shift, Rounding.of(features, self.dtype))
+        state = self._stacked(features, target_rows(targets, self.classes), least=0)
+        return replace(state, rows=_triangular(state.rows))
 
     def compute(self, state: TriangularState) -> TargetLinearityValue:
         if state.n == 0:
             raise InputError("target linearity needs examples, got none.")
         return _value(*self._span(state), state.n)
+
+    def _stacked(self, features: Tensor, targets: Tensor, least: int) -> TriangularState:
+        """The rows [H, 1, Y] themselves, an example each: the state before its QR factorisation."""
+        h, y = _rows(features, targets, least=least)
+        first_h, first_y = (rows[0] if len(rows) else rows.new_zeros(rows.shape[1]) for rows in (h, y))
+        shift = torch.cat([first_h, h.new_zeros(1), first_y])
+        rows = torch.cat([h - first_h, h.new_ones(len(h), 1), y - first_y], dim=1)
+        return TriangularState(len(h), h.shape[1], rows, shift, Rounding.of(features, self.dtype))
 
     def _span(self, state: TriangularState) -> tuple[Float[Tensor, "rows r"], Float[Tensor, "rows c"]]:
         """An orthonormal basis of the features' columns, and the centred targets; zero where they do not vary."""
@@ -346,8 +351,8 @@ def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Fl
     return torch.stack([(span.mT @ centred[order]).square().sum() / total for order in orders])
 
 
-def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, least: int = 1) -> tuple[Tensor, Tensor]:
-    h, y = as_rows(features, "features"), as_rows(target_rows(targets, classes), "targets")
+def _rows(features: Tensor, targets: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:
+    h, y = as_rows(features, "features"), as_rows(targets, "targets")
     check_paired(h, y, "features", "targets")
     if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
         raise InputError(
@@ -358,22 +363,15 @@ def _rows(features: Tensor, targets: Tensor, classes: int | None = None, *, leas
     return h, y.to(h.device)
 
 
-def _numbered(*targets: Tensor) -> tuple[Sequence[Tensor], int | None]:
-    """Labels of all sets numbered alike, without gaps, and how many there are; other targets as they are, and None.
-
-    Classes without examples would only add columns of zeros, which change no sum.
-    """
-    if not all(isinstance(t, Tensor) and are_labels(t) and len(t) for t in targets):
-        return targets, None
-    labels = [t.detach().long().cpu().flatten() for t in targets]
-    present = torch.cat(labels).unique()
-    if int(present[0]) < 0:  # refused where they are used
-        return targets, None
-    return [torch.searchsorted(present, own) for own in labels], len(present)
+def _as_rows_alike(*targets: Tensor) -> Sequence[Tensor]:
+    """Labels of all sets as one-hot rows of the classes in any of them; other targets as they are."""
+    if not all(are_labels(check_tensor(t, "targets")) for t in targets):
+        return targets
+    return one_hot_present(torch.cat([class_labels(t).cpu() for t in targets])).split([len(t) for t in targets])
 
 
 def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    held = round(share * len(h))
+    held = round(check_number(share, "test_share", above=0.0, below=1.0) * len(h))
     if not 0 < held < len(h):
         raise InputError(f"test_share must leave at least one example on both sides, got {share} of {len(h)} examples.")
     rng = stream(seed, "target linearity", "split")

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_counts, check_finite, check_number, shape_or_type
+from gramscope.base.checks import check_counts, check_finite, check_number, is_number, shape_or_type
 from gramscope.base.class_labels import class_labels, one_hot
 from gramscope.base.errors import InputError
 from gramscope.base.nested import tensors_in
@@ -76,7 +76,8 @@ class LinearityPenalty(nn.Module):
     def __init__(self, width: int, targets: int, *, momentum: float | None = 0.1, ridge: float = 1e-3) -> None:
         super().__init__()
         check_number(ridge, "ridge", above=0.0, hint="At 0 the penalty of fewer examples than features is flat.")
-        if momentum is not None and not 0 < momentum <= 1:
+        allowed = momentum is None or (is_number(momentum) and 0 < float(momentum) <= 1)
+        if not allowed:
             raise InputError(f"momentum must lie in (0, 1], or be None for a plain average, got {momentum!r}.")
         check_counts(1, width=width, targets=targets)
         self.width, self.targets, self.momentum, self.ridge = width, targets, momentum, ridge
@@ -110,6 +111,9 @@ class LinearityPenalty(nn.Module):
             raise InputError("the penalty must have seen a batch first, but it has seen none. Call it in training.")
         with torch.no_grad():
             return 1 - float(_penalty(self._running(self.get_buffer("mean_h")), self.ridge, "the stream"))
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, targets={self.targets}, momentum={self.momentum}, ridge={self.ridge}"
 
     def _share(self, n: int) -> float:
         if int(self.batches) == 0:
@@ -198,6 +202,10 @@ class LinearityRegularizer:
             hook.remove()
         self._hooks, self._seen = [], {}
 
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{name}: {value:.4g}" for name, value in self.target_linearity().items())
+        return f"LinearityRegularizer(target linearity {{{layers}}})"
+
     def __enter__(self) -> "LinearityRegularizer":
         return self
 
@@ -219,12 +227,13 @@ def _paired(features: Tensor, targets: Tensor, classes: int | None) -> tuple[Ten
     h = features.flatten(1) if features.dim() > 1 else features[:, None]
     h = h.to(torch.promote_types(h.dtype, torch.float32))
     check_finite(h.detach(), "features", "Look for overflow (float16) or at the step where training diverged.")
-    if not isinstance(targets, Tensor) or len(targets) != len(h) or len(h) == 0:
+    if not isinstance(targets, Tensor) or targets.dim() == 0 or len(targets) != len(h) or len(h) == 0:
         raise InputError(
             f"targets must have one row for each of the {len(h)} examples, at least one, got {shape_or_type(targets)}."
         )
     targets = targets.detach().to(h.device)
     if targets.is_floating_point():
+        check_finite(targets, "targets", "Look at the data.")
         return h, (targets.flatten(1) if targets.dim() > 1 else targets[:, None]).to(h.dtype)
     return h, one_hot(class_labels(targets), classes).to(h.dtype)
 

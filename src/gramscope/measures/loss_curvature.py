@@ -1,12 +1,13 @@
 """Curvature of a loss: its Hessian and its Gauss-Newton matrix as operators, and the greatest eigenvalue of each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
@@ -23,9 +24,15 @@ class HessianOperator(LinearOperator):
     A ReLU counts as autograd has it: its second derivative is zero.
     """
 
-    def __init__(self, loss: Float[Tensor, ""], parameters: Sequence[Tensor]) -> None:
-        if not parameters or not all(p.requires_grad for p in parameters):
+    def __init__(self, loss: Float[Tensor, ""], parameters: Iterable[Tensor]) -> None:
+        parameters = list(parameters)
+        if not parameters or not all(isinstance(p, Tensor) and p.requires_grad for p in parameters):
             raise InputError("parameters must be tensors with requires_grad on which the loss depends.")
+        if check_tensor(loss, "loss").numel() != 1 or not loss.requires_grad:
+            raise InputError(
+                f"loss must be one number with a graph to the parameters, got shape {tuple(loss.shape)}. Compute it "
+                "with gradients on, and do not detach it."
+            )
         with torch.enable_grad():
             gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         self._map, n = LinearMap(gradients, parameters), sum(p.numel() for p in parameters)
@@ -53,7 +60,7 @@ class Sharpness(Result):
     products: int
 
 
-def sharpness(loss: Float[Tensor, ""], parameters: Sequence[Tensor], *, steps: int = 10, seed: int = 0) -> Sharpness:
+def sharpness(loss: Float[Tensor, ""], parameters: Iterable[Tensor], *, steps: int = 10, seed: int = 0) -> Sharpness:
     """Greatest eigenvalue ``λ_max`` of the Hessian of ``loss`` in ``parameters``, by at most ``steps`` Lanczos steps.
 
     The value never exceeds ``λ_max`` (Ritz values lie inside the spectrum). Gradient descent with learning rate η is

@@ -6,7 +6,7 @@ outputs follow the kernel of that time, ``f ← f - η Θ_t ∂L/∂f``. That is
 ``f(θ_t) + J_t (θ - θ_t)``, exactly, for any loss.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +23,8 @@ from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.capture.network import copied
 from gramscope.capture.side_effects import untouched
+from gramscope.hierarchy.losses import Loss, loss_function
 from gramscope.kernels.empirical_ntk import ntk
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,7 +38,7 @@ class LinearizedRun(TableResult, columns=("train_loss", "test_loss")):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MovingTarget(TableResult, columns=("train_loss", "test_loss")):
+class MovingTarget(TableResult, shown=("gaps", "steps", "final_loss"), columns=("train_loss", "test_loss")):
     """The network's own run and those of its linearisations.
 
     ``train_loss`` and ``test_loss`` (S+1,) are the network's; ``outputs`` its last ones on training and then test
@@ -61,6 +60,20 @@ class MovingTarget(TableResult, columns=("train_loss", "test_loss")):
         steps = range(len(self.train_loss))
         return line_chart(steps, lines, "The network and its linearisations", "step", axes=axes, ylabel="training loss")
 
+    @property
+    def gaps(self) -> dict[int, float]:
+        """:meth:`gap` of every start."""
+        return {start: self.gap(start) for start in self.runs}
+
+    @property
+    def steps(self) -> int:
+        return len(self.train_loss) - 1
+
+    @property
+    def final_loss(self) -> float:
+        """The network's training loss at the end."""
+        return float(self.train_loss[-1])
+
     def gap(self, start: int) -> float:
         """``|f_linearised - f| / |f - f_start|`` at the end: 0 where the kernel of ``start`` explains the rest."""
         return ratio_of_norms(self.runs[start].outputs - self.outputs, self.outputs - self.before[start])
@@ -70,7 +83,7 @@ def moving_target(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    loss: Loss,
+    loss: object,
     *,
     lr: float,
     steps: int,
@@ -82,7 +95,7 @@ def moving_target(
     Args:
         model: a module with outputs (n, C); a copy is trained, in the modes that it has.
         x, y: training examples and targets.
-        loss: (outputs, targets) -> number.
+        loss: (outputs, targets) -> number; or a name, as for ``explain_step``.
         lr, steps: of gradient descent.
         starts: times at which the network is linearised, each below ``steps``; 0 is the fixed kernel of the start.
         test: further examples and targets; their outputs move along.
@@ -96,7 +109,7 @@ def moving_target(
         >>> found.gap(0) < 1e-10      # a linear network is its own linearisation
         True
     """
-    times = _checked(lr, steps, starts)
+    times, loss = _checked(lr, steps, starts), loss_function(loss)
     check_paired(x, y, "x", "y")
     if test is not None:
         check_paired(*test, "the test inputs", "their targets")
@@ -177,7 +190,6 @@ def _check_outputs(outputs: Tensor, n: int) -> None:
 def _checked(lr: float, steps: int, starts: Sequence[int]) -> set[int]:
     check_lr(lr)
     check_count(steps, "steps")
-    times = set(starts)
-    if not times or not all(isinstance(t, int) and 0 <= t < steps for t in times):
-        raise InputError(f"starts must be whole numbers from 0 to {steps - 1}, got {list(starts)!r}.")
-    return times
+    if not isinstance(starts, Sequence) or not starts:
+        raise InputError(f"starts must be a list of whole numbers from 0 to {steps - 1}, got {starts!r}.")
+    return {check_count(t, "each of starts", 0, steps - 1) for t in starts}

@@ -3,8 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
+from gramscope.base.moments import as_rows
 from gramscope.base.user_warnings import undefined
 
 
@@ -31,10 +32,12 @@ def gradient_noise_scale(example_squares: Float[Tensor, " n"], mean_square: floa
 
 def noise_and_signal(example_squares: Float[Tensor, " n"], mean_square: float) -> tuple[float, float]:
     """The unbiased estimates of ``tr Σ`` and ``|G|²``; the second may be negative."""
-    n = len(example_squares)
-    if n < 2:
-        raise InputError(f"the noise scale compares examples: it needs at least 2, got {n}. Pass a larger probe.")
-    squares = example_squares.detach().double()
-    check_finite(squares, "example_squares", "Look for a run that has diverged.")
+    squares, mean_square = as_rows(example_squares, "example_squares"), check_number(mean_square, "mean_square")
+    n = len(squares)
+    if n < 2 or squares.shape[1] != 1:
+        raise InputError(
+            "example_squares must be one number for each of 2 examples at least, got shape "
+            f"{tuple(example_squares.shape)}. The noise scale compares examples: pass a larger probe."
+        )
     noise = max(float(squares.sum()) - n * mean_square, 0.0) / (n - 1)
     return noise, mean_square - noise / n

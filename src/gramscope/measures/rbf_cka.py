@@ -1,9 +1,9 @@
 """Centred kernel alignment with a kernel of one's choice, a Gaussian one by default."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,28 +11,17 @@ from torch import Tensor
 from gramscope.base.agreement import cosine
 from gramscope.base.checks import check_number, shape_or_type
 from gramscope.base.errors import InputError
-from gramscope.base.moments import centered_kernel, centered_rows, check_paired
+from gramscope.base.moments import centered_kernel, centered_rows
 from gramscope.base.rounding import EPS64
 from gramscope.base.streams import streams_put_back
 from gramscope.base.user_warnings import undefined
 from gramscope.measures.measure import Measure
-from gramscope.measures.rows import Rows
+from gramscope.measures.rows import PairedRows, Rows
 
 KernelFunction = Callable[[Float[Tensor, "n p"]], Float[Tensor, "n n"]]
 
 
-@dataclass(frozen=True, eq=False)
-class RowsPair:
-    """Rows of the two sides; a kernel needs all pairs of examples, so rows are all that can be merged."""
-
-    a: Rows
-    b: Rows
-
-    def merged(self, other: "RowsPair") -> "RowsPair":
-        return RowsPair(self.a.merged(other.a), self.b.merged(other.b))
-
-
-class KernelCKA(Measure[RowsPair, float]):
+class KernelCKA(Measure[PairedRows, float]):
     """CKA of Gaussian kernels ``exp(-|x - x'|²/(2σ²))``, or of any kernel, batch by batch; rows are kept.
 
     σ is ``bandwidth``, or ``scale`` times the median distance between different examples, for each side by itself.
@@ -62,17 +51,15 @@ class KernelCKA(Measure[RowsPair, float]):
             check_number(bandwidth, "bandwidth", above=0.0)
         self.kernel, self.scale, self.bandwidth, self.debiased = kernel, scale, bandwidth, debiased
 
-    def update(self, a: Tensor, b: Tensor) -> RowsPair:
-        state = RowsPair(Rows.of(a, "a"), Rows.of(b, "b"))
-        check_paired(a, b, "a", "b")
-        return state
+    def update(self, a: Tensor, b: Tensor) -> PairedRows:
+        return PairedRows.of(a=a, b=b)
 
-    def compute(self, state: RowsPair) -> float:
-        n, least = state.a.n, 4 if self.debiased else 2
-        if n < least:
-            return undefined("kernel CKA", f"it needs at least {least} examples, got {n}")
-        gram_b = self._gram(state.b, "b").to(state.a.device)
-        return centred_alignment(self._gram(state.a, "a"), gram_b, debiased=self.debiased)
+    def compute(self, state: PairedRows) -> float:
+        least = 4 if self.debiased else 2
+        if state.n < least:
+            return undefined("kernel CKA", f"it needs at least {least} examples, got {state.n}")
+        a, b = (self._gram(rows, side) for side, rows in state.kinds.items())
+        return centred_alignment(a, b.to(a.device), debiased=self.debiased)
 
     def _gram(self, rows: Rows, what: str) -> Float[Tensor, "n n"]:
         x = rows.all()
@@ -149,11 +136,8 @@ def squared_distances(x: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
 
 def _median_distance(squares: Float[Tensor, "n n"]) -> float:
     """The middle distance over pairs, or the mean of the two in the middle; torch's median takes the lower of them."""
-    n = len(squares)
-    above = torch.triu_indices(n, n, 1, device=squares.device)
-    pairs = squares[above[0], above[1]].sqrt()
-    middle = (pairs.kthvalue((len(pairs) + 1) // 2).values + pairs.kthvalue(len(pairs) // 2 + 1).values) / 2
-    return float(middle)
+    above = torch.ones_like(squares, dtype=torch.bool).triu(1)
+    return float(np.median(squares[above].sqrt().cpu()))
 
 
 def _u_centred(k: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

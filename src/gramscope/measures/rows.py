@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
-from gramscope.base.moments import Centre, examples_first
+from gramscope.base.moments import Centre, check_paired, examples_first
 from gramscope.base.rounding import Rounding
 
 RANGE = 800  # 2^±RANGE, and sums of such numbers, are within float64
@@ -117,3 +117,36 @@ class Rows:
                 total += (block - centre.mean).sum(0)
             centre = centre.moved(total / max(self.n, 1))
         return centre
+
+
+@dataclass(frozen=True, eq=False)
+class PairedRows:
+    """Rows of several kinds (features, labels, ...) for the same examples; what is None is left out.
+
+    >>> state = PairedRows.of(a=torch.zeros(2, 3), b=None).merged(PairedRows.of(a=torch.ones(1, 3)))
+    >>> state.n, list(state.kinds)
+    (3, ['a'])
+    """
+
+    kinds: Mapping[str, Rows]
+
+    @classmethod
+    def of(cls, **tensors: Tensor | None) -> "PairedRows":
+        given = {kind: x for kind, x in tensors.items() if x is not None}
+        rows = {kind: Rows.of(x, kind) for kind, x in given.items()}
+        first = next(iter(given))
+        for kind, x in given.items():
+            check_paired(given[first], x, first, kind)
+        return cls(rows)
+
+    @property
+    def n(self) -> int:
+        return next(iter(self.kinds.values())).n if self.kinds else 0
+
+    def merged(self, other: "PairedRows") -> "PairedRows":
+        if self.kinds.keys() != other.kinds.keys():
+            raise InputError(
+                "what is given must be given for every batch or for none, got "
+                f"{' and '.join(self.kinds)}, then {' and '.join(other.kinds)}."
+            )
+        return PairedRows({kind: rows.merged(other.kinds[kind]) for kind, rows in self.kinds.items()})

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
-from gramscope.base.class_labels import are_labels, class_labels, one_hot
+from gramscope.base.checks import check_tensor
+from gramscope.base.class_labels import are_labels, class_labels, one_hot_present
 from gramscope.base.errors import InputError
-from gramscope.base.moments import check_paired
+from gramscope.base.moments import as_rows, check_paired
 from gramscope.base.results import TableResult
 from gramscope.base.rounding import Rounding, column_basis
 from gramscope.measures.linear_learning import sample_modes
@@ -48,14 +48,13 @@ def nystrom_errors(
         >>> nystrom_errors(phi, torch.tensor([4.0, 1.0])).largest_span_error < 1e-12
         True
     """
-    check_finite(features, "features", "Look for a run that has diverged.")
-    rho, p = eigenvalues.detach().double(), features.shape[1]
+    phi = as_rows(features, "features")
+    rho, p = check_tensor(eigenvalues, "eigenvalues").detach().double(), phi.shape[1]
     if rho.shape != (p,) or not bool((rho > 0).all()) or bool((rho.diff() > 0).any()):
         raise InputError(f"eigenvalues must be {p} positive numbers, the largest first, got {rho.tolist()[:5]}.")
     true = torch.eye(p, dtype=torch.float64, device=rho.device) if modes is None else modes.detach().double()
     if true.shape != (p, p):
         raise InputError(f"modes must have shape ({p}, {p}), an eigenvector in each column, got {tuple(true.shape)}.")
-    phi = features.detach().double()
     found, u = torch.linalg.eigh(phi.mT @ phi / len(phi))
     found, overlaps = found.flip(0), (u.flip(1).mT @ true).square()
     shared = overlaps.cumsum(0).cumsum(1).diagonal() / torch.arange(1, p + 1, device=rho.device)
@@ -101,20 +100,19 @@ def projections_without_qr(
         >>> projections_without_qr(torch.eye(2)[labels], torch.eye(2)[labels], labels).total
         1.0
     """
-    check_paired(features, targets, "features", "targets")
-    if train_features.dim() != 2 or features.dim() != 2 or train_features.shape[1] != features.shape[1]:
+    phi, modes = as_rows(features, "features"), sample_modes(train_features)[1]
+    if are_labels(check_tensor(targets, "targets")):
+        targets = one_hot_present(class_labels(targets))
+    y = as_rows(targets, "targets")
+    check_paired(phi, y, "features", "targets")
+    if len(modes) != phi.shape[1]:
         raise InputError(
-            "training and evaluation features must be rows of one width, got shapes "
-            f"{tuple(train_features.shape)} and {tuple(features.shape)}."
+            f"training and evaluation features must be rows of one width, got {len(modes)} and {phi.shape[1]}."
         )
-    e = features.detach().double() @ sample_modes(train_features)[1]
+    e = phi @ modes
     length = e.norm(dim=0)
     e = torch.where(length > 0, e / length, 0.0)
-    y = targets.detach()
-    if are_labels(y):
-        y = one_hot(class_labels(y).unique(return_inverse=True)[1])
-    y = y.reshape(len(y), -1)
-    basis = column_basis(y.double(), Rounding.of(y), len(y), y.double().norm(dim=0))
+    basis = column_basis(y, Rounding.of(targets), len(y), y.norm(dim=0))
     if basis.shape[1] == 0:
         raise InputError("targets must not all be zero: they span nothing that could be projected on.")
     return PlainProjections((basis.mT @ e).square().sum(0).cumsum(0) / basis.shape[1], e.mT @ e)

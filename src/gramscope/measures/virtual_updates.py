@@ -64,7 +64,7 @@ def gram_step(weight: Tensor, gradient: Tensor, lr: float) -> Float[Tensor, "*g 
         [[-0.5, -0.5], [-0.5, -0.5]]
     """
     check_lr(lr)
-    w, g = weight.detach().double(), gradient.detach().double()
+    w, g = (check_tensor(t, what).detach().double() for t, what in ((weight, "weight"), (gradient, "gradient")))
     if w.shape != g.shape or w.dim() < 2:
         raise InputError(f"weight and gradient must have one shape (m, d), got {tuple(w.shape)} and {tuple(g.shape)}.")
     first = w.mT @ g

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_choice, check_lr
+from gramscope.base.checks import check_choice, check_lr, check_tensor
+from gramscope.base.class_labels import one_hot_present
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.capture import capture
@@ -57,17 +58,19 @@ class WeightTargets:
     @classmethod
     def of(cls, targets: Tensor) -> "WeightTargets":
         """From labels (n,) or, by position, (n, T), where -100 or any negative number means none; or numbers."""
-        if not isinstance(targets, Tensor) or targets.dim() == 0 or len(targets) == 0:
-            raise InputError("targets must be a tensor with one entry or row for each example.")
+        if check_tensor(targets, "targets").dim() not in (1, 2, 3) or len(targets) == 0:
+            raise InputError(
+                "targets must be labels (n,), by position (n, T), or numbers (n,), (n, c) or (n, T, c), got shape "
+                f"{tuple(targets.shape)}."
+            )
         if targets.is_floating_point():
             values = targets.detach().double()
             return cls(values[:, None] if values.dim() == 1 else values, None)
-        labels = targets.detach().long()
+        labels = (targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets).detach().long()
         counted = labels >= 0
         if not bool(counted.any()) or (labels.dim() == 1 and not bool(counted.all())):
             raise InputError("labels must be classes from 0; only labels by position may be left out (-100).")
-        present, places = torch.unique(labels.clamp(min=0), return_inverse=True)
-        hot = torch.nn.functional.one_hot(places, len(present)).double()
+        hot = one_hot_present(labels.clamp(min=0).flatten()).reshape(*labels.shape, -1)
         return cls(hot, counted if labels.dim() == 2 else None)
 
     def by_position(self) -> bool:
@@ -152,28 +155,16 @@ def _measured(
     measure: TargetLinearity, name: str, use: WeightForm, parameter: Tensor, given: WeightTargets, samples: str,
     lr: float | None,
 ) -> WeightLinearity:  # fmt: skip
-    total: list[_Read] = []
+    total: list[TriangularState] = []
     for h, gradient, y in _samples(name, use, use.form.matrices(parameter), given, samples):
         kinds = [h] if lr is None else [h, virtual_update(h, gradient, lr)]
-        fresh = [_Read(measure.update(kind, y.to(kind)), kind.mT @ kind) for kind in kinds]
+        fresh = [measure.update(kind, y.to(kind)) for kind in kinds]
         total = [old.merged(new) for old, new in zip(total, fresh, strict=True)] if total else fresh
-    if not total or total[0].state.n == 0:
+    if not total or total[0].n == 0:
         raise InputError(f"weight {name!r} must read a row that has a target, but none counts. Check the targets.")
-    values = [measure.compute(one.state) for one in total]
-    virtual, its_covariance = (None, None) if lr is None else (values[1], total[1].covariance)
-    n, positions = total[0].state.n, use.sites[0].positions
-    return WeightLinearity(values[0], virtual, total[0].covariance, its_covariance, n, positions)
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """What was read so far: the state of target linearity, and ``HᵀH``."""
-
-    state: TriangularState
-    covariance: Float[Tensor, "p p"]
-
-    def merged(self, other: "_Read") -> "_Read":
-        return _Read(self.state.merged(other.state), self.covariance + other.covariance)
+    values, covariances = [measure.compute(state) for state in total], [state.covariance() for state in total]
+    virtual, its_covariance = (None, None) if lr is None else (values[1], covariances[1])
+    return WeightLinearity(values[0], virtual, covariances[0], its_covariance, total[0].n, use.sites[0].positions)
 
 
 def _samples(

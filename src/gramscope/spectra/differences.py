@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.agreement import cosine
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
 from gramscope.spectra.eigenvalues import pooled_squared_singular_values
 from gramscope.spectra.layouts import Layout
@@ -61,12 +62,18 @@ def lora_deltas(source: Model, scaling: float | None = None) -> dict[str, Tensor
     >>> lora_deltas(adapter, scaling=2.0)["fc.weight"].tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
+    scaling = None if scaling is None else check_number(scaling, "scaling")
     found = list(_module_adapters(source, scaling) if isinstance(source, nn.Module) else _key_adapters(source, scaling))
     if not found:
         raise InputError(
             "there is no LoRA adapter: no layer has lora_A and lora_B. Two whole models are compared by "
             "deltas(base, tuned)."
         )
+    for path, _, down, up, _ in found:
+        if len(down) != up[0].numel():
+            raise InputError(
+                f"lora_A and lora_B of {path!r} must be of one rank, got {tuple(down.shape)} and {tuple(up.shape)}."
+            )
     layers = [path for path, *_ in found]
     return {
         f"{path}.weight" + (f"[{adapter}]" if layers.count(path) > 1 else ""): s * (_flat(up) @ _flat(down))

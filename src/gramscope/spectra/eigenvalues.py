@@ -64,6 +64,7 @@ def spectrum(operator: LinearOperator | Shaped[Tensor, "..."] | np.ndarray) -> F
         matrix = operator.dense()
     else:
         matrix = _as_tensor(operator, "operator")
+        matrix = matrix if matrix.is_floating_point() else matrix.double()
         rounding = 8 * torch.finfo(matrix.dtype).eps * len(matrix) ** 0.5
         check_symmetric(matrix, "the matrix", rounding, "For a weight use esd(weight); or pass (A + A.T) / 2.")
     check_finite(matrix, "the matrix", "Check what it is made of.")

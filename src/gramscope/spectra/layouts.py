@@ -9,20 +9,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.rnn import RNNCellBase
 
-_ELEMENTWISE = (
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.PReLU,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    _NormBase,
-)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, _ConvTransposeNd)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, _ConvNd, *_TRANSPOSED)
-_LSTM, _GRU = (nn.LSTM, nn.LSTMCell), (nn.GRU, nn.GRUCell)
-_RECURRENT = (nn.RNN, nn.RNNCell, nn.RNNBase, RNNCellBase, *_LSTM, *_GRU)
+_ELEMENTWISE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, _NormBase)
 _GATES = {4: ("i", "f", "g", "o"), 3: ("r", "z", "n"), 1: ("",)}
 # Modules that pack query, key and value one after another, and are known to. Others (GPT-NeoX's query_key_value)
 # interleave them head by head, and thirds of those would be mixtures.
@@ -59,12 +46,11 @@ def cut_module_parameter(
     """The matrices of a parameter whose module is known, or why it has none."""
     if _is(module, *_ELEMENTWISE):
         return f"scales or shifts single features of a {_class_name(module)}, so it is no matrix"
-    small = _why_no_matrix(tensor)
-    if small:
-        return small
-    if _is(module, *_CONVOLUTIONS) and tensor.ndim > 2:
-        return _convolution(tensor, int(getattr(module, "groups", 1)), _is(module, *_TRANSPOSED), layout)
-    if _is(module, *_RECURRENT):
+    if why := _why_no_matrix(tensor):
+        return why
+    if _is(module, _ConvNd) and tensor.ndim > 2:
+        return _convolution(tensor, int(getattr(module, "groups", 1)), _is(module, _ConvTransposeNd), layout)
+    if _is(module, nn.RNNBase, RNNCellBase):
         return _gates(name, tensor, _gate_count(module))
     if _is(module, nn.MultiheadAttention) and name == "in_proj_weight":
         return MatrixParts("attention", _thirds(tensor))
@@ -94,9 +80,8 @@ def cut_named_tensor(
         return f"part of a pruned weight ({stem}_orig times {stem}_mask), which needs the module: pass the module"
     if part == "orig" and f"{stem}_u" in shapes:
         return "part of a spectrally normalised weight, which needs the module to be computed: pass the module"
-    small = _why_no_matrix(tensor)
-    if small:
-        return small
+    if why := _why_no_matrix(tensor):
+        return why
     owner, _, last = name.rpartition(".")
     if re.match(r"weight_(ih|hh|hr)(_l\d+)?(_reverse)?$", last):
         return _gates(last, tensor, _gate_count_from_shapes(name, shapes))
@@ -116,9 +101,7 @@ def cut_named_tensor(
 def _why_no_matrix(tensor: Tensor) -> str | None:
     if tensor.numel() == 0:
         return "it has no entries"
-    if tensor.ndim < 2:
-        return _VECTOR
-    return None
+    return _VECTOR if tensor.ndim < 2 else None
 
 
 def _convolution(tensor: Tensor, groups: int, transposed: bool, layout: Layout) -> MatrixParts:
@@ -145,9 +128,9 @@ def _gates(name: str, tensor: Tensor, count: int) -> MatrixParts | str:
 
 
 def _gate_count(module: nn.Module) -> int:
-    if _is(module, *_LSTM):
+    if _is(module, nn.LSTM, nn.LSTMCell):
         return 4
-    return 3 if _is(module, *_GRU) else 1
+    return 3 if _is(module, nn.GRU, nn.GRUCell) else 1
 
 
 def _class_name(module: nn.Module) -> str:
@@ -156,7 +139,7 @@ def _class_name(module: nn.Module) -> str:
 
 def _is(module: nn.Module, *classes: type[nn.Module]) -> bool:
     """isinstance, or what a scripted module was compiled from."""
-    return isinstance(module, classes) or _class_name(module) in {each.__name__ for each in classes}
+    return isinstance(module, classes) or issubclass(getattr(nn, _class_name(module), object), classes)
 
 
 def _gate_count_from_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from jaxtyping import Float64
@@ -196,16 +196,19 @@ def _why_undefined(ascending: Array, short: int, zero: float) -> str | None:
 
 
 def _fit_weightwatcher(ascending: Array, long: int, short: int) -> MarchenkoPasturFit:
-    from scipy.optimize import fmin  # slow to import, and needed here alone
+    from scipy.optimize import brute, fmin  # slow to import, and needed here alone
 
     scale = len(ascending) / float(ascending.sum())
     scaled = ascending * scale
     root = math.sqrt(short / long)
     guess = math.sqrt(float(scaled[-1])) / (1 + root)
-    residual = _Residual.of(np.sqrt(scaled) if long == short else scaled, long, short)
+    values = np.sqrt(scaled) if long == short else scaled
+    x = np.linspace(0, values.max() + 0.5, 1000)
+    density = _triangular_density(values, x, 0.1)
+    seen = x[density > 0.01], density[density > 0.01], short / long
     # A grid, then a simplex search from its best point.
-    grid = np.mgrid[0.05 * guess : 2.0 * guess : 0.01 * guess]
-    sigma = float(fmin(residual.of_one, grid[np.argmin(residual(grid))], disp=False)[0])
+    grid = (slice(0.05 * guess, 2.0 * guess, 0.01 * guess),)
+    sigma = float(np.ravel(brute(_misfit, grid, args=seen, finish=partial(fmin, disp=False)))[0])
     upper = (sigma * (1 + root)) ** 2
     threshold = upper + math.sqrt(root * upper ** (2 / 3) * short ** (-2 / 3))
     plain = _result(ascending, sigma**2 / scale / long, long, short, threshold / scale)
@@ -219,35 +222,19 @@ def _fit_weightwatcher(ascending: Array, long: int, short: int) -> MarchenkoPast
     )
 
 
-@dataclass(frozen=True)
-class _Residual:
-    """WeightWatcher's misfit of σ: squared difference to a triangular kernel density on a grid of 1000 points."""
-
-    x: Array
-    density: Array
-    aspect: float  # M/N; 1 means the singular values and the quarter circle
-
-    @classmethod
-    def of(cls, values: Array, long: int, short: int) -> "_Residual":
-        x = np.linspace(0, values.max() + 0.5, 1000)
-        density = _triangular_density(values, x, 0.1)
-        kept = density > 0.01
-        return cls(x[kept], density[kept], short / long)
-
-    def of_one(self, sigma: Float64[np.ndarray, " 1"]) -> float:
-        return float(self(sigma)[0])
-
-    def __call__(self, sigma: Float64[np.ndarray, " s"]) -> Float64[np.ndarray, " s"]:
-        squared = sigma[:, None] ** 2
-        if self.aspect == 1:
-            law = np.sqrt(np.maximum(4 - self.x**2, 0.0)) / (math.pi * squared)
-            return np.asarray(((law - self.density) ** 2).sum(axis=1))
-        high, low = (squared * (1 + sign * math.sqrt(self.aspect)) ** 2 for sign in (1, -1))
-        peak = self.x[np.argmax(self.density)]
-        misses = (high < peak) | (high > self.x.max()) | (low > peak)
-        root = np.sqrt(np.maximum((high - self.x) * (self.x - low), 0.0))
-        law = np.divide(root, 2 * math.pi * squared * self.aspect * self.x, out=np.zeros_like(root), where=self.x > 0)
-        return np.where(misses[:, 0], 1e6 * len(self.x), ((law - self.density) ** 2).sum(axis=1))
+def _misfit(sigma: Float64[np.ndarray, " 1"], x: Array, density: Array, aspect: float) -> float:
+    """WeightWatcher's misfit of σ: squared difference of the law to a density at the points x; ``aspect`` is M/N."""
+    variance = float(sigma[0]) ** 2
+    if aspect == 1:  # singular values and the quarter circle
+        law = np.sqrt(np.maximum(4 - x**2, 0.0)) / (math.pi * variance)
+        return float(((law - density) ** 2).sum())
+    high, low = (variance * (1 + sign * math.sqrt(aspect)) ** 2 for sign in (1, -1))
+    peak = x[np.argmax(density)]
+    if high < peak or high > x.max() or low > peak:
+        return 1e6 * len(x)
+    root = np.sqrt(np.maximum((high - x) * (x - low), 0.0))
+    law = np.divide(root, 2 * math.pi * variance * aspect * x, out=np.zeros_like(root), where=x > 0)
+    return float(((law - density) ** 2).sum())
 
 
 def _triangular_density(values: Array, x: Array, width: float) -> Array:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -152,26 +153,15 @@ def _choose(
 
 
 def _rows(chosen: list[Weight], plan: _Plan, workers: int, step: Callable[[], None]) -> list[Row]:
-    if workers <= 1:
-        rows = []
-        for weight in chosen:
-            rows.append(_row(weight, plan))
-            step()
-        return rows
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    # Each worker multiplies on one core: weights side by side scale better than the threads of one decomposition.
-    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-        futures: list[Future[Row]] = [pool.submit(_row, weight, plan) for weight in chosen]
-        try:
-            for done in as_completed(futures):
-                done.result()
-                step()
-        except BaseException:
-            # An interrupt should not wait for hundreds of weights that are still in the queue.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        return [future.result() for future in futures]
+    rows: list[Row] = []
+    # Each of several workers multiplies on one core: weights side by side scale better than threads of one product.
+    with threadpool_limits(1 if workers > 1 else None, "blas"), ThreadPoolExecutor(max(workers, 1)) as pool:
+        for row in pool.map(_row, chosen, repeat(plan)):  # where one fails, those in the queue are cancelled
+            rows.append(row)
+            step()
+    return rows
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
 from gramscope.base.rng import generator
 from gramscope.tasks.digit_images import Task
-from gramscope.tasks.idx import data_folder
+from gramscope.tasks.idx import chosen_folder
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # by channel; arXiv:2410.04264, H.4.2
 SIZE = 3 * 32 * 32
@@ -37,15 +37,7 @@ def cifar10(folder: str | Path | None = None, train: int | None = None, test: in
 
     Reference: Krizhevsky 2009; arXiv:2410.04264, appendix H.4.2 (mean and standard deviation).
     """
-    for name, count in (("train", train), ("test", test)):
-        if count is not None:
-            check_count(count, name)
-    place = Path(folder) if folder is not None else data_folder("cifar10")
-    if place is None:
-        raise FileNotFoundError(
-            "CIFAR-10 must lie in a folder 'cifar10' under $GRAMSCOPE_DATA or ../shared/data, but neither has it. Put "
-            "the standard batches, or cifar10.npz, there, or pass folder=."
-        )
+    place = chosen_folder("cifar10", folder, train, test, "the standard batches, or cifar10.npz,")
     (x, y), (x_test, y_test) = _read(place)
     return Task(
         _standardised(x[:train]), torch.from_numpy(y[:train]), _standardised(x_test[:test]),

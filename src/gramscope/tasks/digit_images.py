@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gramscope.base.checks import check_count, check_counts
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
-from gramscope.base.rng import seeded
+from gramscope.base.rng import generator, seeded
 from gramscope.base.streams import streams_put_back
 
 
@@ -39,7 +39,7 @@ def digits(seed: int = 0, test: int = 397) -> Task:
     images, labels = _scikit_learn_digits()
     if check_count(test, "test", 0) >= len(labels):
         raise InputError(f"test must be less than the {len(labels)} examples, so that some are left, got {test}.")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed), device="cpu")
+    order = torch.randperm(len(labels), generator=generator(seed), device="cpu")
     x = torch.as_tensor(images, dtype=torch.float32, device="cpu")[order]
     y = torch.as_tensor(labels, device="cpu")[order].long()
     x = (x - x.mean()) / x.std()

@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count, check_counts, check_number
+from gramscope.base.checks import check_choice, check_count, check_counts
 from gramscope.base.errors import InputError
-from gramscope.base.rng import generator, seeded
-from gramscope.tasks.modular_arithmetic import TokenTask
+from gramscope.base.rng import seeded
+from gramscope.tasks.modular_arithmetic import TokenTask, shuffled_tokens
 
 
 def modular_equations(p: int = 97, *, operation: str = "divide", train: float = 0.5, seed: int = 0) -> TokenTask:
@@ -27,20 +27,14 @@ def modular_equations(p: int = 97, *, operation: str = "divide", train: float = 
     p = check_count(p, "p", 2)
     if any(p % d == 0 for d in range(2, int(p**0.5) + 1)):
         raise InputError(f"p must be a prime, so that every b but 0 has an inverse, got {p}.")
-    if operation not in ("add", "divide", "multiply"):
-        raise InputError(f"operation must be 'divide', 'add' or 'multiply', got {operation!r}.")
-    count = round(check_number(train, "train", above=0.0, below=1.0) * p * (p - 1))
-    if not 0 < count < p * (p - 1):
-        raise InputError(f"train must leave examples on both sides of {p * (p - 1)} equations, got {train}.")
+    check_choice(operation, "operation", ("divide", "add", "multiply"))
     a, b = (grid.flatten() for grid in torch.meshgrid(
         torch.arange(p, device="cpu"), torch.arange(1, p, device="cpu"), indexing="ij"
     ))  # fmt: skip
     inverse = torch.tensor([0] + [pow(value, -1, p) for value in range(1, p)], device="cpu")
     y = {"add": a + b, "multiply": a * b, "divide": a * inverse[b]}[operation] % p
     x = torch.stack([a, torch.full_like(a, p), b, torch.full_like(a, p + 1)], dim=1)
-    order = torch.randperm(len(y), generator=generator(seed), device="cpu")
-    first, rest = order[:count], order[count:]
-    return TokenTask(x[first], y[first], x[rest], y[rest], p + 2, p)
+    return shuffled_tokens(x, y, train, seed, p + 2, p)
 
 
 class CausalBlock(nn.Module):

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramscope.base.errors import InputError
+from gramscope.base.checks import check_choice, check_counts
+from gramscope.base.rng import generator
 from gramscope.tasks.digit_images import Task
 
 DTYPES = {8: "u1", 9: "i1", 11: "i2", 12: "i4", 13: "f4", 14: "f8"}
@@ -29,6 +30,18 @@ def data_folder(name: str) -> Path | None:
         if root and (Path(root) / name).is_dir():
             return Path(root) / name
     return None
+
+
+def chosen_folder(name: str, folder: str | Path | None, train: int | None, test: int | None, files: str) -> Path:
+    """``folder``, or where the data set ``name`` is found; numbers of examples are checked before it is read."""
+    check_counts(1, **{key: count for key, count in (("train", train), ("test", test)) if count is not None})
+    place = Path(folder) if folder is not None else data_folder(name)
+    if place is None:
+        raise FileNotFoundError(
+            f"{name} must lie in a folder {name!r} under $GRAMSCOPE_DATA or ../shared/data, but neither has it. Put "
+            f"{files} there, or pass folder=."
+        )
+    return place
 
 
 def read_idx(path: Path) -> Tensor:
@@ -51,13 +64,9 @@ def mnist(
     """MNIST (or ``name="fashion-mnist"``) with pixels standardised as one variable, images flattened to 784.
 
     ``folder`` holds the four idx files; if None it is looked for in ``$GRAMSCOPE_DATA`` and ``../shared/data``.
+    ``train`` and ``test`` take the first so many examples.
     """
-    place = Path(folder) if folder is not None else data_folder(name)
-    if place is None:
-        raise FileNotFoundError(
-            f"{name} must lie in a folder {name!r} under $GRAMSCOPE_DATA or ../shared/data, but neither has it. Put "
-            "the four gzipped idx files there, or pass folder=."
-        )
+    place = chosen_folder(name, folder, train, test, "the four gzipped idx files")
     found = {key: read_idx(_file(place, names)) for key, names in FILES.items()}
     x, x_test = (found[key].flatten(1).float() / 255 for key in ("x", "x_test"))
     mean, std = x.mean(), x.std()
@@ -82,8 +91,7 @@ def label_encoded(task: Task, *, test: str = "random", seed: int = 0) -> Task:
     a network which learnt nothing but the label pixels is right by chance only. ``test="true"`` rewards it instead.
     Beside standardised pixels the label would be weak, and learnt far later.
     """
-    if test not in ("random", "true"):
-        raise InputError(f'test must be "random" or "true", got {test!r}.')
+    check_choice(test, "test", ("random", "true"))
     classes, low = task.classes, task.x.min()
     span = (task.x.max() - low).clamp_min(torch.finfo(task.x.dtype).tiny)
 
@@ -94,5 +102,5 @@ def label_encoded(task: Task, *, test: str = "random", seed: int = 0) -> Task:
 
     shown = task.y_test
     if test == "random":
-        shown = torch.randint(classes, shown.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+        shown = torch.randint(classes, shown.shape, generator=generator(seed), device="cpu")
     return replace(task, x=encoded(task.x, task.y), x_test=encoded(task.x_test, shown))

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_choice
 from gramscope.base.rng import seeded
 
 
@@ -65,8 +66,7 @@ class Recurrent(nn.Module):
     def __init__(self, kind: str, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
         cells = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
-        if kind not in cells:
-            raise ValueError(f"kind must be one of {', '.join(cells)}, got {kind!r}.")
+        check_choice(kind, "kind", cells)
         self.cell = cells[kind](inputs, hidden, batch_first=True)
         self.readout = nn.Linear(hidden, outputs)
 

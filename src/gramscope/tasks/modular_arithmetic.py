@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_choice, check_count, check_number
+from gramscope.base.errors import InputError
 from gramscope.base.results import Result
-from gramscope.base.rng import seeded
+from gramscope.base.rng import generator, seeded
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,19 +33,24 @@ def modular(p: int = 31, *, seed: int = 0, train: float = 0.5, operation: str = 
     >>> task.x.shape, task.x_test.shape, bool(((task.x[:, 0] + task.x[:, 1]) % 5 == task.y).all())
     (torch.Size([15, 3]), torch.Size([10, 3]), True)
     """
-    if p < 2:
-        raise ValueError(f"p must be at least 2, got {p}.")
-    if operation not in ("add", "multiply"):
-        raise ValueError(f"operation must be 'add' or 'multiply', got {operation!r}.")
-    count = round(train * p * p)
-    if not 0 < count < p * p:
-        raise ValueError(f"train must leave examples on both sides, between 0 and 1, got {train}.")
+    check_count(p, "p", 2)
+    check_choice(operation, "operation", ("add", "multiply"))
     a, b = torch.meshgrid(torch.arange(p, device="cpu"), torch.arange(p, device="cpu"), indexing="ij")
     a, b = a.flatten(), b.flatten()
     x = torch.stack([a, b, torch.full_like(a, p)], dim=1)
     y = (a + b) % p if operation == "add" else a * b % p
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed), device="cpu")
-    return TokenTask(x[order[:count]], y[order[:count]], x[order[count:]], y[order[count:]], p + 1, p)
+    return shuffled_tokens(x, y, train, seed, p + 1, p)
+
+
+def shuffled_tokens(
+    x: Int[Tensor, "n token"], y: Int[Tensor, " n"], train: float, seed: int, vocabulary: int, classes: int
+) -> TokenTask:
+    """A share ``train`` of all examples, in an order drawn by ``seed``, for training; the rest is held out."""
+    count = round(check_number(train, "train", above=0.0, below=1.0) * len(y))
+    if not 0 < count < len(y):
+        raise InputError(f"train must leave examples on both sides of {len(y)}, got {train}.")
+    first, rest = torch.randperm(len(y), generator=generator(seed), device="cpu").split([count, len(y) - count])
+    return TokenTask(x[first], y[first], x[rest], y[rest], vocabulary, classes)
 
 
 class ModularTransformer(nn.Module):

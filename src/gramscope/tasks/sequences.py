@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gramscope.base.checks import check_counts, check_number
+from gramscope.base.checks import check_counts, check_number, is_number
+from gramscope.base.errors import InputError
 from gramscope.base.results import Result
+from gramscope.base.rng import generator
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,9 +56,9 @@ def flip_flop(trials: int = 32, *, seed: int = 0, steps: int = 60, bits: int = 3
     [1.0]
     """
     check_counts(1, trials=trials, steps=steps, bits=bits)
-    if not 0 <= rate <= 1:
-        raise ValueError(f"rate must be a probability between 0 and 1, got {rate}.")
-    rng = torch.Generator().manual_seed(seed)
+    if not (is_number(rate) and 0 <= rate <= 1):
+        raise InputError(f"rate must be a probability between 0 and 1, got {rate}.")
+    rng = generator(seed)
     signs = 2.0 * torch.randint(0, 2, (trials, steps, bits), generator=rng, device="cpu") - 1
     pulses = torch.rand(trials, steps, bits, generator=rng, device="cpu") < rate
     pulses[:, 0] = True
@@ -73,7 +75,7 @@ def line_attractor(trials: int = 32, *, seed: int = 0, steps: int = 50, scale: f
     True
     """
     check_counts(1, trials=trials, steps=steps)
-    rng = torch.Generator().manual_seed(seed)
+    rng = generator(seed)
     x = scale * torch.randn(trials, steps, 1, generator=rng, device="cpu")
     return SequenceTask(x, x.cumsum(dim=1), torch.ones(trials, steps, dtype=torch.bool, device="cpu"))
 
@@ -100,7 +102,7 @@ def memory_pro(
     """
     check_counts(1, trials=trials, stimulus=stimulus, response=response)
     check_counts(0, fixation=fixation, delay=delay)
-    rng = torch.Generator().manual_seed(seed)
+    rng = generator(seed)
     start = float(torch.rand((), generator=rng, device="cpu"))
     angles = 2 * torch.pi * (torch.arange(trials, device="cpu") / trials + start)
     steps = fixation + stimulus + delay + response
@@ -117,7 +119,7 @@ def parity(trials: int = 64, *, seed: int = 0, steps: int = 12, every_step: bool
     True
     """
     check_counts(1, trials=trials, steps=steps)
-    rng = torch.Generator().manual_seed(seed)
+    rng = generator(seed)
     x = 2.0 * torch.randint(0, 2, (trials, steps, 1), generator=rng, device="cpu") - 1
     mask = torch.ones(trials, steps, dtype=torch.bool, device="cpu")
     if not every_step:

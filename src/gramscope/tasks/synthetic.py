@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.base.checks import check_counts
 from gramscope.base.results import Result
+from gramscope.base.rng import generator
 from gramscope.tasks.digit_images import Task, held_out, mlp
 
 
@@ -22,8 +23,7 @@ def teacher_student(
     """
     check_counts(1, n=n, inputs=inputs, hidden=hidden, classes=classes)
     check_counts(0, test=test)
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n + test, inputs, generator=generator, device="cpu")
+    x = torch.randn(n + test, inputs, generator=generator(seed), device="cpu")
     with torch.no_grad():
         scores = mlp((inputs, hidden, classes), seed)(x)
     y = (scores - scores.mean(0)).argmax(1)
@@ -39,8 +39,7 @@ def heaviside(n: int = 512, inputs: int = 20, test: int = 256, seed: int = 0) ->
     """
     check_counts(1, n=n, inputs=inputs)
     check_counts(0, test=test)
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n + test, inputs, generator=generator, device="cpu")
+    x = torch.randn(n + test, inputs, generator=generator(seed), device="cpu")
     return held_out(x, (x[:, 0] > 0).long(), test)
 
 
@@ -63,7 +62,7 @@ def swiss_roll(n: int = 500, seed: int = 0, *, noise: float = 0.0, dtype: torch.
     (torch.Size([100, 3]), torch.Size([100, 1]))
     """
     check_counts(2, n=n)  # one point has no spread to be standardised by
-    rng = torch.Generator().manual_seed(seed)
+    rng = generator(seed)
     along, across = torch.rand(2, n, generator=rng, dtype=torch.float64, device="cpu")
     angle = 1.5 * math.pi * (1 + 2 * along)
     x = torch.stack([angle * angle.cos(), 21 * across, angle * angle.sin()], dim=1)
