@@ -124,12 +124,8 @@ def structural_rank_bound(g: GlobalNTK) -> int:
     """
     states = g.states
     if isinstance(states, RecurrentStates):
-        total = _recurrent_bound(g, states)
-    elif isinstance(states, NetworkStates):
-        total = _network_bound(states)
-    else:
-        raise UnsupportedError(f"a rank bound is not defined for {type(states).__name__}.")
-    return min(total, g.axes.size)
+        return min(_recurrent_bound(g, states), g.axes.size)
+    return min(_network_bound(states), g.axes.size)
 
 
 def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
@@ -152,7 +148,8 @@ def _network_bound(states: NetworkStates) -> int:
     inputs: defaultdict[tuple[str, tuple[int, ...], int, int, int], list[Tensor]] = defaultdict(list)
     entries: dict[str, int] = {}
     for place in states.places:
-        used = place.stacked.parameters | place.direct.parameters
+        links = (place.direct, *place.stacked.values())
+        used = {name: parameter for link in links for name, parameter in link.parameters.items()}
         entries |= {name: real_view(parameter).numel() for name, parameter in used.items()}
         if isinstance(place.node.recurrence, Stack):
             ranks |= {name: entries[name] for name in used}

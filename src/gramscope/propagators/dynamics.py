@@ -53,8 +53,9 @@ def _advance(g: GlobalNTK, purpose: str) -> tuple[Advance, tuple[int, int, int, 
                 f"{purpose} needs states that follow one direction of time, but the module is bidirectional. Measure "
                 "its two directions as modules of their own."
             )
-        return states.stack.advance, states.shape
-    if isinstance(states, NetworkStates) and states.initial is not None:
+        n, steps, sites, width = g.axes.shape
+        return states.stack.advance, (n, steps, sites, width)
+    if states.initial is not None:
         n, steps = g.axes["trial"], len(states.places)
         return _cell_advance(states, n, purpose), (n, steps, 1, g.axes.size // (n * steps))
     raise UnsupportedError(
@@ -194,8 +195,7 @@ def lyapunov_spectrum(g: GlobalNTK, k: int | None = None) -> Float64[Tensor, "tr
 
 def _valid(g: GlobalNTK, steps: int, n: int) -> Bool[Tensor, "time trial"]:
     """Which steps exist; exponents are per step of a trial's own run."""
-    states = g.states
-    valid = states.stack.valid if isinstance(states, RecurrentStates) else getattr(states, "valid", None)
+    valid = g.states.valid
     return torch.ones(steps, n, dtype=torch.bool, device=g.values.device) if valid is None else valid
 
 

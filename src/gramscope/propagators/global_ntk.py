@@ -15,10 +15,10 @@ from gramscope.capture.network import Outputs, unwrap_with_input
 from gramscope.linalg import LinearOperator
 from gramscope.propagators.build import cell_states, network_states, ode_states
 from gramscope.propagators.layout import Selection
+from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.neural_ode import NeuralODE
 from gramscope.propagators.operators import ParameterJacobian, Readout, StateOperator
 from gramscope.propagators.recurrent import RecurrentStates, is_recurrent
-from gramscope.propagators.states import States
 
 Precision = Literal["float64", "float32"] | None
 NamedSweep = Callable[..., Tensor]  # of vectors over the states, for the parameters of some names
@@ -96,7 +96,7 @@ class GlobalNTK:
         outputs: Outputs,
         frozen: bool,
         dtype: torch.dtype | None,
-    ) -> States:
+    ) -> NetworkStates:
         if is_recurrent(model):
             if outputs is not None:
                 raise InputError(

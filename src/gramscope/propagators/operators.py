@@ -10,7 +10,7 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
 from gramscope.linalg import LinearOperator
-from gramscope.propagators.states import Changes, States
+from gramscope.propagators.network_states import Changes, NetworkStates
 
 # Entries of state vectors that one sweep holds at once; more columns are swept in turns.
 ENTRIES = 2**24
@@ -43,7 +43,7 @@ def _finite(x: Tensor) -> bool:
 class StateOperator(LinearOperator):
     """A linear map of states to states, given by two sweeps."""
 
-    def __init__(self, states: States, sweep: Sweep, adjoint: Sweep, name: str, symmetric: bool = False) -> None:
+    def __init__(self, states: NetworkStates, sweep: Sweep, adjoint: Sweep, name: str, symmetric: bool = False) -> None:
         self.states, self.sweep, self.sweep_adjoint, self.name = states, sweep, adjoint, name
         axes = states.layout.axes
         super().__init__(axes, axes, dtype=states.dtype, device=states.device, symmetric=symmetric)
@@ -58,7 +58,7 @@ class StateOperator(LinearOperator):
 class ParameterJacobian(LinearOperator):
     """``J = ∂f/∂θ`` at frozen states, or with ``total`` the whole ``ds/dθ = P J``; from parameters to states."""
 
-    def __init__(self, states: States, total: bool) -> None:
+    def __init__(self, states: NetworkStates, total: bool) -> None:
         self.states, self.total = states, total
         self.sizes = {name: shape.numel() for name, shape in states.parameters.items()}
         cols = Axes(parameter=sum(self.sizes.values()))
@@ -94,7 +94,7 @@ class ParameterJacobian(LinearOperator):
 class Readout(LinearOperator):
     """``C = ∂out/∂s``, from states to the model's outputs."""
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: NetworkStates) -> None:
         self.states = states
         super().__init__(states.output_axes, states.layout.axes, dtype=states.dtype, device=states.device)
 

@@ -88,11 +88,7 @@ def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]
 
 def outputs_of(g: GlobalNTK) -> Tensor:
     """The model's outputs as captured, shaped like ``g.C.rows``."""
-    from gramscope.propagators.network_states import NetworkStates
-
-    if isinstance(g.states, NetworkStates):
-        return g.states.output.reshape(g.C.rows.shape).clone()
-    return g.states.read(g.values[None])[0].reshape(g.C.rows.shape).clone()
+    return g.states.output.reshape(g.C.rows.shape).clone()
 
 
 def _floats(value: ModelInput) -> ModelInput:
