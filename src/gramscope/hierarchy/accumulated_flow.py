@@ -11,7 +11,6 @@ is a number. Two subspaces are on offer, both of the layer whose weight W (N, d)
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -23,17 +22,16 @@ from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
-from gramscope.hierarchy.mask_concentration import Labels, Masks, Pairs, class_metric, mean_projector
+from gramscope.base.rounding import Rounding
+from gramscope.hierarchy.mask_concentration import Labels, Masks, Pairs, matching, mean_projector, metric_eigen
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CoactivationSubspace(Result):
+class CoactivationSubspace(Result, shown=("k", "baseline", "side", "values")):
     """The directions that co-activation concentrates on: orthonormal columns ``basis`` (N, k), and how they were found.
 
     ``values`` are all eigenvalues of ``⟨P⟩`` or ``⟨M⟩``, greatest first; ``k`` of them span the subspace.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("k", "baseline", "side", "values")
 
     basis: Float64[Tensor, "N k"]
     values: Float64[Tensor, " N"]
@@ -93,14 +91,12 @@ def coactivation_subspace(
     """
     if side not in ("input", "output"):
         raise InputError(f'side must be "input" (columns of the weight) or "output" (its rows), got {side!r}.')
-    metric = class_metric(weight, masks, labels, pairs)  # also checks that the two belong together
+    w, projector = matching(weight, masks), mean_projector(masks, labels, pairs)
     if side == "output":
-        diagonal = mean_projector(masks, labels, pairs)
-        values, order = diagonal.sort(descending=True, stable=True)
+        values, order = projector.sort(descending=True, stable=True)
         vectors = torch.eye(len(values), dtype=torch.float64, device=values.device)[:, order]
     else:
-        values, vectors = torch.linalg.eigh((metric + metric.T) / 2)
-        values, vectors = values.flip(0), vectors.flip(1)
+        values, vectors, _ = metric_eigen(w, projector, Rounding.of(weight))
     return CoactivationSubspace(vectors[:, : _size(values, k)], values, side)
 
 
@@ -116,7 +112,7 @@ def _size(values: Float64[Tensor, " N"], k: int | None) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class FlowShare(Result):
+class FlowShare(Result, shown=("path_share", "share", "baseline", "excess", "steps")):
     """How much of a weight's change lies in the subspace that co-activation selects.
 
     - ``share``: ``⟨Σ_s Π_s ΔW_s, ΔW⟩ / |ΔW|²`` of the whole change ``ΔW = Σ_s ΔW_s``. For one step, or a subspace that
@@ -125,8 +121,6 @@ class FlowShare(Result):
     - ``baseline``: the share of a change in no direction in particular, ``k / N`` (weighted by ``|ΔW_s|²``).
     - ``steps``: how many changes were added up; steps in which the weight stood still do not count.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("path_share", "share", "baseline", "excess", "steps")
 
     share: float
     path_share: float

@@ -7,7 +7,6 @@ between two means over pairs of examples, beside what shuffled labels give.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float64, Int
@@ -21,16 +20,14 @@ from gramscope.hierarchy.mask_concentration import Masks, checked_matrix, class_
 
 
 @dataclass(frozen=True, repr=False)
-class SharedActivation(Result):
+class SharedActivation(
+    Result, shown=("gap", "z", "p_value", "within", "between", "permutations", "examples", "silent")
+):
     """Co-activation overlap of pairs within and between classes, with the null of shuffled labels.
 
     ``null_mean`` and ``null_std`` are those of the gap ``within - between`` over ``permutations`` shuffled labels (NaN
     if none were drawn); ``silent`` counts examples that switch no unit on, which are left out of a cosine.
     """
-
-    shown: ClassVar[tuple[str, ...]] = (
-        "gap", "z", "p_value", "within", "between", "permutations", "examples", "silent"
-    )  # fmt: skip
 
     within: float
     between: float

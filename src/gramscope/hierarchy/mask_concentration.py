@@ -8,7 +8,6 @@ formed, and no n × n matrix but where it is asked for; all sums are in float64.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -129,7 +128,7 @@ def class_metric(
     >>> class_metric(torch.eye(2), torch.tensor([[True, False], [True, True]])).tolist()
     [[1.0, 0.0], [0.0, 0.25]]
     """
-    w = _matching(weight, masks)
+    w = matching(weight, masks)
     return w.T @ (mean_projector(masks, labels, pairs, self_pairs=self_pairs)[:, None] * w)
 
 
@@ -146,19 +145,17 @@ def metric_spectrum(
     >>> metric_spectrum(torch.eye(2), torch.tensor([[True, False], [True, True]])).tolist()
     [1.0, 0.25]
     """
-    w, rounding = _matching(weight, masks), Rounding.of(weight)
-    return _metric_eigen(w, mean_projector(masks, labels, pairs, self_pairs=self_pairs), rounding)[0]
+    w, rounding = matching(weight, masks), Rounding.of(weight)
+    return metric_eigen(w, mean_projector(masks, labels, pairs, self_pairs=self_pairs), rounding)[0]
 
 
 @dataclass(frozen=True, repr=False)
-class SubspaceOverlap(Result):
+class SubspaceOverlap(Result, shown=("overlap", "baseline", "excess", "k", "gap", "undefined")):
     """Overlap of two k-dimensional eigenspaces, ``|UᵀV|² / k``: 1 the same, 0 orthogonal, ``baseline`` by chance.
 
     ``gap`` is the smaller of the two relative gaps ``(λ_k − λ_{k+1}) / λ_1``: near 0 the k-th direction is arbitrary
     and the overlap with it. ``undefined`` says why ``overlap`` is NaN, if it is.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("overlap", "baseline", "excess", "k", "gap", "undefined")
 
     overlap: float
     baseline: float
@@ -208,7 +205,7 @@ def update_alignment(
     """
     if side not in ("input", "output"):
         raise InputError(f'side must be "input" (ΔWᵀΔW of layer ℓ+1) or "output" (ΔW ΔWᵀ of layer ℓ), got {side!r}.')
-    w = _matching(weight, masks)
+    w = matching(weight, masks)
     delta = checked_matrix(update, "update")
     delta = delta if side == "input" else delta.T
     if delta.shape[1] != w.shape[1]:
@@ -218,15 +215,13 @@ def update_alignment(
             f"Pass ΔW of {layer}."
         )
     projector = mean_projector(masks, labels, pairs, self_pairs=self_pairs)
-    metric = _metric_eigen(w, projector, Rounding.of(weight))
+    metric = metric_eigen(w, projector, Rounding.of(weight))
     return _overlap(_factor_eigen(delta, singular_floor(delta, Rounding.of(update))), metric, k)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Concentration(Result):
+class Concentration(Result, shown=("layer", "coactivation_rank", "centred_rank", "metric_rank")):
     """What :func:`concentration` found for one weight ``W^{ℓ+1}`` (``layer`` = ℓ+1, from 1)."""
-
-    shown: ClassVar[tuple[str, ...]] = ("layer", "coactivation_rank", "centred_rank", "metric_rank")
 
     layer: int
     coactivation_rank: float
@@ -274,8 +269,8 @@ def concentration(
     deltas = None if initial_weights is None else list(map(_change, weights, initial_weights))
     found = []
     for place, (weight, mask) in enumerate(zip(weights, present, strict=True)):
-        w, projector = _matching(weight, mask), mean_projector(mask, labels, pairs, self_pairs=self_pairs)
-        metric = _metric_eigen(w, projector, Rounding.of(weight))
+        w, projector = matching(weight, mask), mean_projector(mask, labels, pairs, self_pairs=self_pairs)
+        metric = metric_eigen(w, projector, Rounding.of(weight))
         size = min(k, w.shape[1])
         found.append(
             Concentration(
@@ -309,7 +304,7 @@ def _incoming(deltas: list[tuple[Tensor, Tensor]] | None, place: int, metric: Ei
     return _overlap(_factor_eigen(below.T, floor), metric, k)
 
 
-def _metric_eigen(w: Float64[Tensor, "N_next N"], diagonal: Float64[Tensor, " N_next"], rounding: Rounding) -> Eigen:
+def metric_eigen(w: Float64[Tensor, "N_next N"], diagonal: Float64[Tensor, " N_next"], rounding: Rounding) -> Eigen:
     if bool((diagonal < 0).any()):  # slopes of a smooth activation can be negative, and then the mean metric is not PSD
         return _eigen(w.T @ (diagonal[:, None] * w))
     factor = diagonal.sqrt()[:, None] * w
@@ -368,7 +363,7 @@ def _labels(labels: Tensor | None, n: int) -> Tensor:
     return labels
 
 
-def _matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
+def matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
     if weight.dim() != 2 or masks.dim() != 2 or weight.shape[0] != masks.shape[1]:
         raise InputError(
             f"masks must have one column for each row of weight, got masks {tuple(masks.shape)} and weight "

@@ -42,13 +42,12 @@ class LayerClosure(Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Closure(TableResult):
+class Closure(TableResult, shown=("closes", "second_order", "mask_flips")):
     """Where one step of the reduced dynamics closes, by layer; and what first order at fixed masks leaves out.
 
     ``second_order`` and ``mask_flips`` are norms of parts of the outputs' true change, as fractions of it.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("closes", "second_order", "mask_flips")
     rows_from: ClassVar[str] = "layers"
     plotted: ClassVar[tuple[str, ...]] = ("local", "transported", "iterated")
 

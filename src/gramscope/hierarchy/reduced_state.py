@@ -10,7 +10,6 @@ has no transports and closes.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -23,6 +22,7 @@ from gramscope.base.progress_bar import progress
 from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
 from gramscope.hierarchy.fields import Fields, targets_like
+from gramscope.hierarchy.trajectory import relative_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,15 +148,14 @@ class ReducedState:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReducedComparison(TableResult):
+class ReducedComparison(
+    TableResult, shown=("largest", "residual", "overlaps"), columns=("residual", "overlap", "correlator")
+):
     """A reduced state and weight-space training side by side, at steps 0..S.
 
     Relative differences ``|ours - true| / |true|``: ``residual`` (S+1,), ``overlaps`` and ``correlators`` (S+1, L) for
     Q^1..Q^L and G^1..G^L.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("largest", "residual", "overlaps")
-    columns: ClassVar[tuple[str, ...]] = ("residual", "overlap", "correlator")
 
     residual: Float[Tensor, " steps"]
     overlaps: Float[Tensor, "steps L"]
@@ -213,14 +212,11 @@ def compare_reduced(fields: Fields, y: Tensor, lr: float, steps: int) -> Reduced
 
 
 def _differences(state: ReducedState, true: Fields, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    layers = range(1, state.depth + 1)
+    layers, residual = range(1, state.depth + 1), true.outputs - targets
+    overlaps = [(state.overlap(layer), true.overlap(layer)) for layer in layers]
+    correlators = [(state.correlator(layer), true.correlator(layer)) for layer in layers]
     return (
-        _relative(state.residual, true.outputs - targets),
-        torch.stack([_relative(state.overlap(layer), true.overlap(layer)) for layer in layers]),
-        torch.stack([_relative(state.correlator(layer), true.correlator(layer)) for layer in layers]),
+        relative_size(state.residual - residual, residual),
+        torch.stack([relative_size(ours - theirs, theirs) for ours, theirs in overlaps]),
+        torch.stack([relative_size(ours - theirs, theirs) for ours, theirs in correlators]),
     )
-
-
-def _relative(ours: Tensor, true: Tensor) -> Tensor:
-    size = true.norm()
-    return (ours - true).norm() / (size if bool(size > 0) else torch.ones_like(size))

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -26,15 +25,12 @@ from gramscope.propagators.stack import Stack
 
 
 @dataclass(frozen=True, repr=False)
-class SelfReferentialBias(TableResult):
+class SelfReferentialBias(TableResult, shown=("ratio", "activity", "random", "target"), columns=("activity", "random")):
     """Rayleigh quotients of ``NTK_S``: on the network's own leading modes, on random ones, on the targets' modes.
 
     ``ratio`` is the first of the activity's over the mean of the random ones: how much faster gradient descent moves
     the states along what they already do.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("ratio", "activity", "random", "target")
-    columns: ClassVar[tuple[str, ...]] = ("activity", "random")
 
     activity: Float64[Tensor, " k"]
     random: Float64[Tensor, " k"]

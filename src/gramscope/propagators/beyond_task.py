@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Float64
@@ -18,13 +18,11 @@ from gramscope.base.rng import child_seed, gaussian, generator
 from gramscope.linalg import LinearOperator
 from gramscope.linalg.intervals import jackknife_error
 from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
-from gramscope.propagators.measures import EXACT, partial_trace
-
-ENTRIES = 2**23  # of states that are held at once
+from gramscope.propagators.measures import ENTRIES, EXACT, partial_trace
 
 
 @dataclass(frozen=True, repr=False)
-class CollapseBeyondTask(Result):
+class CollapseBeyondTask(Result, shown=("kernel", "task", "ratio", "noise_kernel", "noise_task", "noise_ratio")):
     """Participation ratios over time (or trials, or both), of operators on the states and of the task's own statistics.
 
     ``kernel`` of NTK_S = P K P*, ``parameters`` of K, ``propagator`` of P P*, ``states`` of the activity, ``inputs``
@@ -32,8 +30,6 @@ class CollapseBeyondTask(Result):
     network driven by white noise of the inputs' size: a task without any low-dimensional structure. The errors of
     ``kernel`` and ``noise_kernel`` are standard errors, 0 where exact.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("kernel", "task", "ratio", "noise_kernel", "noise_task", "noise_ratio")
 
     kernel: float
     parameters: float

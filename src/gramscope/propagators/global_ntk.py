@@ -17,7 +17,7 @@ from gramscope.propagators.build import cell_states, network_states, ode_states
 from gramscope.propagators.layout import Selection
 from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.neural_ode import NeuralODE
-from gramscope.propagators.operators import ParameterJacobian, Readout, StateOperator
+from gramscope.propagators.operators import ParameterJacobian, StateOperator
 from gramscope.propagators.recurrent import RecurrentStates, is_recurrent
 
 Precision = Literal["float64", "float32"] | None
@@ -148,41 +148,39 @@ class GlobalNTK:
     @cached_property
     def P(self) -> StateOperator:
         """``P = (1 - ∂f/∂s)^-1``: how a push at one place reaches all later ones. ``P.T`` is backpropagation."""
-        return StateOperator(self.states, self.states.propagate, self.states.propagate_adjoint, "P")
+        return StateOperator(self.states, self.states.propagate, self.states.propagate_adjoint)
 
     @cached_property
     def P_inverse(self) -> StateOperator:
         """``P^-1 = 1 - ∂f/∂s``."""
         forward, backward = self.states.propagate, self.states.propagate_adjoint
-        return StateOperator(
-            self.states, lambda q: q - forward(q, local=True), lambda q: q - backward(q, local=True), "P_inverse"
-        )
+        return StateOperator(self.states, lambda q: q - forward(q, local=True), lambda q: q - backward(q, local=True))
 
     @cached_property
     def K(self) -> StateOperator:
         """``K = J J*``, the immediate effect of the parameters on the states."""
-        return self._symmetric(self.states.kernel, tuple(self.states.parameters), "K")
+        return self._symmetric(self.states.kernel, tuple(self.states.parameters))
 
     @cached_property
     def K_parts(self) -> dict[str, StateOperator]:
         """``K_j`` by parameter; they sum to K."""
-        return {name: self._symmetric(self.states.kernel, (name,), "K") for name in self.states.parameters}
+        return {name: self._symmetric(self.states.kernel, (name,)) for name in self.states.parameters}
 
     @cached_property
     def operator(self) -> LinearOperator:
         """``NTK_S = P K P*``."""
-        return self._symmetric(self.states.step, tuple(self.states.parameters), "P K P*")
+        return self._symmetric(self.states.step, tuple(self.states.parameters))
 
     def part(self, name: str) -> LinearOperator:
         """``P K_j P*`` of one parameter."""
         if name not in self.K_parts:
             raise InputError(f"there is no parameter {name!r}. There are {', '.join(self.K_parts)}.")
-        return self._symmetric(self.states.step, (name,), "P K P*")
+        return self._symmetric(self.states.step, (name,))
 
-    def _symmetric(self, sweep: NamedSweep, names: tuple[str, ...], name: str) -> StateOperator:
+    def _symmetric(self, sweep: NamedSweep, names: tuple[str, ...]) -> StateOperator:
         """A product of some parameters' K with P and P*, or K itself."""
         of_names = partial(sweep, names=names)
-        return StateOperator(self.states, of_names, of_names, name, symmetric=True)
+        return StateOperator(self.states, of_names, of_names, symmetric=True)
 
     @cached_property
     def J(self) -> ParameterJacobian:
@@ -195,9 +193,9 @@ class GlobalNTK:
         return ParameterJacobian(self.states, total=True)
 
     @cached_property
-    def C(self) -> Readout:
+    def C(self) -> StateOperator:
         """``C = ∂out/∂s``, from states to outputs."""
-        return Readout(self.states)
+        return StateOperator(self.states, self.states.read, self.states.read_adjoint, rows=self.states.output_axes)
 
     @cached_property
     def output(self) -> LinearOperator:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -23,10 +23,8 @@ Loss = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, repr=False)
-class StatePrediction(Result):
+class StatePrediction(Result, shown=("relative_error", "alignment", "loss")):
     """Predicted and measured change of all states in one step, flat, with the loss before it."""
-
-    shown: ClassVar[tuple[str, ...]] = ("relative_error", "alignment", "loss")
 
     predicted: Float[Tensor, " N"]
     measured: Float[Tensor, " N"]

@@ -1,7 +1,6 @@
 """The rank of a global kernel beside the bound that its structure sets."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -15,13 +14,11 @@ from gramscope.propagators.measures import EXACT
 
 
 @dataclass(frozen=True, repr=False)
-class KernelRank(Result):
+class KernelRank(Result, shown=("rank", "bound", "size", "effective_rank", "participation_ratio")):
     """``rank <= bound <= size``: of NTK_S, of ``Σ_j rank(V_j) n_out,j`` and of the states.
 
     ``effective_rank`` and ``participation_ratio`` count the directions by weight.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("rank", "bound", "size", "effective_rank", "participation_ratio")
 
     size: int
     bound: int
