@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_count, check_finite, check_plain
+from gramscope.base.checks import check_choice, check_count, check_finite, check_tensor
 from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.pyplot import Axes, Figure
@@ -89,8 +89,7 @@ def coactivation_subspace(
         >>> coactivation_subspace(torch.eye(3), masks, side="output", k=1).basis.flatten().tolist()
         [1.0, 0.0, 0.0]
     """
-    if side not in ("input", "output"):
-        raise InputError(f'side must be "input" (columns of the weight) or "output" (its rows), got {side!r}.')
+    check_choice(side, "side", ("input", "output"))
     w, projector = matching(weight, masks), mean_projector(masks, labels, pairs)
     if side == "output":
         values, order = projector.sort(descending=True, stable=True)
@@ -176,7 +175,7 @@ class AccumulatedFlow:
 
     def add(self, change: Float[Tensor, "N d"], subspace: CoactivationSubspace) -> None:
         """Add ``ΔW_s`` with the subspace of that time (the one before the step, which the gradient saw)."""
-        check_plain(change, "change")
+        check_tensor(change, "change")
         check_finite(change, "change", "Look at the step where training diverged.")
         part, whole = subspace.part(change), change.detach().to(subspace.basis)
         if self.total is not None and self.total.shape != whole.shape:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_count
+from gramscope.base.checks import check_choice, check_count
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import child_seed, generator
@@ -106,8 +106,7 @@ def shared_activation(
 
 
 def _rows(masks: Tensor, labels: Tensor, overlap: str) -> tuple[Float64[Tensor, "n N"], Int[Tensor, " n"], int]:
-    if overlap not in ("cosine", "units"):
-        raise InputError(f'overlap must be "cosine" or "units" (share of the units), got {overlap!r}.')
+    check_choice(overlap, "overlap", ("cosine", "units"))
     sigma = checked_matrix(masks, "masks")
     if not isinstance(labels, Tensor) or labels.shape != (len(masks),) or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__

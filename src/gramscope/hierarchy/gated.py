@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_choice, check_number
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.user_warnings import warn
 from gramscope.capture.network import copied
@@ -72,8 +72,7 @@ class GatedNetwork(nn.Module):
 
     def __init__(self, values: nn.Module, gates: nn.Module, *, train: str, sharpness: float = 4.0) -> None:
         super().__init__()
-        if train not in ("values", "gates"):
-            raise InputError(f'train must be "values" or "gates", got {train!r}.')
+        check_choice(train, "train", ("values", "gates"))
         held = copied(gates if train == "values" else values).requires_grad_(False).eval()
         self.values, self.gates = (values, held) if train == "values" else (held, gates)
         self.trained, self.sharpness = train, check_number(sharpness, "sharpness", above=0.0)

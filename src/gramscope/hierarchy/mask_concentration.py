@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_count, check_finite, check_plain, check_symmetric
+from gramscope.base.checks import check_choice, check_count, check_finite, check_symmetric, check_tensor
 from gramscope.base.effective_rank import participation_ratio_of, ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_rows
@@ -203,8 +203,7 @@ def update_alignment(
     >>> a.overlap, a.baseline
     (1.0, 0.5)
     """
-    if side not in ("input", "output"):
-        raise InputError(f'side must be "input" (ΔWᵀΔW of layer ℓ+1) or "output" (ΔW ΔWᵀ of layer ℓ), got {side!r}.')
+    check_choice(side, "side", ("input", "output"))
     w = matching(weight, masks)
     delta = checked_matrix(update, "update")
     delta = delta if side == "input" else delta.T
@@ -266,6 +265,7 @@ def concentration(
         raise InputError(f"masks must hold one tensor for each of the {len(weights)} weights, got {len(present)}.")
     if initial_weights is not None and [w.shape for w in initial_weights] != [w.shape for w in weights]:
         raise InputError("initial_weights must have the shapes of weights, layer by layer. Copy them before training.")
+    check_count(k, "k")
     deltas = None if initial_weights is None else list(map(_change, weights, initial_weights))
     found = []
     for place, (weight, mask) in enumerate(zip(weights, present, strict=True)):
@@ -358,12 +358,15 @@ def _members(labels: Tensor | None, n: int, label: int, device: torch.device) ->
 def _labels(labels: Tensor | None, n: int) -> Tensor:
     if labels is None:
         raise InputError('labels must be given to average over classes. Pass them, or pairs="all".')
-    if labels.shape != (n,):
+    if check_tensor(labels, "labels").shape != (n,):
         raise InputError(f"labels must have one entry for each of the {n} examples, got shape {tuple(labels.shape)}.")
     return labels
 
 
 def matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
+    """The weight in float64; raise unless each of its rows has a column of masks."""
+    check_tensor(weight, "weight")
+    check_tensor(masks, "masks")
     if weight.dim() != 2 or masks.dim() != 2 or weight.shape[0] != masks.shape[1]:
         raise InputError(
             f"masks must have one column for each row of weight, got masks {tuple(masks.shape)} and weight "
@@ -374,8 +377,8 @@ def matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
 
 def checked_matrix(tensor: Tensor, what: str) -> Float64[Tensor, "rows cols"]:
     """In float64; raise unless it has rows and columns, and is finite."""
+    check_tensor(tensor, what)
     if tensor.dim() != 2 or 0 in tensor.shape:
         raise InputError(f"{what} must be a matrix with rows and columns, got shape {tuple(tensor.shape)}.")
-    check_plain(tensor, what)
     check_finite(tensor, what, "Look at the step where training diverged.")
     return tensor.detach().double()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gramscope.base.results import Result, TableResult
-from gramscope.hierarchy.fields import Fields
+from gramscope.hierarchy.fields import Fields, check_fields
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +89,7 @@ def closure(fields: Fields, residual: Tensor, lr: float) -> Closure:
         >>> [gs.hierarchy.closure(fields, fields.outputs, 0.1).closes for fields in (one, two)]
         [True, False]
     """
+    check_fields(fields)
     comparison = fields.compare_step(residual, lr)
     errors = comparison.errors()
     change = comparison.predicted.activations

@@ -63,12 +63,12 @@ class ReducedState:
     @classmethod
     def of(cls, fields: Fields, y: Tensor) -> "ReducedState":
         """The reduced state of a network on its examples with targets ``y``, (n,) or (n, C) as the outputs."""
+        targets = targets_like(fields, y).reshape(len(y), -1)
         chain, first = fields.chain, fields.preactivations[1]
         assert first is not None
         above = replace(
             chain, weights=chain.weights[1:], biases=chain.biases[1:], negative_slopes=chain.negative_slopes[1:]
         )
-        targets = targets_like(fields, y).reshape(fields.n, -1)
         overlaps = fields.overlap(0), fields.drive_overlap(1)
         return cls(*overlaps, first, chain.negative_slopes[0], above, targets, fields.single)
 
@@ -199,8 +199,8 @@ def compare_reduced(fields: Fields, y: Tensor, lr: float, steps: int) -> Reduced
     """
     check_lr(lr)
     check_count(steps, "steps")
-    state, true = ReducedState.of(fields, y), fields
     targets = targets_like(fields, y)
+    state, true = ReducedState.of(fields, y), fields
     rows = [_differences(state, true, targets)]
     with progress("steps of the reduced state", steps) as advance:
         for _ in range(steps):

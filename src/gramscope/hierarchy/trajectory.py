@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_count, check_lr
+from gramscope.base.checks import check_choice, check_count, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
@@ -83,8 +83,7 @@ def predict_trajectory(
     """
     check_lr(lr)
     check_count(steps, "steps")
-    if masks not in ("follow", "held"):
-        raise InputError(f'masks must be "follow" or "held", got {masks!r}.')
+    check_choice(masks, "masks", ("follow", "held"))
     residual = _residual(fields, y)
     start = fields.chain, fields.single, fields.preactivations, fields.activations, fields.masks, fields._conjugates
     state, true = _IntegratedFields(*start), fields

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_finite
+from gramscope.base.checks import check_count, check_finite, shape_or_type
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.results import TableResult
@@ -16,7 +16,7 @@ from gramscope.base.rounding import Rounding, numerical_rank, singular_floor
 from gramscope.capture.backward_graph import BackwardGraph
 from gramscope.capture.sites import OuterSite, Site
 from gramscope.capture.weight_sites import WeightSites
-from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.global_ntk import GlobalNTK, check_global
 from gramscope.propagators.measures import random_modes, rayleigh
 from gramscope.propagators.network_states import NetworkStates, Place
 from gramscope.propagators.recurrent import RecurrentStates
@@ -53,6 +53,7 @@ def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
 
 
 def _joint_activity(g: GlobalNTK) -> Float[Tensor, "trial_time v"]:
+    check_global(g)
     states = g.states
     if not isinstance(states, RecurrentStates):
         raise UnsupportedError(
@@ -87,8 +88,7 @@ def self_referential_bias(
     target = None
     if targets is not None:
         if not isinstance(targets, Tensor) or tuple(targets.shape[:2]) != (n, steps):
-            got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-            raise InputError(f"targets must be a tensor of shape ({n}, {steps}, d), got {got}.")
+            raise InputError(f"targets must be a tensor of shape ({n}, {steps}, d), got {shape_or_type(targets)}.")
         check_finite(targets, "targets", "They have no modes otherwise: clean the data first.")
         given = targets.detach().reshape(n * steps, -1)
         flat = given.to(g.values)
@@ -118,6 +118,7 @@ def structural_rank_bound(g: GlobalNTK) -> int:
     >>> structural_rank_bound(GlobalNTK(model, torch.ones(10, 3)))          # ten equal inputs: rank 1, times 4 units
     4
     """
+    check_global(g)
     states = g.states
     if isinstance(states, RecurrentStates):
         return min(_recurrent_bound(g, states), g.axes.size)

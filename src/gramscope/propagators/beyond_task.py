@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_count, check_finite
+from gramscope.base.checks import check_count, check_finite, check_tensor, shape_or_type
 from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
@@ -131,15 +131,16 @@ def _checked(model: nn.Module, x: Tensor, y: Tensor | None, over: Sequence[str])
             f"{over!r}."
         )
     if not isinstance(x, Tensor) or x.dim() < 3:
-        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"x must be a tensor with axes (trial, time, ...), got {got}. Of a task, pass task.x.")
+        raise InputError(
+            f"x must be a tensor with axes (trial, time, ...), got {shape_or_type(x)}. Of a task, pass task.x."
+        )
     if getattr(model, "batch_first", True) is False:
         raise InputError(
             "the model must take trials first, but it has batch_first=False. Build it with batch_first=True."
         )
     for name, given in (("x", x), ("y", y)):
         if given is not None:
-            check_finite(given, name, "Clean the data first.")
+            check_finite(check_tensor(given, name), name, "Clean the data first.")
             if given.dim() < 3 or given.shape[:2] != x.shape[:2]:
                 raise InputError(
                     f"{name} must have axes (trial, time, ...) like x, {tuple(x.shape[:2])}, got {tuple(given.shape)}."

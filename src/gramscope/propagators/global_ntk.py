@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
+from gramscope.base.checks import check_choice, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, unwrap_with_input
@@ -80,8 +81,7 @@ class GlobalNTK:
         frozen: bool = False,
         precision: Precision = None,
     ) -> None:
-        if precision not in (None, "float64", "float32"):
-            raise InputError(f'precision must be None, "float64" or "float32", got {precision!r}.')
+        check_choice(precision, "precision", (None, "float64", "float32"))
         dtype = {None: None, "float64": torch.float64, "float32": torch.float32}[precision]
         model, x = unwrap_with_input(model, x)
         with torch.inference_mode(False):  # a graph is needed whatever the caller's mode
@@ -208,9 +208,15 @@ class GlobalNTK:
 
     def split(self, vector: Float[Tensor, " N"]) -> dict[str, Tensor]:
         """A state vector as one tensor for each site, by name."""
-        if tuple(vector.shape) != (self.axes.size,):
+        if tuple(check_tensor(vector, "vector").shape) != (self.axes.size,):
             raise InputError(
                 f"vector must have shape ({self.axes.size},) to match {self.axes!r}, got {tuple(vector.shape)}."
             )
         parts = self.states.layout.split(vector[None])
         return {name: part[0] for name, part in zip(self.sites, parts, strict=True)}
+
+
+def check_global(g: object) -> None:
+    """Raise for a model, say, where its linearised states are meant."""
+    if not isinstance(g, GlobalNTK):
+        raise InputError(f"g must be a GlobalNTK, got {type(g).__name__}. Of a model it is GlobalNTK(model, x).")

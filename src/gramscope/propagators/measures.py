@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramscope.base.agreement import cosine, cosine_of_sums
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_count, check_finite, check_number
+from gramscope.base.checks import check_count, check_finite, check_number, check_tensor
 from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
@@ -74,7 +74,7 @@ def explained_variance_dimension(matrix: Float[Tensor, "n m"], share: float = 0.
     """
     if check_number(share, "share", above=0.0) > 1:
         raise InputError(f"share must lie between 0 and 1, got {share}.")
-    if matrix.dim() != 2 or matrix.numel() == 0:
+    if check_tensor(matrix, "matrix").dim() != 2 or matrix.numel() == 0:
         raise InputError(f"matrix must have rows and columns, got shape {tuple(matrix.shape)}.")
     check_finite(matrix, "matrix", "It has no singular values otherwise: look at the step where training diverged.")
     weights = torch.linalg.svdvals(matrix.double()) ** 2
@@ -98,6 +98,7 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
     >>> round(alignment(one, half).value, 6)
     0.707107
     """
+    _require_operators(a, b)
     if a.shape != b.shape or not (a.rows.matches(b.rows) and a.cols.matches(b.cols)):
         raise InputError(f"two operators must act on the same axes to be aligned, got {a!r} and {b!r}.")
     n = a.cols.size
@@ -118,7 +119,7 @@ def alignment(a: LinearOperator, b: LinearOperator, *, products: int | None = No
 
 def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
     """``cos(h_0, h_t)`` of two state vectors; NaN, with a warning, where one of them is zero."""
-    if a.shape != b.shape:
+    if check_tensor(a, "a").shape != check_tensor(b, "b").shape:
         raise InputError(f"two state vectors must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
     for name, vector in (("a", a), ("b", b)):
         check_finite(vector, name, "Look at the step where training diverged.")
@@ -198,7 +199,8 @@ def _kept_axes(op: LinearOperator, over: Sequence[str]) -> Axes:
 @torch.no_grad()
 def rayleigh(op: LinearOperator, modes: Float[Tensor, "N k"]) -> Float64[Tensor, " k"]:
     """``qᵀ A q / qᵀ q`` of each column q; a zero column is refused."""
-    if modes.dim() != 2 or modes.shape[0] != op.cols.size:
+    _require_operators(op)
+    if check_tensor(modes, "modes").dim() != 2 or modes.shape[0] != op.cols.size:
         raise InputError(f"modes must have shape ({op.cols.size}, k), got {tuple(modes.shape)}.")
     modes = modes.to(dtype=op.dtype, device=op.device)
     size = contract("n k, n k -> k", modes.double(), modes.double())
@@ -318,7 +320,17 @@ def random_modes(
     return modes
 
 
+def _require_operators(*operators: object) -> None:
+    for op in operators:
+        if not isinstance(op, LinearOperator):
+            raise InputError(
+                f"an operator must be a LinearOperator, got {type(op).__name__}. Of a matrix make one with "
+                "gramscope.linalg.Dense(matrix)."
+            )
+
+
 def _require_square(op: LinearOperator, purpose: str) -> None:
+    _require_operators(op)
     if not op.rows.matches(op.cols):
         raise InputError(f"{purpose} needs an operator with the same axes on both sides, got {op!r}.")
 

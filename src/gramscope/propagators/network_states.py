@@ -111,7 +111,9 @@ class FromParameters:
         """The change of each tensor."""
         given = [(changes.get(name), parameter.is_complex()) for name, parameter in self.parameters.items()]
         tangents = [torch.view_as_complex(c) if pair and c is not None else c for c, pair in given]
-        return tangents if self._alike else self._map.jvp(tangents, count)
+        if self._alike and tangents[0] is not None:
+            return [tangents[0]]
+        return self._map.jvp(tangents, count)
 
 
 class NetworkStates:

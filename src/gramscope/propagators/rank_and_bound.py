@@ -9,7 +9,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.propagators.activity import structural_rank_bound
-from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.global_ntk import GlobalNTK, check_global
 from gramscope.propagators.measures import EXACT
 
 
@@ -53,6 +53,7 @@ def kernel_rank(g: GlobalNTK) -> KernelRank:
         >>> found.size, found.bound, found.rank
         (576, 80, 80)
     """
+    check_global(g)
     n = g.axes.size
     if n > EXACT:
         raise InputError(

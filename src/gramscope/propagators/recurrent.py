@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_finite, check_one_device, check_plain
+from gramscope.base.checks import check_finite, check_one_device, check_plain, check_tensor, shape_or_type
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.propagators.layout import StateLayout, StateSite
@@ -173,6 +173,7 @@ def _sequence(
 
 def valid_steps(mask: Tensor, trials: int, steps: int) -> Bool[Tensor, "T B"]:
     """A mask (trial, time), True where a trial still runs, or lengths (trial,), as (time, trial)."""
+    check_tensor(mask, "mask")
     if mask.dim() == 1 and not mask.is_floating_point() and mask.dtype != torch.bool and len(mask) == trials:
         if int(mask.min()) < 1 or int(mask.max()) > steps:
             raise InputError(f"lengths must lie between 1 and {steps}, got {int(mask.min())} to {int(mask.max())}.")
@@ -208,8 +209,8 @@ def _initial(h0: ModelInput, kind: str, shapes: list[tuple[int, ...]], like: Ten
     parts = []
     for name, part in zip(components, given, strict=True):
         if not isinstance(part, Tensor) or tuple(part.shape) not in shapes:
-            got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            raise InputError(f"h0 ({name}) must have shape {' or '.join(map(str, shapes))}, got {got}.")
+            wanted = " or ".join(map(str, shapes))
+            raise InputError(f"h0 ({name}) must have shape {wanted}, got {shape_or_type(part)}.")
         check_finite(part, f"h0 ({name})", "Look for NaN in the initial state.")
         check_one_device([("h0", part)], like.device, "the model")
         parts.append(part.detach().to(like.dtype).reshape(recurrent_layers, trials, width))
