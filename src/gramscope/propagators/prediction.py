@@ -17,6 +17,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
+from gramscope.propagators.build import cast_input
 from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
 
 Loss = Callable[[Tensor], Tensor]
@@ -69,7 +70,8 @@ def predict_states(
     slope = g.jacobian.T @ at_states
     moved = copied(unwrap(model))
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in moved.parameters()):
-        moved, x, h0 = moved.float(), _floats(x), _floats(h0)
+        moved = moved.float()
+        x, h0 = (cast_input(part, moved, None) for part in (x, h0))
     _step(moved, g, slope, lr)
     after = GlobalNTK(moved, x, h0, **options)
     if after.axes != g.axes:
@@ -87,12 +89,6 @@ def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]
 def outputs_of(g: GlobalNTK) -> Tensor:
     """The model's outputs as captured, shaped like ``g.C.rows``."""
     return g.states.output.reshape(g.C.rows.shape).clone()
-
-
-def _floats(value: ModelInput) -> ModelInput:
-    from gramscope.base.nested import map_tensors
-
-    return map_tensors(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t, value)
 
 
 def _step(model: nn.Module, g: GlobalNTK, slope: Tensor, lr: float) -> None:
