@@ -269,7 +269,7 @@ def test_an_example_that_is_not_there_is_named():
 
 def test_arrays_are_named_as_such():
     check = inspect.unwrap(check_tensor)
-    with pytest.raises(InputError, match=r"weights\[0\] must be a torch tensor, got ndarray"):
+    with pytest.raises(InputError, match=r"weights\[0\] must be a torch.Tensor, got ndarray"):
         check(np.eye(2), "weights[0]")
-    with pytest.raises(InputError, match="x must be a torch tensor, got ndarray"):
+    with pytest.raises(InputError, match=r"x must be a torch.Tensor, got ndarray"):
         inspect.unwrap(Fields.from_module.__func__)(Fields, nn.Sequential(nn.Linear(3, 2), nn.ReLU()), np.ones((2, 3)))

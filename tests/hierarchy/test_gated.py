@@ -109,10 +109,9 @@ def test_strange_models_and_modes():
     wanted = model(x)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     control = frozen_masks(model)
-    with pytest.warns(UserWarning, match="max_pool1d"):
-        torch.testing.assert_close(control(x), wanted)
-    assert control.other_gates == ("max_pool1d",)
-    assert len(control.masks(x)) == 3
+    torch.testing.assert_close(control(x), wanted)
+    assert control.other_gates == ()
+    assert len(control.masks(x)) == 4  # the third are the places of the max pooling
     control.train()
     assert control.values.training
     assert not control.gates.training
@@ -121,6 +120,38 @@ def test_strange_models_and_modes():
     assert all(torch.equal(v, gates[k]) for k, v in control.gates.state_dict().items())  # no statistics moved
     assert not torch.equal(model.norm.running_mean, state["norm.running_mean"])  # the values network does train
     assert all(p.requires_grad for p in model.parameters())
+
+
+class Pooled(nn.Module):
+    """A jump beside the kinks that can be held."""
+
+    def __init__(self, jump):
+        super().__init__()
+        self.first, self.last, self.jump = nn.Linear(3, 6).double(), nn.Linear(3, 1).double(), jump
+
+    def forward(self, x):
+        pooled = F.max_pool1d(torch.relu(self.first(x))[:, None], 2)[:, 0]
+        return self.last(pooled * torch.sign(pooled - 0.1) if self.jump else pooled)
+
+
+@pytest.mark.parametrize("control_of", [frozen_masks, masks_only])
+def test_max_pooling_takes_the_places_of_the_gates(control_of):
+    values, gates = Pooled(False), Pooled(False)
+    pre = gates.first(X)
+    places = pre.relu().reshape(6, 3, 2).argmax(2)
+    kept = ((pre > 0) * values.first(X)).reshape(6, 3, 2).gather(2, places[:, :, None])[:, :, 0]
+    control = frozen_masks(values, gates) if control_of is frozen_masks else masks_only(gates, values)
+    torch.testing.assert_close(control(X), values.last(kept), rtol=0, atol=1e-12)
+    control(X).sum().backward()
+    trained = values if control_of is frozen_masks else gates
+    assert float(trained.first.weight.grad.norm()) > 0
+
+
+def test_what_cannot_be_frozen_is_named():
+    control = frozen_masks(Pooled(True))
+    with pytest.warns(UserWarning, match="sign"):
+        control(X)
+    assert control.other_gates == ("sign",)
 
 
 def test_bad_input():

@@ -99,7 +99,7 @@ def test_bad_input():
     fields = SHAPES["two"].fields()
     with pytest.raises(InputError, match=r"v must have shape \(3, 2, 4\)"):
         fields.pullback(1).apply(torch.zeros(3, 4).double())
-    with pytest.raises(InputError, match="levels of layer 1 run from 2 to 2"):
+    with pytest.raises(InputError, match="k must be a whole number from 2 to 2, the levels of layer 1"):
         fields.pullback(1).level(3)
     with pytest.raises(InputError, match="layer must be"):
         fields.pullback(3)

@@ -221,7 +221,7 @@ def test_bad_input():
         predict_trajectory(fields, y[:1], 0.1, 1)
     with pytest.raises(InputError, match="lr must be"):
         predict_trajectory(fields, y, -0.1, 1)
-    with pytest.raises(InputError, match='"follow" or "held"'):
+    with pytest.raises(InputError, match="masks must be one of 'follow', 'held'"):
         predict_trajectory(fields, y, 0.1, 1, masks="other")
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.theory.families import PAIRS, QUADS, GaussianMoments
-from gramscope.theory.orthant import four_signs
+from references.orthants import four_signs_of_tables
 
 
 def sine_moments(kernel: Float[Tensor, "n n"]) -> GaussianMoments:
@@ -48,7 +48,7 @@ def erf_moments(kernel: Float[Tensor, "n n"]) -> GaussianMoments:
         p02=2 * _slope_sign(var_b, cov, var_a),
         p22=4 * density * cov / det,
         p13=-4 * density * var_a / det,
-        q0000=four_signs(four / (scale[..., :, None] * scale[..., None, :])),
+        q0000=four_signs_of_tables(four / (scale[..., :, None] * scale[..., None, :])),
         q0011=_two_signs_two_deltas(four),
         q1111=16 / (4 * math.pi**2 * torch.linalg.det(four).sqrt()),
         q2110=_slope_two_deltas_sign(four),

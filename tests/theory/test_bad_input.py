@@ -192,7 +192,7 @@ flow = mlp.flow(torch.ones(1, 2))
 for call, part in [
     (lambda: FiniteWidthMLP([2, 4, 1], C_W="1"), "C_W must be a number"),
     (lambda: FiniteWidthMLP([2, 4, 1], C_W=["1", "1"]), "C_W must be a number"),
-    (lambda: mlp.flow(np.ones((1, 2))), "got ndarray. Pass torch.tensor"),
+    (lambda: mlp.flow(np.ones((1, 2))), "x must be a torch.Tensor, got ndarray"),
     (lambda: mlp.flow(torch.ones(1, 2, 1)), "Flatten the features"),
     (lambda: flow.ntk_drift([0.5]), "indices of the 1 inputs"),
     (lambda: flow.ntk_drift(0), "a list or a tensor of indices"),

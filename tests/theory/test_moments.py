@@ -14,6 +14,7 @@ from gramscope.theory.gaussian_expectations import gaussian_moments, smooth_mome
 from gramscope.theory.orthant import SignMoments, four_signs
 from references.closed_moments import erf_moments, sine_moments
 from references.finite_width import Brackets
+from references.orthants import four_signs_of_tables
 
 NAMES = [*PAIRS, *QUADS]
 
@@ -146,7 +147,17 @@ def test_signs_and_powers_against_sampling(seed, rank):
 def test_four_signs_where_they_are_known():
     """Equal correlation 1/2: P(all of four signs equal) = 2/5, hence E = 1/5."""
     R = torch.full((4, 4), 0.5, dtype=torch.float64) + 0.5 * torch.eye(4, dtype=torch.float64)
-    assert four_signs(R).item() == pytest.approx(0.2, abs=1e-12)
+    assert four_signs(R.tolist()) == pytest.approx(0.2, abs=1e-15)
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_four_signs_against_fixed_nodes(rank):
+    x = torch.nn.functional.normalize(
+        torch.randn(30, 4, rank, generator=torch.Generator().manual_seed(rank)).double(), dim=2
+    )
+    R = x @ x.mT
+    want = four_signs_of_tables(R)
+    assert [four_signs(table) for table in R.tolist()] == pytest.approx(want.tolist(), abs=1e-12)
 
 
 def test_four_signs_of_nearly_equal_variables():
@@ -154,7 +165,7 @@ def test_four_signs_of_nearly_equal_variables():
 
     def slope(gap):
         R = torch.full((4, 4), 1 - gap, dtype=torch.float64) + gap * torch.eye(4, dtype=torch.float64)
-        return (1 - four_signs(R).item()) / math.sqrt(gap)
+        return (1 - four_signs(R.tolist())) / math.sqrt(gap)
 
     assert [slope(gap) for gap in (1e-6, 1e-8, 1e-10)] == pytest.approx([slope(1e-4)] * 3, rel=1e-5)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gramscope.theory.activation_functions import Kinked
-from gramscope.theory.close_orthants import four_close_signs
 from gramscope.theory.decimal_arithmetic import Decimals
 from gramscope.theory.finite_width import FiniteWidthMLP
 from gramscope.theory.gaussian_expectations import gaussian_moments
 from gramscope.theory.orthant import four_signs
 from references.finite_width import TENSORS, plane_flow
+from references.orthants import four_signs_of_tables
 
 RATES = {"C_b": 0.05, "C_W": 1.7, "lambda_b": 0.4, "lambda_W": 0.9}
 
@@ -130,7 +130,7 @@ def test_moments_of_a_narrow_kernel():
 
 
 @pytest.mark.parametrize("rank", [2, 3, 4])
-def test_four_close_signs_against_plackett(rank):
+def test_four_signs_in_decimals_against_plackett(rank):
     x = torch.randn(4, rank, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
     x = torch.nn.functional.normalize(x)
     x[1] = torch.nn.functional.normalize(-x[0] + 0.1 * x[1], dim=0)
@@ -139,13 +139,13 @@ def test_four_close_signs_against_plackett(rank):
         exact = [[Decimal(v) for v in row] for row in x.tolist()]
         gram = [[sum(a * b for a, b in zip(p, q, strict=True)) for q in exact] for p in exact]
         rows = [[gram[i][j] / (gram[i][i] * gram[j][j]).sqrt() for j in range(4)] for i in range(4)]
-        found = four_close_signs(rows, numbers)
-    assert float(found) == pytest.approx(four_signs(x @ x.T).item(), abs=1e-13)
+        found = four_signs(rows, numbers)
+    assert float(found) == pytest.approx(four_signs_of_tables(x @ x.T).item(), abs=1e-13)
 
 
-def test_four_close_signs_where_they_are_known():
+def test_four_signs_in_decimals_where_they_are_known():
     """Equal correlation 1/2: E = 1/5, to all digits that are asked for."""
     numbers = Decimals(1e-6)
     with numbers.context():
         rows = [[Decimal(1) if i == j else Decimal("0.5") for j in range(4)] for i in range(4)]
-        assert abs(four_close_signs(rows, numbers) - Decimal("0.2")) < Decimal(10) ** -numbers.target
+        assert abs(four_signs(rows, numbers) - Decimal("0.2")) < Decimal(10) ** -numbers.target

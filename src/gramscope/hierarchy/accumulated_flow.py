@@ -11,29 +11,27 @@ is a number. Two subspaces are on offer, both of the layer whose weight W (N, d)
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_count, check_finite, check_plain
+from gramscope.base.checks import check_choice, check_count, check_finite, check_tensor
 from gramscope.base.effective_rank import ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
-from gramscope.hierarchy.mask_concentration import Labels, Masks, Pairs, class_metric, mean_projector
+from gramscope.base.rounding import Rounding
+from gramscope.hierarchy.mask_concentration import Labels, Masks, Pairs, matching, mean_projector, metric_eigen
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CoactivationSubspace(Result):
+class CoactivationSubspace(Result, shown=("k", "baseline", "side", "values")):
     """The directions that co-activation concentrates on: orthonormal columns ``basis`` (N, k), and how they were found.
 
     ``values`` are all eigenvalues of ``⟨P⟩`` or ``⟨M⟩``, greatest first; ``k`` of them span the subspace.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("k", "baseline", "side", "values")
 
     basis: Float64[Tensor, "N k"]
     values: Float64[Tensor, " N"]
@@ -91,16 +89,13 @@ def coactivation_subspace(
         >>> coactivation_subspace(torch.eye(3), masks, side="output", k=1).basis.flatten().tolist()
         [1.0, 0.0, 0.0]
     """
-    if side not in ("input", "output"):
-        raise InputError(f'side must be "input" (columns of the weight) or "output" (its rows), got {side!r}.')
-    metric = class_metric(weight, masks, labels, pairs)  # also checks that the two belong together
+    check_choice(side, "side", ("input", "output"))
+    w, projector = matching(weight, masks), mean_projector(masks, labels, pairs)
     if side == "output":
-        diagonal = mean_projector(masks, labels, pairs)
-        values, order = diagonal.sort(descending=True, stable=True)
+        values, order = projector.sort(descending=True, stable=True)
         vectors = torch.eye(len(values), dtype=torch.float64, device=values.device)[:, order]
     else:
-        values, vectors = torch.linalg.eigh((metric + metric.T) / 2)
-        values, vectors = values.flip(0), vectors.flip(1)
+        values, vectors, _ = metric_eigen(w, projector, Rounding.of(weight))
     return CoactivationSubspace(vectors[:, : _size(values, k)], values, side)
 
 
@@ -116,7 +111,7 @@ def _size(values: Float64[Tensor, " N"], k: int | None) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class FlowShare(Result):
+class FlowShare(Result, shown=("path_share", "share", "baseline", "excess", "steps")):
     """How much of a weight's change lies in the subspace that co-activation selects.
 
     - ``share``: ``⟨Σ_s Π_s ΔW_s, ΔW⟩ / |ΔW|²`` of the whole change ``ΔW = Σ_s ΔW_s``. For one step, or a subspace that
@@ -125,8 +120,6 @@ class FlowShare(Result):
     - ``baseline``: the share of a change in no direction in particular, ``k / N`` (weighted by ``|ΔW_s|²``).
     - ``steps``: how many changes were added up; steps in which the weight stood still do not count.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("path_share", "share", "baseline", "excess", "steps")
 
     share: float
     path_share: float
@@ -182,7 +175,7 @@ class AccumulatedFlow:
 
     def add(self, change: Float[Tensor, "N d"], subspace: CoactivationSubspace) -> None:
         """Add ``ΔW_s`` with the subspace of that time (the one before the step, which the gradient saw)."""
-        check_plain(change, "change")
+        check_tensor(change, "change")
         check_finite(change, "change", "Look at the step where training diverged.")
         part, whole = subspace.part(change), change.detach().to(subspace.basis)
         if self.total is not None and self.total.shape != whole.shape:

@@ -1,6 +1,6 @@
 """A chain: linear layers with an activation that is linear on each side of zero, and a fixed readout."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite, check_one_device, check_plain
+from gramscope.base.checks import check_finite, check_number, check_one_device, check_tensor
 from gramscope.base.errors import InputError
 
 Weights = Sequence[Tensor]  # (N_ℓ, N_{ℓ-1}) each
@@ -90,7 +90,7 @@ def make_chain(
     offset: Tensor | None = None,
 ) -> Chain:
     """A chain of checked tensors in one dtype on one device, detached from any graph."""
-    if isinstance(weights, Tensor) or not len(weights):
+    if isinstance(weights, Tensor) or not isinstance(weights, Iterable) or not len(weights):
         raise InputError("weights must be a list of at least one matrix (N_ℓ, N_{ℓ-1}), first layer first.")
     given = list(biases) if biases is not None else [None] * len(weights)
     if len(given) != len(weights):
@@ -100,7 +100,6 @@ def make_chain(
     tensors += [(name, t) for name, t in (("readout", readout), ("offset", offset)) if t is not None]
     for name, tensor in tensors:
         check_tensor(tensor, name)
-        check_plain(tensor, name)
         check_finite(tensor, name, "The run has diverged, or the file is damaged: load an earlier checkpoint.")
     check_one_device(tensors, weights[0].device, "weights[0]")
     dtype = weights[0].dtype
@@ -131,15 +130,9 @@ def make_chain(
     )
 
 
-def check_tensor(value: object, name: str) -> None:
-    if not isinstance(value, Tensor):
-        raise InputError(
-            f"{name} must be a torch tensor, got {type(value).__name__}. Convert an array with torch.as_tensor."
-        )
-
-
 def _slopes(given: float | Sequence[float], depth: int) -> tuple[float, ...]:
-    slopes = tuple(float(s) for s in given) if isinstance(given, Sequence) else (float(given),) * depth
+    each = list(given) if isinstance(given, Sequence) else [given] * depth
+    slopes = tuple(check_number(slope, "negative_slope") for slope in each)
     if len(slopes) != depth:
         raise InputError(f"negative_slope must be a number or one for each of the {depth} layers, got {len(slopes)}.")
     return slopes

@@ -7,13 +7,12 @@ between two means over pairs of examples, beside what shuffled labels give.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from gramscope.base.checks import check_count
+from gramscope.base.checks import check_choice, check_count
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rng import child_seed, generator
@@ -21,16 +20,14 @@ from gramscope.hierarchy.mask_concentration import Masks, checked_matrix, class_
 
 
 @dataclass(frozen=True, repr=False)
-class SharedActivation(Result):
+class SharedActivation(
+    Result, shown=("gap", "z", "p_value", "within", "between", "permutations", "examples", "silent")
+):
     """Co-activation overlap of pairs within and between classes, with the null of shuffled labels.
 
     ``null_mean`` and ``null_std`` are those of the gap ``within - between`` over ``permutations`` shuffled labels (NaN
     if none were drawn); ``silent`` counts examples that switch no unit on, which are left out of a cosine.
     """
-
-    shown: ClassVar[tuple[str, ...]] = (
-        "gap", "z", "p_value", "within", "between", "permutations", "examples", "silent"
-    )  # fmt: skip
 
     within: float
     between: float
@@ -109,8 +106,7 @@ def shared_activation(
 
 
 def _rows(masks: Tensor, labels: Tensor, overlap: str) -> tuple[Float64[Tensor, "n N"], Int[Tensor, " n"], int]:
-    if overlap not in ("cosine", "units"):
-        raise InputError(f'overlap must be "cosine" or "units" (share of the units), got {overlap!r}.')
+    check_choice(overlap, "overlap", ("cosine", "units"))
     sigma = checked_matrix(masks, "masks")
     if not isinstance(labels, Tensor) or labels.shape != (len(masks),) or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic, users_autocast
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, shape_or_type
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import CoupledExamplesError, GramscopeError, InputError
 from gramscope.base.nested import ModelInput
@@ -194,7 +194,7 @@ class _Rehearsal:
         with users_autocast():
             value = self.loss(f, self.y)
         if not isinstance(value, Tensor) or value.dim() != 0:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            got = shape_or_type(value)
             raise InputError(f"loss must return one number for (output, y), got {got}. Average or sum over examples.")
         check_finite(value.detach(), "the loss", "Look for NaN in x or y.")
         if not value.requires_grad:

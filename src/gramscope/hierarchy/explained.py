@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,12 +16,9 @@ from gramscope.base.html import html_table
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.base.shares import shares
-from gramscope.base.streams import streams_put_back
 from gramscope.hierarchy.optimizer_step import StepParts
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
+HEAD = ("layer", "share of loss change", "|Δθ| / |θ|")
 SMALL = 0.1  # a part of the change below this fraction is not worth a warning
 
 
@@ -220,53 +217,28 @@ class ExplainedStep(TableResult):
 
     # For people ----------------------------------------------------------------------------------------------
 
-    def table(self) -> "Table":
-        """Layers, their shares and relative steps, as a rich table with the verdict below."""
-        with streams_put_back():  # importing rich draws from Python's random numbers
-            from rich.table import Table
-
-        table = Table(title="What this step did", caption=self.verdict, caption_justify="left")
-        table.add_column("layer")
-        for title in ("share of loss change", "|Δθ| / |θ|"):
-            table.add_column(title, justify="right")
-        steps = self.relative_steps
-        for layer, share in self.shares.items():
-            table.add_row(layer, f"{100 * share:.1f} %", f"{steps[layer]:.2g}")
-        for flips in self.flips:
-            if flips.flipped:
-                table.add_row(
-                    f"[dim]{flips.name}[/dim]", f"[dim]{flips.flipped} of {flips.total} masks flipped[/dim]", ""
-                )
-        table.add_section()
-        for name, error in self.errors.items():
-            title = {"all": "Δf missed by first order", "rounding": "  rounding, at most"}.get(name, f"  {name}")
-            table.add_row(title, "undefined" if math.isnan(error) else f"{100 * error:.2g} %", "")
-        return table
-
-    def __rich__(self) -> "Table":
-        return self.table()
-
-    def __str__(self) -> str:
-        from io import StringIO
-
-        with streams_put_back():
-            from rich.console import Console
-
-        page = StringIO()
-        Console(file=page, width=100).print(self.table())
-        return "\n".join([page.getvalue().rstrip(), *self.notes])
-
-    def _repr_html_(self) -> str:
-        """In a notebook: what each layer did, what first order missed, and the verdict."""
+    def _for_people(self) -> tuple[list[list[str]], list[str]]:
+        """A row for each layer under ``HEAD``, and the lines below: verdict, what was missed, flips, notes."""
         steps = self.relative_steps
         rows = [[layer, f"{100 * share:.1f} %", f"{steps[layer]:.2g}"] for layer, share in self.shares.items()]
+        titles = {"all": "missed by first order", "rounding": "rounding, at most"}
         missed = [
-            f"{'missed by first order' if name == 'all' else name}: {100 * error:.2g} %"
+            f"{titles.get(name, name)}: {'undefined' if math.isnan(error) else f'{100 * error:.2g} %'}"
             for name, error in self.errors.items()
-            if not math.isnan(error)
         ]
-        head = ["layer", "share of loss change", "|Δθ| / |θ|"]
-        return html_table("What this step did", head, rows, [self.verdict, *missed, *self.notes])
+        flips = [f"{kind.name}: {kind.flipped} of {kind.total} masks flipped" for kind in self.flips if kind.flipped]
+        return rows, [self.verdict, *missed, *flips, *self.notes]
+
+    def __str__(self) -> str:
+        from pandas import DataFrame
+
+        rows, lines = self._for_people()
+        return "\n".join([DataFrame(rows, columns=list(HEAD)).to_string(index=False), "", *lines])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what each layer did, the verdict, and what first order missed."""
+        rows, lines = self._for_people()
+        return html_table("What this step did", HEAD, rows, lines)
 
     def _table(self) -> tuple[dict[str, list[float]], list[str]]:
         """A row a layer: its share of the loss change and its relative step."""

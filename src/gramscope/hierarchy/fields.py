@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_count, check_finite, check_lr, check_one_device, check_plain
+from gramscope.base.checks import check_count, check_finite, check_lr, check_one_device, check_tensor
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.shares import shares
-from gramscope.hierarchy.chain import Chain, Weights, check_tensor, make_chain
+from gramscope.hierarchy.chain import Chain, Weights, make_chain
 from gramscope.hierarchy.chain_of_module import ADVICE, read_chain
 from gramscope.hierarchy.mask_concentration import class_metric
 
@@ -165,7 +165,7 @@ class Fields:
 
     def _residual(self, residual: Tensor) -> Float[Tensor, "n C"]:
         """A checked residual ``e = ∂loss/∂f`` with its output axis."""
-        e = residual.detach().to(dtype=self.chain.readout.dtype, device=self.chain.readout.device)
+        e = check_tensor(residual, "residual").detach().to(self.chain.readout)
         wanted = tuple(self.outputs.shape)
         if tuple(e.shape) != wanted:
             raise InputError(
@@ -310,9 +310,19 @@ class Fields:
         return f"Fields of {self.n} examples, widths {widths}, {count} output{'s' if count > 1 else ''}"
 
 
+def check_fields(fields: object) -> None:
+    """Raise for a model, say, where its fields are meant."""
+    if not isinstance(fields, Fields):
+        raise InputError(
+            f"fields must be Fields, got {type(fields).__name__}. Of a module they are "
+            "gramscope.hierarchy.Fields.from_module(module, x)."
+        )
+
+
 def targets_like(fields: Fields, y: Tensor) -> Tensor:
     """Checked targets with the shape, dtype and device of the outputs."""
-    target = y.detach().to(fields.outputs)
+    check_fields(fields)
+    target = check_tensor(y, "y").detach().to(fields.outputs)
     if target.shape != fields.outputs.shape:
         raise InputError(f"y must have shape {tuple(fields.outputs.shape)} like the outputs, got {tuple(y.shape)}.")
     check_finite(target, "y", "Clean the targets first.")
@@ -334,7 +344,6 @@ def _gram(signals: Float[Tensor, "n C N"]) -> Float[Tensor, "n C n C"]:
 
 def _checked_input(x: Tensor, chain: Chain) -> Float[Tensor, "n N_0"]:
     check_tensor(x, "x")
-    check_plain(x, "x")
     width = chain.widths[0]
     if x.dim() != 2 or x.shape[1] != width:
         advice = "Add a batch axis." if x.dim() == 1 else "Flatten it to one row an example."

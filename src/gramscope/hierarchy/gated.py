@@ -7,27 +7,17 @@ events", eq. 90), which makes that approximation a network of its own. The count
 gates.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from gramscope.base.checks import check_number
+from gramscope.base.checks import check_choice, check_number
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.user_warnings import warn
 from gramscope.capture.network import copied
-from gramscope.ops.torch_calls import RELUS
-
-LEAKY = {F.leaky_relu}
-# Other gates of common networks. They stay as they are, and are named.
-_OTHERS = {
-    F.relu6, F.hardtanh, F.prelu, F.rrelu, torch.abs, Tensor.abs, torch.clamp, Tensor.clamp, torch.maximum,
-    F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
-    F.adaptive_max_pool1d, F.adaptive_max_pool2d,
-}  # fmt: skip
+from gramscope.ops.kinks import FixedSides, Side, Sides
 
 
 class _StepFunction(torch.autograd.Function):
@@ -49,42 +39,27 @@ class _StepFunction(torch.autograd.Function):
 _step: Callable[[Tensor, float], Tensor] = _StepFunction.apply
 
 
-class _ReluCalls(TorchFunctionMode):
-    """Hands every ReLU of a forward pass to ``act`` with its input and its slope left of zero; names other gates."""
+class _Gates(Sides):
+    """Notes the side of every kink of a forward pass; with a sharpness as numbers that have a gradient."""
 
-    def __init__(self, act: Callable[[Tensor, float], Tensor]) -> None:
+    def __init__(self, sharpness: float | None) -> None:
         super().__init__()
-        self._act = act
-        self.others: set[str] = set()
+        self._sharpness = sharpness
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        given = dict(kwargs or {})
-        if func in RELUS or func in LEAKY:
-            h = args[0] if args else given["input"]
-            assert isinstance(h, Tensor)
-            slope = 0.0
-            if func in LEAKY:
-                found = args[1] if len(args) > 1 else given.get("negative_slope", 0.01)
-                assert isinstance(found, float | int)
-                slope = float(found)
-            return self._act(h, slope)
-        if func in _OTHERS:
-            self.others.add(getattr(func, "__name__", str(func)))
-        return func(*args, **given)
+    def ramp(self, z: Tensor) -> Tensor:
+        if self._sharpness is None:
+            return super().ramp(z)
+        self.sides.append(Side(self._operation, _step(z, self._sharpness)))
+        return z
 
 
 class GatedNetwork(nn.Module):
-    """The weights of ``values`` with the ReLU masks of ``gates``: ``h ↦ σ(h_gates) · h_values`` at every ReLU.
+    """The weights of ``values`` with the masks of ``gates``: ``h ↦ σ(h_gates) · h_values`` at every ReLU.
 
-    Make it with :func:`frozen_masks` or :func:`masks_only`. Every call of a ReLU (or leaky ReLU) is met, in modules and
-    in functions; masks are matched by the order of the calls. Max pooling and other kinks keep deciding by the values
-    network; ``other_gates`` names those that were met, and a warning does so once.
+    Make it with :func:`frozen_masks` or :func:`masks_only`. Every piecewise-linear operation is met, in modules and in
+    functions: ReLUs of any kind, clamps, maxima, and max pooling, of which the gates choose the places. Masks are
+    matched by the order of the calls. Kinks and jumps of other operations keep deciding by the values network;
+    ``other_gates`` names those that were met, and a warning does so once.
 
     Args:
         values: the network whose weights carry the signal.
@@ -97,8 +72,7 @@ class GatedNetwork(nn.Module):
 
     def __init__(self, values: nn.Module, gates: nn.Module, *, train: str, sharpness: float = 4.0) -> None:
         super().__init__()
-        if train not in ("values", "gates"):
-            raise InputError(f'train must be "values" or "gates", got {train!r}.')
+        check_choice(train, "train", ("values", "gates"))
         held = copied(gates if train == "values" else values).requires_grad_(False).eval()
         self.values, self.gates = (values, held) if train == "values" else (held, gates)
         self.trained, self.sharpness = train, check_number(sharpness, "sharpness", above=0.0)
@@ -111,52 +85,46 @@ class GatedNetwork(nn.Module):
         return self
 
     def forward(self, *args: object, **kwargs: object) -> Any:  # whatever the model returns
-        masks = self.masks(*args, **kwargs)
-        left = iter(masks)
-
-        def gate(h: Tensor, slope: float) -> Tensor:
-            mask = next(left, None)
-            if mask is None or mask.shape != h.shape:
-                got = "no more masks" if mask is None else f"a mask of shape {tuple(mask.shape)}"
-                raise InputError(
-                    f"values and gates must call their ReLUs in one order and with one shape, but for a ReLU on shape "
-                    f"{tuple(h.shape)} the gates have {got}. Use two copies of one model."
-                )
-            return (mask.to(h.dtype) * (1 - slope) + slope) * h
-
-        with _ReluCalls(gate) as met:
-            out = self.values(*args, **kwargs)
+        gates = self._noted(*args, **kwargs)
+        left = iter(gates.sides)
+        held = FixedSides(left)
+        try:
+            with held:
+                out = self.values(*args, **kwargs)
+        except InputError as error:
+            raise InputError(
+                f"values and gates must run their kinks in one order and with one shape. Use two copies of one model. "
+                f"In the run of values {error}"
+            ) from error
         if next(left, None) is not None:
             raise InputError(
-                "values must call as many ReLUs as gates, but masks are left over. Use copies of one model."
+                "values must run as many kinks as gates, but masks are left over. Use copies of one model."
             )
-        self._name_others(met.others)
+        self._name_others({*gates.nonsmooth_ops, *held.nonsmooth_ops})
         return out
 
     def masks(self, *args: object, **kwargs: object) -> list[Tensor]:
-        """The masks of the gates network, one for each call of a ReLU; bool, or 0 and 1 with a graph."""
-        found: list[Tensor] = []
+        """The masks of the gates network, one for each kink: bool, or 0 and 1 with a graph; of maxima their places."""
+        return [side.place for side in self._noted(*args, **kwargs).sides]
 
-        def note(h: Tensor, slope: float) -> Tensor:
-            found.append(h > 0 if self.trained == "values" else _step(h, self.sharpness))
-            return F.leaky_relu(h, slope) if slope else F.relu(h)
-
-        with _ReluCalls(note), torch.set_grad_enabled(self.trained == "gates" and torch.is_grad_enabled()):
+    def _noted(self, *args: object, **kwargs: object) -> Sides:
+        noted = _Gates(self.sharpness if self.trained == "gates" else None)
+        with noted, torch.set_grad_enabled(self.trained == "gates" and torch.is_grad_enabled()):
             self.gates(*args, **kwargs)
-        if not found:
+        if not noted.sides:
             raise UnsupportedError(
                 "the model must call a ReLU (nn.ReLU, F.relu, leaky_relu) to have masks, but it called none. Smooth "
                 "activations such as GELU have no masks to freeze."
             )
-        return found
+        return noted
 
     def _name_others(self, others: set[str]) -> None:
         fresh = sorted(others - set(self.other_gates))
         if fresh:
             self.other_gates = tuple(sorted({*self.other_gates, *fresh}))
             warn(
-                f"the model has other kinks than ReLU ({', '.join(fresh)}), which are not frozen: they go on deciding "
-                "by the values network. Replace them (average pooling) for a control of masks alone."
+                f"the model has kinks or jumps that cannot be frozen ({', '.join(fresh)}): they go on deciding by the "
+                "values network. Replace them by ReLUs, clamps or maxima for a control of masks alone."
             )
 
 

@@ -8,14 +8,13 @@ formed, and no n × n matrix but where it is asked for; all sums are in float64.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_count, check_finite, check_plain, check_symmetric
+from gramscope.base.checks import check_choice, check_count, check_finite, check_symmetric, check_tensor
 from gramscope.base.effective_rank import participation_ratio_of, ratio_of_traces
 from gramscope.base.errors import InputError
 from gramscope.base.moments import centered_rows
@@ -129,7 +128,7 @@ def class_metric(
     >>> class_metric(torch.eye(2), torch.tensor([[True, False], [True, True]])).tolist()
     [[1.0, 0.0], [0.0, 0.25]]
     """
-    w = _matching(weight, masks)
+    w = matching(weight, masks)
     return w.T @ (mean_projector(masks, labels, pairs, self_pairs=self_pairs)[:, None] * w)
 
 
@@ -146,19 +145,17 @@ def metric_spectrum(
     >>> metric_spectrum(torch.eye(2), torch.tensor([[True, False], [True, True]])).tolist()
     [1.0, 0.25]
     """
-    w, rounding = _matching(weight, masks), Rounding.of(weight)
-    return _metric_eigen(w, mean_projector(masks, labels, pairs, self_pairs=self_pairs), rounding)[0]
+    w, rounding = matching(weight, masks), Rounding.of(weight)
+    return metric_eigen(w, mean_projector(masks, labels, pairs, self_pairs=self_pairs), rounding)[0]
 
 
 @dataclass(frozen=True, repr=False)
-class SubspaceOverlap(Result):
+class SubspaceOverlap(Result, shown=("overlap", "baseline", "excess", "k", "gap", "undefined")):
     """Overlap of two k-dimensional eigenspaces, ``|UᵀV|² / k``: 1 the same, 0 orthogonal, ``baseline`` by chance.
 
     ``gap`` is the smaller of the two relative gaps ``(λ_k − λ_{k+1}) / λ_1``: near 0 the k-th direction is arbitrary
     and the overlap with it. ``undefined`` says why ``overlap`` is NaN, if it is.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("overlap", "baseline", "excess", "k", "gap", "undefined")
 
     overlap: float
     baseline: float
@@ -206,9 +203,8 @@ def update_alignment(
     >>> a.overlap, a.baseline
     (1.0, 0.5)
     """
-    if side not in ("input", "output"):
-        raise InputError(f'side must be "input" (ΔWᵀΔW of layer ℓ+1) or "output" (ΔW ΔWᵀ of layer ℓ), got {side!r}.')
-    w = _matching(weight, masks)
+    check_choice(side, "side", ("input", "output"))
+    w = matching(weight, masks)
     delta = checked_matrix(update, "update")
     delta = delta if side == "input" else delta.T
     if delta.shape[1] != w.shape[1]:
@@ -218,15 +214,13 @@ def update_alignment(
             f"Pass ΔW of {layer}."
         )
     projector = mean_projector(masks, labels, pairs, self_pairs=self_pairs)
-    metric = _metric_eigen(w, projector, Rounding.of(weight))
+    metric = metric_eigen(w, projector, Rounding.of(weight))
     return _overlap(_factor_eigen(delta, singular_floor(delta, Rounding.of(update))), metric, k)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Concentration(Result):
+class Concentration(Result, shown=("layer", "coactivation_rank", "centred_rank", "metric_rank")):
     """What :func:`concentration` found for one weight ``W^{ℓ+1}`` (``layer`` = ℓ+1, from 1)."""
-
-    shown: ClassVar[tuple[str, ...]] = ("layer", "coactivation_rank", "centred_rank", "metric_rank")
 
     layer: int
     coactivation_rank: float
@@ -271,11 +265,12 @@ def concentration(
         raise InputError(f"masks must hold one tensor for each of the {len(weights)} weights, got {len(present)}.")
     if initial_weights is not None and [w.shape for w in initial_weights] != [w.shape for w in weights]:
         raise InputError("initial_weights must have the shapes of weights, layer by layer. Copy them before training.")
+    check_count(k, "k")
     deltas = None if initial_weights is None else list(map(_change, weights, initial_weights))
     found = []
     for place, (weight, mask) in enumerate(zip(weights, present, strict=True)):
-        w, projector = _matching(weight, mask), mean_projector(mask, labels, pairs, self_pairs=self_pairs)
-        metric = _metric_eigen(w, projector, Rounding.of(weight))
+        w, projector = matching(weight, mask), mean_projector(mask, labels, pairs, self_pairs=self_pairs)
+        metric = metric_eigen(w, projector, Rounding.of(weight))
         size = min(k, w.shape[1])
         found.append(
             Concentration(
@@ -309,7 +304,7 @@ def _incoming(deltas: list[tuple[Tensor, Tensor]] | None, place: int, metric: Ei
     return _overlap(_factor_eigen(below.T, floor), metric, k)
 
 
-def _metric_eigen(w: Float64[Tensor, "N_next N"], diagonal: Float64[Tensor, " N_next"], rounding: Rounding) -> Eigen:
+def metric_eigen(w: Float64[Tensor, "N_next N"], diagonal: Float64[Tensor, " N_next"], rounding: Rounding) -> Eigen:
     if bool((diagonal < 0).any()):  # slopes of a smooth activation can be negative, and then the mean metric is not PSD
         return _eigen(w.T @ (diagonal[:, None] * w))
     factor = diagonal.sqrt()[:, None] * w
@@ -363,12 +358,15 @@ def _members(labels: Tensor | None, n: int, label: int, device: torch.device) ->
 def _labels(labels: Tensor | None, n: int) -> Tensor:
     if labels is None:
         raise InputError('labels must be given to average over classes. Pass them, or pairs="all".')
-    if labels.shape != (n,):
+    if check_tensor(labels, "labels").shape != (n,):
         raise InputError(f"labels must have one entry for each of the {n} examples, got shape {tuple(labels.shape)}.")
     return labels
 
 
-def _matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
+def matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
+    """The weight in float64; raise unless each of its rows has a column of masks."""
+    check_tensor(weight, "weight")
+    check_tensor(masks, "masks")
     if weight.dim() != 2 or masks.dim() != 2 or weight.shape[0] != masks.shape[1]:
         raise InputError(
             f"masks must have one column for each row of weight, got masks {tuple(masks.shape)} and weight "
@@ -379,8 +377,8 @@ def _matching(weight: Tensor, masks: Tensor) -> Float64[Tensor, "N_next N"]:
 
 def checked_matrix(tensor: Tensor, what: str) -> Float64[Tensor, "rows cols"]:
     """In float64; raise unless it has rows and columns, and is finite."""
+    check_tensor(tensor, what)
     if tensor.dim() != 2 or 0 in tensor.shape:
         raise InputError(f"{what} must be a matrix with rows and columns, got shape {tuple(tensor.shape)}.")
-    check_plain(tensor, what)
     check_finite(tensor, what, "Look at the step where training diverged.")
     return tensor.detach().double()

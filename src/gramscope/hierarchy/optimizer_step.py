@@ -70,9 +70,12 @@ def prepare(
         if optimizer not in NAMED:
             raise InputError(f"optimizer must be one of {', '.join(NAMED)}, or a torch optimiser, got {optimizer!r}.")
         return NAMED[optimizer](list(parameters.values()), lr=lr)
-    made = optimizer(list(parameters.values()))
+    made = optimizer(list(parameters.values())) if callable(optimizer) else optimizer
     if not isinstance(made, Optimizer):
-        raise InputError(f"optimizer must make a torch optimiser of a list of parameters, got {type(made).__name__}.")
+        raise InputError(
+            "optimizer must be a torch optimiser, a name, or make one of a list of parameters, got "
+            f"{type(made).__name__}."
+        )
     for group in made.param_groups:
         group["lr"] = lr
     return made

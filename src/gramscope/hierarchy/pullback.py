@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
+from gramscope.base.checks import check_count, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.linalg import LinearOperator, eigenvalues_top
 
@@ -41,9 +42,7 @@ class Pullback(LinearOperator):
 
     def level(self, k: int) -> "Pullback":
         """The term ``G^k_{μν} (T^{k-1←ℓ}_μ)ᵀ T^{k-1←ℓ}_ν`` alone; the terms of all levels sum to the whole."""
-        first, last = self.layer + 1, self.fields.depth
-        if not first <= k <= last:
-            raise InputError(f"the levels of layer {self.layer} run from {first} to {last}, got {k!r}.")
+        check_count(k, "k", self.layer + 1, self.fields.depth, f"the levels of layer {self.layer}")
         return Pullback(self.fields, self.layer, (k,))
 
     def apply(self, v: Tensor, constant: Tensor | None = None) -> Tensor:
@@ -53,9 +52,9 @@ class Pullback(LinearOperator):
         prediction of a network with biases is ``Δg = -η apply(x e, constant=e)``.
         """
         wanted = self.rows.shape
-        if tuple(v.shape) != wanted:
+        if tuple(check_tensor(v, "v").shape) != wanted:
             raise InputError(f"v must have shape {wanted} ({', '.join(self.rows)}), got {tuple(v.shape)}.")
-        if constant is not None and tuple(constant.shape) != wanted[:-1]:
+        if constant is not None and tuple(check_tensor(constant, "constant").shape) != wanted[:-1]:
             raise InputError(f"constant must have shape {wanted[:-1]}, got {tuple(constant.shape)}.")
         one = v.to(dtype=self.dtype, device=self.device)[:, None]  # (n, 1, (C,) N)
         one = one.unsqueeze(2) if self.fields.single else one

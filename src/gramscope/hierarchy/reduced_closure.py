@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gramscope.base.results import Result, TableResult
-from gramscope.hierarchy.fields import Fields
+from gramscope.hierarchy.fields import Fields, check_fields
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,13 +42,12 @@ class LayerClosure(Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Closure(TableResult):
+class Closure(TableResult, shown=("closes", "second_order", "mask_flips")):
     """Where one step of the reduced dynamics closes, by layer; and what first order at fixed masks leaves out.
 
     ``second_order`` and ``mask_flips`` are norms of parts of the outputs' true change, as fractions of it.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("closes", "second_order", "mask_flips")
     rows_from: ClassVar[str] = "layers"
     plotted: ClassVar[tuple[str, ...]] = ("local", "transported", "iterated")
 
@@ -90,6 +89,7 @@ def closure(fields: Fields, residual: Tensor, lr: float) -> Closure:
         >>> [gs.hierarchy.closure(fields, fields.outputs, 0.1).closes for fields in (one, two)]
         [True, False]
     """
+    check_fields(fields)
     comparison = fields.compare_step(residual, lr)
     errors = comparison.errors()
     change = comparison.predicted.activations

@@ -10,7 +10,6 @@ has no transports and closes.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -23,6 +22,7 @@ from gramscope.base.progress_bar import progress
 from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
 from gramscope.hierarchy.fields import Fields, targets_like
+from gramscope.hierarchy.trajectory import relative_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +63,12 @@ class ReducedState:
     @classmethod
     def of(cls, fields: Fields, y: Tensor) -> "ReducedState":
         """The reduced state of a network on its examples with targets ``y``, (n,) or (n, C) as the outputs."""
+        targets = targets_like(fields, y).reshape(len(y), -1)
         chain, first = fields.chain, fields.preactivations[1]
         assert first is not None
         above = replace(
             chain, weights=chain.weights[1:], biases=chain.biases[1:], negative_slopes=chain.negative_slopes[1:]
         )
-        targets = targets_like(fields, y).reshape(fields.n, -1)
         overlaps = fields.overlap(0), fields.drive_overlap(1)
         return cls(*overlaps, first, chain.negative_slopes[0], above, targets, fields.single)
 
@@ -148,15 +148,14 @@ class ReducedState:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReducedComparison(TableResult):
+class ReducedComparison(
+    TableResult, shown=("largest", "residual", "overlaps"), columns=("residual", "overlap", "correlator")
+):
     """A reduced state and weight-space training side by side, at steps 0..S.
 
     Relative differences ``|ours - true| / |true|``: ``residual`` (S+1,), ``overlaps`` and ``correlators`` (S+1, L) for
     Q^1..Q^L and G^1..G^L.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("largest", "residual", "overlaps")
-    columns: ClassVar[tuple[str, ...]] = ("residual", "overlap", "correlator")
 
     residual: Float[Tensor, " steps"]
     overlaps: Float[Tensor, "steps L"]
@@ -200,8 +199,8 @@ def compare_reduced(fields: Fields, y: Tensor, lr: float, steps: int) -> Reduced
     """
     check_lr(lr)
     check_count(steps, "steps")
-    state, true = ReducedState.of(fields, y), fields
     targets = targets_like(fields, y)
+    state, true = ReducedState.of(fields, y), fields
     rows = [_differences(state, true, targets)]
     with progress("steps of the reduced state", steps) as advance:
         for _ in range(steps):
@@ -213,14 +212,11 @@ def compare_reduced(fields: Fields, y: Tensor, lr: float, steps: int) -> Reduced
 
 
 def _differences(state: ReducedState, true: Fields, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    layers = range(1, state.depth + 1)
+    layers, residual = range(1, state.depth + 1), true.outputs - targets
+    overlaps = [(state.overlap(layer), true.overlap(layer)) for layer in layers]
+    correlators = [(state.correlator(layer), true.correlator(layer)) for layer in layers]
     return (
-        _relative(state.residual, true.outputs - targets),
-        torch.stack([_relative(state.overlap(layer), true.overlap(layer)) for layer in layers]),
-        torch.stack([_relative(state.correlator(layer), true.correlator(layer)) for layer in layers]),
+        relative_size(state.residual - residual, residual),
+        torch.stack([relative_size(ours - theirs, theirs) for ours, theirs in overlaps]),
+        torch.stack([relative_size(ours - theirs, theirs) for ours, theirs in correlators]),
     )
-
-
-def _relative(ours: Tensor, true: Tensor) -> Tensor:
-    size = true.norm()
-    return (ours - true).norm() / (size if bool(size > 0) else torch.ones_like(size))

@@ -1,8 +1,9 @@
 """What one gradient step does to the fields: predicted to first order, and measured."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -41,10 +42,8 @@ class FieldChange(Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StepPrediction(FieldChange):
+class StepPrediction(FieldChange, shown=("total_decrease", "lr", "loss_decrease", "outputs")):
     """First-order changes at fixed masks; ``loss_decrease[ℓ-1]`` is ``η eᵀ K^ℓ e``, the part of layer ℓ."""
-
-    shown: ClassVar[tuple[str, ...]] = ("total_decrease", "lr", "loss_decrease", "outputs")
 
     loss_decrease: Float[Tensor, " L"]
     lr: float
@@ -94,14 +93,12 @@ def predict_step(fields: "Fields", residual: Tensor, lr: float) -> StepPredictio
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StepComparison(Result):
+class StepComparison(Result, shown=("errors", "flips", "neurons")):
     """One step, predicted and taken: ``measured = predicted + second_order + by_flips``, exactly, field by field.
 
     ``held`` is the same finite step with every mask held; what it adds to the prediction is of second order in the
     learning rate, and what the true step adds to it is the work of neurons that crossed zero.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("errors", "flips", "neurons")
 
     predicted: StepPrediction
     held: FieldChange
@@ -149,13 +146,14 @@ def compare_step(fields: "Fields", residual: Tensor, lr: float) -> StepCompariso
     held_conjugates = after.chain.backward(fields.n, fields.masks)[0]
     true = _change(fields, after.activations, after._conjugates)
     held = _change(fields, held_activations, held_conjugates)
-    flips, neurons = [], []
-    for before, now in zip(fields.masks[1:], after.masks[1:], strict=True):
-        assert before is not None
-        assert now is not None
-        flips.append(int((before != now).sum()))
-        neurons.append(before.numel())
-    return StepComparison(predicted, held, true, flips, neurons)
+    neurons = [mask.numel() for mask in fields.masks if mask is not None]
+    return StepComparison(predicted, held, true, disagreements(fields.masks, after.masks), neurons)
+
+
+def disagreements(masks: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[int]:
+    """In how many entries the masks of layers 1..L differ."""
+    pairs = zip(masks, others, strict=True)
+    return [int((one != other).sum()) for one, other in pairs if one is not None and other is not None]
 
 
 @exact_arithmetic()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -10,28 +9,27 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_count, check_lr
+from gramscope.base.checks import check_choice, check_count, check_lr
 from gramscope.base.errors import InputError
 from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.hierarchy.chain import Chain
 from gramscope.hierarchy.fields import Fields, targets_like
+from gramscope.hierarchy.step import disagreements
 
 Residual = Callable[[Tensor], Tensor]
 Layers = list[Tensor | None]  # None for a layer that has none
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Trajectory(TableResult):
+class Trajectory(TableResult, columns=("drift",)):
     """Outputs predicted and true at steps 0..S, and what became of the fields.
 
     ``drift[t]`` is ``|f_predicted - f_true| / |f_true - f_true(0)|`` (0 at t = 0), ``field_drift[t, ℓ]`` the same for
     ``x^ℓ``, ``flips[t, ℓ-1]`` the number of masks in which the two disagree. ``ended`` says why S is less than the
     steps asked for, if it is: the field equations, or gradient descent itself, went to infinity in the step after.
     """
-
-    columns: ClassVar[tuple[str, ...]] = ("drift",)
 
     predicted: Float[Tensor, "steps n C"]
     measured: Float[Tensor, "steps n C"]
@@ -85,8 +83,7 @@ def predict_trajectory(
     """
     check_lr(lr)
     check_count(steps, "steps")
-    if masks not in ("follow", "held"):
-        raise InputError(f'masks must be "follow" or "held", got {masks!r}.')
+    check_choice(masks, "masks", ("follow", "held"))
     residual = _residual(fields, y)
     start = fields.chain, fields.single, fields.preactivations, fields.activations, fields.masks, fields._conjugates
     state, true = _IntegratedFields(*start), fields
@@ -110,14 +107,13 @@ def predict_trajectory(
                 break
             predicted.append(state.outputs)
             outputs.append(true.outputs)
-            field_drift.append(_field_drift(fields, state, true))
-            flips.append(_disagreements(state, true))
+            both = zip(fields.activations, state.activations, true.activations, strict=True)
+            field_drift.append(torch.stack([relative_size(x - t, t - start) for start, x, t in both]))
+            flips.append(disagreements(state.masks, true.masks))
             advance()
     shape = (len(outputs), fields.n, -1)
     integrated, found = torch.stack(predicted).reshape(shape), torch.stack(outputs).reshape(shape)
-    moved = (found - found[0]).flatten(1).norm(dim=1)
-    apart = (integrated - found).flatten(1).norm(dim=1)
-    drift = torch.where(moved > 0, apart / moved.clamp_min(torch.finfo(moved.dtype).tiny), apart)
+    drift = torch.stack([relative_size(f - t, t - found[0]) for f, t in zip(integrated, found, strict=True)])
     return Trajectory(integrated, found, drift, torch.stack(field_drift), torch.tensor(flips, device="cpu"), ended)
 
 
@@ -174,18 +170,7 @@ def _residual(fields: Fields, y: Tensor | Residual) -> Residual:
     return lambda f: f - target
 
 
-def _field_drift(start: Fields, state: _IntegratedFields, true: Fields) -> Tensor:
-    each = []
-    for first, ours, theirs in zip(start.activations, state.activations, true.activations, strict=True):
-        moved = (theirs - first).norm()
-        apart = (ours - theirs).norm()
-        each.append(apart / moved if bool(moved > 0) else apart)
-    return torch.stack(each)
-
-
-def _disagreements(state: _IntegratedFields, true: Fields) -> list[int]:
-    return [
-        int((ours != theirs).sum())
-        for ours, theirs in zip(state.masks[1:], true.masks[1:], strict=True)
-        if ours is not None and theirs is not None
-    ]
+def relative_size(difference: Tensor, whole: Tensor) -> Float[Tensor, ""]:
+    """``|difference| / |whole|``, or ``|difference|`` where the whole is zero."""
+    size = whole.norm()
+    return difference.norm() / torch.where(size > 0, size, torch.ones_like(size))

@@ -11,7 +11,7 @@ ramp means is a choice:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -124,7 +124,7 @@ class Sides(Reading):
 class FixedSides(Reading):
     """Every kink stays on the side it had in another run of the same network."""
 
-    def __init__(self, sides: list[Side]) -> None:
+    def __init__(self, sides: Iterable[Side]) -> None:
         super().__init__()
         self._sides = iter(sides)
 

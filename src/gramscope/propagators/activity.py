@@ -3,13 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_finite
+from gramscope.base.checks import check_count, check_finite, shape_or_type
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.results import TableResult
@@ -17,7 +16,7 @@ from gramscope.base.rounding import Rounding, numerical_rank, singular_floor
 from gramscope.capture.backward_graph import BackwardGraph
 from gramscope.capture.sites import OuterSite, Site
 from gramscope.capture.weight_sites import WeightSites
-from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.global_ntk import GlobalNTK, check_global
 from gramscope.propagators.measures import random_modes, rayleigh
 from gramscope.propagators.network_states import NetworkStates, Place
 from gramscope.propagators.recurrent import RecurrentStates
@@ -26,15 +25,12 @@ from gramscope.propagators.stack import Stack
 
 
 @dataclass(frozen=True, repr=False)
-class SelfReferentialBias(TableResult):
+class SelfReferentialBias(TableResult, shown=("ratio", "activity", "random", "target"), columns=("activity", "random")):
     """Rayleigh quotients of ``NTK_S``: on the network's own leading modes, on random ones, on the targets' modes.
 
     ``ratio`` is the first of the activity's over the mean of the random ones: how much faster gradient descent moves
     the states along what they already do.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("ratio", "activity", "random", "target")
-    columns: ClassVar[tuple[str, ...]] = ("activity", "random")
 
     activity: Float64[Tensor, " k"]
     random: Float64[Tensor, " k"]
@@ -57,6 +53,7 @@ def activity_modes(g: GlobalNTK, k: int) -> Float[Tensor, "N k"]:
 
 
 def _joint_activity(g: GlobalNTK) -> Float[Tensor, "trial_time v"]:
+    check_global(g)
     states = g.states
     if not isinstance(states, RecurrentStates):
         raise UnsupportedError(
@@ -91,8 +88,7 @@ def self_referential_bias(
     target = None
     if targets is not None:
         if not isinstance(targets, Tensor) or tuple(targets.shape[:2]) != (n, steps):
-            got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-            raise InputError(f"targets must be a tensor of shape ({n}, {steps}, d), got {got}.")
+            raise InputError(f"targets must be a tensor of shape ({n}, {steps}, d), got {shape_or_type(targets)}.")
         check_finite(targets, "targets", "They have no modes otherwise: clean the data first.")
         given = targets.detach().reshape(n * steps, -1)
         flat = given.to(g.values)
@@ -122,14 +118,11 @@ def structural_rank_bound(g: GlobalNTK) -> int:
     >>> structural_rank_bound(GlobalNTK(model, torch.ones(10, 3)))          # ten equal inputs: rank 1, times 4 units
     4
     """
+    check_global(g)
     states = g.states
     if isinstance(states, RecurrentStates):
-        total = _recurrent_bound(g, states)
-    elif isinstance(states, NetworkStates):
-        total = _network_bound(states)
-    else:
-        raise UnsupportedError(f"a rank bound is not defined for {type(states).__name__}.")
-    return min(total, g.axes.size)
+        return min(_recurrent_bound(g, states), g.axes.size)
+    return min(_network_bound(states), g.axes.size)
 
 
 def _recurrent_bound(g: GlobalNTK, states: RecurrentStates) -> int:
@@ -152,7 +145,8 @@ def _network_bound(states: NetworkStates) -> int:
     inputs: defaultdict[tuple[str, tuple[int, ...], int, int, int], list[Tensor]] = defaultdict(list)
     entries: dict[str, int] = {}
     for place in states.places:
-        used = place.stacked.parameters | place.direct.parameters
+        links = (place.direct, *place.stacked.values())
+        used = {name: parameter for link in links for name, parameter in link.parameters.items()}
         entries |= {name: real_view(parameter).numel() for name, parameter in used.items()}
         if isinstance(place.node.recurrence, Stack):
             ranks |= {name: entries[name] for name in used}

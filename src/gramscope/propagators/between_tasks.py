@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float64
@@ -12,23 +11,19 @@ from torch import Tensor, nn
 from gramscope.base.charts import heat_map
 from gramscope.base.checks import check_count
 from gramscope.base.errors import InputError
-from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
-from gramscope.base.rng import child_seed, generator, rademacher
 from gramscope.capture.network import loss_gradient
 from gramscope.linalg import LinearOperator
 from gramscope.linalg.intervals import jackknife_error
 from gramscope.propagators.global_ntk import GlobalNTK, Precision
-from gramscope.propagators.measures import by_diagonal, interference
+from gramscope.propagators.measures import block_squares, by_diagonal
 from gramscope.propagators.prediction import outputs_of
 from gramscope.tasks.many_tasks import TaskBattery
 
-ENTRIES = 2**23  # of random vectors that are held at once
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TaskInterference(TableResult):
+class TaskInterference(TableResult, shown=("names", "cosines", "reach")):
     """Tasks against tasks; row a, column b: what a small step of gradient descent on b does to a.
 
     ``effects``: ``g_aᵀ NTK_S g_b``, how fast loss a falls; ``parts`` the same by parameter. ``cosines``: effects
@@ -36,8 +31,6 @@ class TaskInterference(TableResult):
     ``reach``: ``|A_ab| / √(|A_aa| |A_bb|)`` of the blocks of NTK_S from trials of b to trials of a, whatever the
     losses, and ``reach_error`` its standard error.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("names", "cosines", "reach")
 
     names: tuple[str, ...]
     effects: Float64[Tensor, "a b"] = field(repr=False)
@@ -119,34 +112,11 @@ def _effects(g: GlobalNTK, task: TaskBattery, names: tuple[str, ...]) -> dict[st
 def _reach(
     op: LinearOperator, groups: Mapping[str, Tensor], products: int | None, seed: int
 ) -> tuple[Float64[Tensor, "a b"], Float64[Tensor, "a b"]]:
+    squares = block_squares(op, "trial", list(groups.values()), products, seed)
+    value, m = by_diagonal(squares.mean(-1).sqrt()), squares.shape[-1]
     if products is None:
-        exact = interference(op, groups)[1]
-        return exact, torch.zeros_like(exact)
-    squares = _sampled_squares(op, groups, products, seed)
-    value, m = by_diagonal(squares.mean(-1).sqrt()), products
+        return value, torch.zeros_like(value)
     others = torch.stack(
         [by_diagonal(((squares.sum(-1) - squares[..., k]) / (m - 1)).sqrt()) for k in range(m)], dim=-1
     )
     return value, jackknife_error(others)
-
-
-def _sampled_squares(
-    op: LinearOperator, groups: Mapping[str, Tensor], products: int, seed: int
-) -> Float64[Tensor, "a b product"]:
-    """``‖(A z_b)_a‖²`` for random signs z_b on the trials of b; symmetric in a and b."""
-    trials, few = op.rows["trial"], max(1, ENTRIES // op.cols.size)
-    result = torch.zeros(len(groups), len(groups), products, dtype=torch.float64, device="cpu")
-    with progress("tasks", len(groups)) as advance:
-        for b, (name, rows) in enumerate(groups.items()):
-            rng = generator(child_seed(seed, "reach", name))
-            for start in range(0, products, few):
-                k = min(few, products - start)
-                probe = torch.zeros(trials, op.cols.size // trials, k, dtype=op.dtype, device=op.device)
-                size = probe[rows].numel() // k
-                signs = rademacher(size, k, rng=rng, dtype=op.dtype, device=op.device)
-                probe[rows] = signs.reshape(len(rows), -1, k)
-                image = (op @ probe.flatten(0, 1)).reshape(probe.shape).double().square().sum(1)
-                for a, moved in enumerate(groups.values()):
-                    result[a, b, start : start + k] = image[moved.to(image.device)].sum(0).cpu()
-            advance()
-    return (result + result.transpose(0, 1)) / 2

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_count, check_finite
+from gramscope.base.checks import check_count, check_finite, check_tensor, shape_or_type
 from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
@@ -18,13 +18,11 @@ from gramscope.base.rng import child_seed, gaussian, generator
 from gramscope.linalg import LinearOperator
 from gramscope.linalg.intervals import jackknife_error
 from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
-from gramscope.propagators.measures import EXACT, partial_trace
-
-ENTRIES = 2**23  # of states that are held at once
+from gramscope.propagators.measures import ENTRIES, EXACT, partial_trace
 
 
 @dataclass(frozen=True, repr=False)
-class CollapseBeyondTask(Result):
+class CollapseBeyondTask(Result, shown=("kernel", "task", "ratio", "noise_kernel", "noise_task", "noise_ratio")):
     """Participation ratios over time (or trials, or both), of operators on the states and of the task's own statistics.
 
     ``kernel`` of NTK_S = P K P*, ``parameters`` of K, ``propagator`` of P P*, ``states`` of the activity, ``inputs``
@@ -32,8 +30,6 @@ class CollapseBeyondTask(Result):
     network driven by white noise of the inputs' size: a task without any low-dimensional structure. The errors of
     ``kernel`` and ``noise_kernel`` are standard errors, 0 where exact.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("kernel", "task", "ratio", "noise_kernel", "noise_task", "noise_ratio")
 
     kernel: float
     parameters: float
@@ -135,15 +131,16 @@ def _checked(model: nn.Module, x: Tensor, y: Tensor | None, over: Sequence[str])
             f"{over!r}."
         )
     if not isinstance(x, Tensor) or x.dim() < 3:
-        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"x must be a tensor with axes (trial, time, ...), got {got}. Of a task, pass task.x.")
+        raise InputError(
+            f"x must be a tensor with axes (trial, time, ...), got {shape_or_type(x)}. Of a task, pass task.x."
+        )
     if getattr(model, "batch_first", True) is False:
         raise InputError(
             "the model must take trials first, but it has batch_first=False. Build it with batch_first=True."
         )
     for name, given in (("x", x), ("y", y)):
         if given is not None:
-            check_finite(given, name, "Clean the data first.")
+            check_finite(check_tensor(given, name), name, "Clean the data first.")
             if given.dim() < 3 or given.shape[:2] != x.shape[:2]:
                 raise InputError(
                     f"{name} must have axes (trial, time, ...) like x, {tuple(x.shape[:2])}, got {tuple(given.shape)}."

@@ -1,7 +1,7 @@
 """Which components of a task the network cannot learn from where it stands."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float64
@@ -17,16 +17,15 @@ from gramscope.tasks.sequences import SequenceTask
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockedComponents(TableResult):
+class BlockedComponents(
+    TableResult, shown=("blocked_share", "share", "relative"), columns=("share", "quotient", "relative")
+):
     """The components of a task's targets, largest first, and how fast gradient descent sees each of them.
 
     ``share`` of the targets' square; ``quotient`` ``mᵀ A m`` of the unit component m under the output kernel A;
     ``relative`` the same over the mean eigenvalue of A on the outputs that count, whose standard error is
     ``mean_error``. A component with ``relative`` below 1 is slower than a random direction: it is blocked.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("blocked_share", "share", "relative")
-    columns: ClassVar[tuple[str, ...]] = ("share", "quotient", "relative")
 
     share: Float64[Tensor, " k"]
     quotient: Float64[Tensor, " k"] = field(repr=False)

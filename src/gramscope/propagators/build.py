@@ -212,7 +212,13 @@ def cell_states(
     convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in cell.modules())
 
     def step(t: int, now: Tensor | None, state: ModelInput) -> ModelInput:
-        new: ModelInput = cell(now, state)
+        try:
+            new: ModelInput = cell(now, state)
+        except TypeError as error:
+            raise InputError(
+                f"a cell given with h0 must take (x_t, h), but it said: {error}. For a whole network that takes an "
+                "initial state, leave h0 out and pass x=(x, h0)."
+            ) from error
         return new
 
     return _stepwise(step, x, h0, steps, parameters, valid, convolved)

@@ -8,12 +8,12 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from gramscope.base.charts import line_chart
-from gramscope.base.checks import check_count, check_finite
+from gramscope.base.checks import check_count, check_finite, check_tensor
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.capture.backward_graph import leaves_below
-from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.global_ntk import GlobalNTK, check_global
 from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.recurrent import RecurrentStates
 
@@ -46,6 +46,7 @@ def _advance(g: GlobalNTK, purpose: str) -> tuple[Advance, tuple[int, int, int, 
 
     The states of a custom cell may have any shapes: they count as one site with all entries of a step as its units.
     """
+    check_global(g)
     states = g.states
     if isinstance(states, RecurrentStates):
         if states.stack.ways == 2:
@@ -53,8 +54,9 @@ def _advance(g: GlobalNTK, purpose: str) -> tuple[Advance, tuple[int, int, int, 
                 f"{purpose} needs states that follow one direction of time, but the module is bidirectional. Measure "
                 "its two directions as modules of their own."
             )
-        return states.stack.advance, states.shape
-    if isinstance(states, NetworkStates) and states.initial is not None:
+        n, steps, sites, width = g.axes.shape
+        return states.stack.advance, (n, steps, sites, width)
+    if states.initial is not None:
         n, steps = g.axes["trial"], len(states.places)
         return _cell_advance(states, n, purpose), (n, steps, 1, g.axes.size // (n * steps))
     raise UnsupportedError(
@@ -108,7 +110,7 @@ def scaled_response(g: GlobalNTK, q: Float[Tensor, " N"]) -> ScaledResponse:
     59.0
     """
     advance, (n, steps, sites, width) = _advance(g, "a scaled response")
-    if q.shape != (g.axes.size,):
+    if check_tensor(q, "q").shape != (g.axes.size,):
         raise InputError(f"q must have shape ({g.axes.size},) to match {g.axes!r}, got {tuple(q.shape)}.")
     check_finite(q, "q", "A push has finite entries; its response may be as large as it likes.")
     q = q.to(g.values)
@@ -194,8 +196,7 @@ def lyapunov_spectrum(g: GlobalNTK, k: int | None = None) -> Float64[Tensor, "tr
 
 def _valid(g: GlobalNTK, steps: int, n: int) -> Bool[Tensor, "time trial"]:
     """Which steps exist; exponents are per step of a trial's own run."""
-    states = g.states
-    valid = states.stack.valid if isinstance(states, RecurrentStates) else getattr(states, "valid", None)
+    valid = g.states.valid
     return torch.ones(steps, n, dtype=torch.bool, device=g.values.device) if valid is None else valid
 
 

@@ -9,16 +9,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
+from gramscope.base.checks import check_choice, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, unwrap_with_input
 from gramscope.linalg import LinearOperator
 from gramscope.propagators.build import cell_states, network_states, ode_states
 from gramscope.propagators.layout import Selection
+from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.neural_ode import NeuralODE
-from gramscope.propagators.operators import ParameterJacobian, Readout, StateOperator
+from gramscope.propagators.operators import ParameterJacobian, StateOperator
 from gramscope.propagators.recurrent import RecurrentStates, is_recurrent
-from gramscope.propagators.states import States
 
 Precision = Literal["float64", "float32"] | None
 NamedSweep = Callable[..., Tensor]  # of vectors over the states, for the parameters of some names
@@ -80,8 +81,7 @@ class GlobalNTK:
         frozen: bool = False,
         precision: Precision = None,
     ) -> None:
-        if precision not in (None, "float64", "float32"):
-            raise InputError(f'precision must be None, "float64" or "float32", got {precision!r}.')
+        check_choice(precision, "precision", (None, "float64", "float32"))
         dtype = {None: None, "float64": torch.float64, "float32": torch.float32}[precision]
         model, x = unwrap_with_input(model, x)
         with torch.inference_mode(False):  # a graph is needed whatever the caller's mode
@@ -96,7 +96,7 @@ class GlobalNTK:
         outputs: Outputs,
         frozen: bool,
         dtype: torch.dtype | None,
-    ) -> States:
+    ) -> NetworkStates:
         if is_recurrent(model):
             if outputs is not None:
                 raise InputError(
@@ -148,41 +148,39 @@ class GlobalNTK:
     @cached_property
     def P(self) -> StateOperator:
         """``P = (1 - ∂f/∂s)^-1``: how a push at one place reaches all later ones. ``P.T`` is backpropagation."""
-        return StateOperator(self.states, self.states.propagate, self.states.propagate_adjoint, "P")
+        return StateOperator(self.states, self.states.propagate, self.states.propagate_adjoint)
 
     @cached_property
     def P_inverse(self) -> StateOperator:
         """``P^-1 = 1 - ∂f/∂s``."""
         forward, backward = self.states.propagate, self.states.propagate_adjoint
-        return StateOperator(
-            self.states, lambda q: q - forward(q, local=True), lambda q: q - backward(q, local=True), "P_inverse"
-        )
+        return StateOperator(self.states, lambda q: q - forward(q, local=True), lambda q: q - backward(q, local=True))
 
     @cached_property
     def K(self) -> StateOperator:
         """``K = J J*``, the immediate effect of the parameters on the states."""
-        return self._symmetric(self.states.kernel, tuple(self.states.parameters), "K")
+        return self._symmetric(self.states.kernel, tuple(self.states.parameters))
 
     @cached_property
     def K_parts(self) -> dict[str, StateOperator]:
         """``K_j`` by parameter; they sum to K."""
-        return {name: self._symmetric(self.states.kernel, (name,), "K") for name in self.states.parameters}
+        return {name: self._symmetric(self.states.kernel, (name,)) for name in self.states.parameters}
 
     @cached_property
     def operator(self) -> LinearOperator:
         """``NTK_S = P K P*``."""
-        return self._symmetric(self.states.step, tuple(self.states.parameters), "P K P*")
+        return self._symmetric(self.states.step, tuple(self.states.parameters))
 
     def part(self, name: str) -> LinearOperator:
         """``P K_j P*`` of one parameter."""
         if name not in self.K_parts:
             raise InputError(f"there is no parameter {name!r}. There are {', '.join(self.K_parts)}.")
-        return self._symmetric(self.states.step, (name,), "P K P*")
+        return self._symmetric(self.states.step, (name,))
 
-    def _symmetric(self, sweep: NamedSweep, names: tuple[str, ...], name: str) -> StateOperator:
+    def _symmetric(self, sweep: NamedSweep, names: tuple[str, ...]) -> StateOperator:
         """A product of some parameters' K with P and P*, or K itself."""
         of_names = partial(sweep, names=names)
-        return StateOperator(self.states, of_names, of_names, name, symmetric=True)
+        return StateOperator(self.states, of_names, of_names, symmetric=True)
 
     @cached_property
     def J(self) -> ParameterJacobian:
@@ -195,9 +193,9 @@ class GlobalNTK:
         return ParameterJacobian(self.states, total=True)
 
     @cached_property
-    def C(self) -> Readout:
+    def C(self) -> StateOperator:
         """``C = ∂out/∂s``, from states to outputs."""
-        return Readout(self.states)
+        return StateOperator(self.states, self.states.read, self.states.read_adjoint, rows=self.states.output_axes)
 
     @cached_property
     def output(self) -> LinearOperator:
@@ -210,9 +208,15 @@ class GlobalNTK:
 
     def split(self, vector: Float[Tensor, " N"]) -> dict[str, Tensor]:
         """A state vector as one tensor for each site, by name."""
-        if tuple(vector.shape) != (self.axes.size,):
+        if tuple(check_tensor(vector, "vector").shape) != (self.axes.size,):
             raise InputError(
                 f"vector must have shape ({self.axes.size},) to match {self.axes!r}, got {tuple(vector.shape)}."
             )
         parts = self.states.layout.split(vector[None])
         return {name: part[0] for name, part in zip(self.sites, parts, strict=True)}
+
+
+def check_global(g: object) -> None:
+    """Raise for a model, say, where its linearised states are meant."""
+    if not isinstance(g, GlobalNTK):
+        raise InputError(f"g must be a GlobalNTK, got {type(g).__name__}. Of a model it is GlobalNTK(model, x).")

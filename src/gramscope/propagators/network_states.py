@@ -15,7 +15,8 @@ from gramscope.capture.linear_map import LinearMap
 from gramscope.propagators.layout import StateLayout
 from gramscope.propagators.stack import Stack
 from gramscope.propagators.state_recorder import Node
-from gramscope.propagators.states import Changes, States
+
+Changes = dict[str, Tensor]  # parameter name -> (k, *shape of the parameter), a complex one as two real ones
 
 
 class Place:
@@ -29,7 +30,7 @@ class Place:
         self.ancestors = [numbers[id(leaf)] for leaf in ancestors]
         self.flow = LinearMap(node.outputs, ancestors)
         self.direct = FromParameters(node.outputs, names)
-        self.stacked = FromParameters(list(node.weights.values()), names)
+        self.stacked = {own: FromParameters([weight], names) for own, weight in node.weights.items()}
 
     # Each map takes and returns lists over the node's own sites or over its ancestors ---------------
 
@@ -38,8 +39,7 @@ class Place:
 
         With ``local``, ``own`` is the frozen change of the states themselves and is not added.
         """
-        count = len(own[0])
-        arrived = self.flow.jvp(tangents, count)
+        arrived = self.flow.jvp(tangents, len(own[0]))
         recurrence = self.node.recurrence
         if recurrence is None:
             return arrived if local else [a + q for a, q in zip(arrived, own, strict=True)]
@@ -63,9 +63,11 @@ class Place:
         if self.direct.has(names):
             at_outputs = own if recurrence is None else recurrence.respond_adjoint(own[0], True)[1]
             self.direct.pull(at_outputs, names, found)
-        if isinstance(recurrence, Stack) and self.stacked.has(names):
-            gradients = recurrence.pull(recurrence.split(own[0]), self.node.weights)
-            self.stacked.pull([gradients[name] for name in self.node.weights], names, found)
+        chosen = {weight: link for weight, link in self.stacked.items() if link.has(names)}
+        if isinstance(recurrence, Stack) and chosen:
+            gradients = recurrence.pull(recurrence.split(own[0]), chosen)
+            for weight, link in chosen.items():
+                link.pull([gradients[weight]], names, found)
 
     def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """``J dθ`` of this node."""
@@ -76,8 +78,9 @@ class Place:
         (leaf,) = self.node.leaves
         result = leaf.new_zeros(count, *leaf.shape)
         if isinstance(recurrence, Stack):
-            moved = self.stacked.push(changes, count) if self.stacked.has(changes) else ()
-            result = recurrence.join(recurrence.push(dict(zip(self.node.weights, moved, strict=False)), count))
+            links = self.stacked.items()
+            moved = {weight: link.push(changes, count)[0] for weight, link in links if link.has(changes)}
+            result = recurrence.join(recurrence.push(moved, count))
         if self.direct.has(changes):
             result = result + recurrence.respond(leaf.new_zeros(count, *leaf.shape), made, True)
         return [result]
@@ -88,7 +91,9 @@ class FromParameters:
 
     def __init__(self, tensors: Sequence[Tensor], names: Mapping[GraphNode, str]) -> None:
         self.parameters = {names[node]: leaf for node, leaf in leaves_below(tensors).items() if node in names}
-        self._map = LinearMap(tensors, list(self.parameters.values()))
+        leaves = list(self.parameters.values())
+        self._map = LinearMap(tensors, leaves)
+        self._alike = len(leaves) == 1 and tensors[0] is leaves[0]  # most weights are parameters themselves
 
     def has(self, names: Collection[str]) -> bool:
         """Whether one of these parameters is among them."""
@@ -96,7 +101,8 @@ class FromParameters:
 
     def pull(self, cotangents: Sequence[Tensor], names: Collection[str], found: Changes) -> None:
         """Add the gradients of the named parameters to ``found``."""
-        for name, complete in zip(self.parameters, self._map.vjp(cotangents), strict=True):
+        gradients = cotangents if self._alike else self._map.vjp(cotangents)
+        for name, complete in zip(self.parameters, gradients, strict=True):
             if complete is not None and name in names:
                 gradient = real_view(complete)
                 found[name] = found[name] + gradient if name in found else gradient
@@ -104,11 +110,18 @@ class FromParameters:
     def push(self, changes: Mapping[str, Tensor], count: int) -> list[Tensor]:
         """The change of each tensor."""
         given = [(changes.get(name), parameter.is_complex()) for name, parameter in self.parameters.items()]
-        return self._map.jvp([torch.view_as_complex(c) if pair and c is not None else c for c, pair in given], count)
+        tangents = [torch.view_as_complex(c) if pair and c is not None else c for c, pair in given]
+        if self._alike and tangents[0] is not None:
+            return [tangents[0]]
+        return self._map.jvp(tangents, count)
 
 
-class NetworkStates(States):
-    """The outputs of every weight site, and the hidden states of every recurrent layer, of one run of a network."""
+class NetworkStates:
+    """The state equations ``s = f(s, θ)`` of one run of a network, linearised: ``ds = L ds + J dθ``.
+
+    The states are the outputs of every weight site, and the hidden states of every recurrent layer. Vectors over the N
+    states come as rows, ``(k, N)``, in the order of ``layout``; each method takes k of them at once.
+    """
 
     def __init__(
         self,
@@ -150,6 +163,7 @@ class NetworkStates(States):
         return self.layout.join([part.reshape(len(part), *site.axes.shape) for part, site in shaped]).to(self.dtype)
 
     def propagate(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
+        """``P q = (1 - L)^-1 q``; with ``local`` one step of influence, ``L q = ∂f/∂s q``."""
         states = self._split(q)
         made = list(states) if local else states
         for place in self.places:
@@ -159,6 +173,7 @@ class NetworkStates(States):
         return self._join(made)
 
     def propagate_adjoint(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
+        """``P* q``, backpropagation, or ``L* q``."""
         states = self._split(q)
         made = [torch.zeros_like(state) for state in states] if local else states
         for place in reversed(self.places):
@@ -171,24 +186,36 @@ class NetworkStates(States):
         return self._join(made)
 
     def pull(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Changes:
+        """``J* q`` for the named parameters, at frozen states."""
         states, found = self._split(q), dict[str, Tensor]()
         for place in self.places:
             place.pull([states[s] for s in place.sites], names, found)
         return found
 
     def push(self, changes: Mapping[str, Tensor], count: int) -> Float[Tensor, "k N"]:
+        """``J dθ``; parameters that are not named stay as they are. ``count`` is the k of an empty mapping."""
         states: list[Tensor] = [torch.empty(0, device="cpu")] * len(self.layout.sites)
         for place in self.places:
             for site, value in zip(place.sites, place.push(changes, count), strict=True):
                 states[site] = value
         return self._join(states)
 
+    def kernel(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Float[Tensor, "k N"]:
+        """``K q`` of the named parameters."""
+        return self.push(self.pull(q, names), len(q))
+
+    def step(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Float[Tensor, "k N"]:
+        """``P K P* q`` of the named parameters."""
+        return self.propagate(self.kernel(self.propagate_adjoint(q), names))
+
     def read(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k M"]:
+        """``C q``, the change of the outputs."""
         states = self._split(q)
         (moved,) = self._out.jvp([states[site] for site in self._seen], len(q))
-        return moved.reshape(len(q), -1).to(self.dtype)
+        return moved.reshape(len(q), -1).to(self.dtype, copy=True)
 
     def read_adjoint(self, q: Float[Tensor, "k M"]) -> Float[Tensor, "k N"]:
+        """``C* q``."""
         parts = [q.new_zeros(len(q), *shape) for shape in self._shapes]
         sent = self._out.vjp([q.reshape(len(q), *self.output.shape)])
         for site, more in zip(self._seen, sent, strict=True):

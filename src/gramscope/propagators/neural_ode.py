@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count, check_finite
+from gramscope.base.checks import check_count, check_finite, check_tensor
 from gramscope.base.errors import InputError
 
 Solver = Literal["euler", "midpoint", "rk4"]
@@ -80,7 +80,7 @@ class NeuralODE(nn.Module):
     ) -> None:
         super().__init__()
         _check_solver(solver)
-        if times.dim() != 1 or len(times) < 2 or not times.is_floating_point():
+        if check_tensor(times, "times").dim() != 1 or len(times) < 2 or not times.is_floating_point():
             raise InputError(f"times must be two numbers or more, (T + 1,), got shape {tuple(times.shape)}.")
         check_finite(times, "times", "Pass e.g. torch.linspace(0, 1, 11).")
         gaps = times.diff()

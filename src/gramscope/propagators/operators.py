@@ -10,7 +10,7 @@ from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError
 from gramscope.linalg import LinearOperator
-from gramscope.propagators.states import Changes, States
+from gramscope.propagators.network_states import Changes, NetworkStates
 
 # Entries of state vectors that one sweep holds at once; more columns are swept in turns.
 ENTRIES = 2**24
@@ -41,34 +41,30 @@ def _finite(x: Tensor) -> bool:
 
 
 class StateOperator(LinearOperator):
-    """A linear map of states to states, given by two sweeps."""
+    """A linear map given by two sweeps over rows; of states to states where no other axes are named."""
 
-    def __init__(self, states: States, sweep: Sweep, adjoint: Sweep, name: str, symmetric: bool = False) -> None:
-        self.states, self.sweep, self.sweep_adjoint, self.name = states, sweep, adjoint, name
-        axes = states.layout.axes
-        super().__init__(axes, axes, dtype=states.dtype, device=states.device, symmetric=symmetric)
+    def __init__(
+        self, states: NetworkStates, sweep: Sweep, adjoint: Sweep, *, rows: Axes | None = None,
+        cols: Axes | None = None, symmetric: bool = False,
+    ) -> None:  # fmt: skip
+        self.states, self._sweep, self._sweep_adjoint = states, sweep, adjoint
+        rows, cols = rows or states.layout.axes, cols or states.layout.axes
+        super().__init__(rows, cols, dtype=states.dtype, device=states.device, symmetric=symmetric)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return in_turns(self.sweep, x, self.rows.size, self.rows.size)
+        return in_turns(self._sweep, x, self.rows.size, self.rows.size + self.cols.size)
 
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return in_turns(self.sweep_adjoint, x, self.cols.size, self.cols.size)
+        return in_turns(self._sweep_adjoint, x, self.cols.size, self.rows.size + self.cols.size)
 
 
-class ParameterJacobian(LinearOperator):
+class ParameterJacobian(StateOperator):
     """``J = ∂f/∂θ`` at frozen states, or with ``total`` the whole ``ds/dθ = P J``; from parameters to states."""
 
-    def __init__(self, states: States, total: bool) -> None:
-        self.states, self.total = states, total
+    def __init__(self, states: NetworkStates, total: bool) -> None:
+        self.total = total
         self.sizes = {name: shape.numel() for name, shape in states.parameters.items()}
-        cols = Axes(parameter=sum(self.sizes.values()))
-        super().__init__(states.layout.axes, cols, dtype=states.dtype, device=states.device)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return in_turns(self._forward, x, self.rows.size, self.rows.size + self.cols.size)
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return in_turns(self._backward, x, self.cols.size, self.rows.size + self.cols.size)
+        super().__init__(states, self._forward, self._backward, cols=Axes(parameter=sum(self.sizes.values())))
 
     def _forward(self, rows: Float[Tensor, "k p"]) -> Float[Tensor, "k N"]:
         moved = self.states.push(self.changes(rows), len(rows))
@@ -89,17 +85,3 @@ class ParameterJacobian(LinearOperator):
         pieces = rows.split(list(self.sizes.values()), dim=1)
         shapes = self.states.parameters
         return {n: piece.reshape(len(rows), *shapes[n]) for n, piece in zip(self.sizes, pieces, strict=True)}
-
-
-class Readout(LinearOperator):
-    """``C = ∂out/∂s``, from states to the model's outputs."""
-
-    def __init__(self, states: States) -> None:
-        self.states = states
-        super().__init__(states.output_axes, states.layout.axes, dtype=states.dtype, device=states.device)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return in_turns(self.states.read, x, self.rows.size, self.cols.size)
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return in_turns(self.states.read_adjoint, x, self.cols.size, self.cols.size)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -17,16 +17,15 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result
 from gramscope.capture.network import copied, loss_gradient, named_parameters, unwrap
+from gramscope.propagators.build import cast_input
 from gramscope.propagators.global_ntk import GlobalNTK, GlobalOptions
 
 Loss = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, repr=False)
-class StatePrediction(Result):
+class StatePrediction(Result, shown=("relative_error", "alignment", "loss")):
     """Predicted and measured change of all states in one step, flat, with the loss before it."""
-
-    shown: ClassVar[tuple[str, ...]] = ("relative_error", "alignment", "loss")
 
     predicted: Float[Tensor, " N"]
     measured: Float[Tensor, " N"]
@@ -71,7 +70,8 @@ def predict_states(
     slope = g.jacobian.T @ at_states
     moved = copied(unwrap(model))
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in moved.parameters()):
-        moved, x, h0 = moved.float(), _floats(x), _floats(h0)
+        moved = moved.float()
+        x, h0 = (cast_input(part, moved, None) for part in (x, h0))
     _step(moved, g, slope, lr)
     after = GlobalNTK(moved, x, h0, **options)
     if after.axes != g.axes:
@@ -88,17 +88,7 @@ def _loss_gradient(g: GlobalNTK, loss: Loss) -> tuple[float, Float[Tensor, " M"]
 
 def outputs_of(g: GlobalNTK) -> Tensor:
     """The model's outputs as captured, shaped like ``g.C.rows``."""
-    from gramscope.propagators.network_states import NetworkStates
-
-    if isinstance(g.states, NetworkStates):
-        return g.states.output.reshape(g.C.rows.shape).clone()
-    return g.states.read(g.values[None])[0].reshape(g.C.rows.shape).clone()
-
-
-def _floats(value: ModelInput) -> ModelInput:
-    from gramscope.base.nested import map_tensors
-
-    return map_tensors(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t, value)
+    return g.states.output.reshape(g.C.rows.shape).clone()
 
 
 def _step(model: nn.Module, g: GlobalNTK, slope: Tensor, lr: float) -> None:

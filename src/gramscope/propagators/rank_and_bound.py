@@ -1,7 +1,6 @@
 """The rank of a global kernel beside the bound that its structure sets."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -10,18 +9,16 @@ from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.propagators.activity import structural_rank_bound
-from gramscope.propagators.global_ntk import GlobalNTK
+from gramscope.propagators.global_ntk import GlobalNTK, check_global
 from gramscope.propagators.measures import EXACT
 
 
 @dataclass(frozen=True, repr=False)
-class KernelRank(Result):
+class KernelRank(Result, shown=("rank", "bound", "size", "effective_rank", "participation_ratio")):
     """``rank <= bound <= size``: of NTK_S, of ``Σ_j rank(V_j) n_out,j`` and of the states.
 
     ``effective_rank`` and ``participation_ratio`` count the directions by weight.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("rank", "bound", "size", "effective_rank", "participation_ratio")
 
     size: int
     bound: int
@@ -56,6 +53,7 @@ def kernel_rank(g: GlobalNTK) -> KernelRank:
         >>> found.size, found.bound, found.rank
         (576, 80, 80)
     """
+    check_global(g)
     n = g.axes.size
     if n > EXACT:
         raise InputError(

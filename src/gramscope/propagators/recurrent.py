@@ -1,6 +1,6 @@
 """States of a bare recurrent module or cell, in closed form."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_finite, check_one_device, check_plain
+from gramscope.base.checks import check_finite, check_one_device, check_plain, check_tensor, shape_or_type
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.propagators.layout import StateLayout, StateSite
+from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.recurrent_layer import COMPONENTS, Weights
-from gramscope.propagators.stack import Stack, run_stack
-from gramscope.propagators.states import Changes, States
+from gramscope.propagators.stack import run_stack
+from gramscope.propagators.state_recorder import Node
 
 CELLS = {nn.RNNCell: "rnn", nn.GRUCell: "gru", nn.LSTMCell: "lstm"}
 MODULES = {nn.RNN: "rnn", nn.GRU: "gru", nn.LSTM: "lstm"}
@@ -25,8 +26,8 @@ def is_recurrent(model: nn.Module) -> bool:
     return type(model) in CELLS or type(model) in MODULES
 
 
-class RecurrentStates(States):
-    """All hidden states of ``nn.RNN``, ``nn.GRU``, ``nn.LSTM`` or their cells over a sequence.
+class RecurrentStates(NetworkStates):
+    """All hidden states of ``nn.RNN``, ``nn.GRU``, ``nn.LSTM`` or their cells over a sequence: one recurrent layer.
 
     The axes are (trial, time, site, unit); a site is a layer and direction, and for an LSTM its h and its c.
     """
@@ -43,68 +44,45 @@ class RecurrentStates(States):
         kind = _kind(model)
         refuse_options(model)
         inputs, valid = _sequence(model, x, mask)
-        self.dtype = dtype or _working_dtype(model, inputs)
-        weights, ways = _weights(model, self.dtype)
-        self.device = weights[0].w_hh.device
-        check_one_device([("x", inputs)], self.device, "the model")
+        dtype = dtype or _working_dtype(model, inputs)
+        weights, ways = _weights(model, dtype)
+        check_one_device([("x", inputs)], weights[0].w_hh.device, "the model")
         _check_width(weights[0], inputs)
         check_finite(inputs, "x", "Look for NaN in the data.")
-        inputs = inputs.to(self.dtype)
+        inputs = inputs.to(dtype)
         shapes = _initial_shapes(model, x, len(weights), inputs.shape[1], weights[0].w_hh.shape[1])
         initial = _initial(h0, kind, shapes, inputs)
-        self.stack: Stack = run_stack(kind, weights, inputs, initial, ways, valid)
-        values = self.stack.values()
-        _check_states(model, values)
-        n, steps, sites, width = values.shape
-        self.shape = (n, steps, sites, width)
-        axes = Axes(trial=n, time=steps, unit=width)
-        self.layout = StateLayout(
-            tuple(StateSite(name, axes) for name in self.stack.sites),
-            Axes(trial=n, time=steps, site=sites, unit=width),
-            "stacked",
-            2,
-        )
-        self.values = values.reshape(-1)
-        counted = {name: p for name, p in model.named_parameters() if frozen or p.requires_grad}
+        self.stack = run_stack(kind, weights, inputs, initial, ways, valid)
+        leaf = self.stack.values().clone().requires_grad_()
+        _check_states(model, leaf)
+        own = {name: weight for layer in weights for name, weight in layer.by_name().items()}
+        counted = [name for name, parameter in model.named_parameters() if frozen or parameter.requires_grad]
         if not counted:
             raise InputError(
                 "the model must have a parameter with requires_grad. Pass frozen=True to count frozen ones."
             )
-        self.parameters = {name: p.shape for name, p in counted.items()}
-        self.output_axes = Axes(trial=n, time=steps, output=ways * width)
-        self._shown = [place * self.stack.components for place in range(len(weights) - ways, len(weights))]
-
-    def _parts(self, q: Float[Tensor, "k N"]) -> list[Tensor]:
-        return self.stack.split(q.reshape(len(q), *self.shape))
-
-    def _rows(self, parts: list[Tensor]) -> Float[Tensor, "k N"]:
-        return self.stack.join(parts).reshape(parts[0].shape[1], -1)
+        parameters = {name: own[name].detach().requires_grad_() for name in counted}
+        n, steps, sites, width = leaf.shape
+        each = Axes(trial=n, time=steps, unit=width)
+        whole = Axes(trial=n, time=steps, site=sites, unit=width)
+        layout = StateLayout(tuple(StateSite(name, each) for name in self.stack.sites), whole, "stacked", 2)
+        output = leaf[:, :, sites - ways * self.stack.components :: self.stack.components]
+        node = Node("recurrent", [], [leaf], None, self.stack, parameters)
+        super().__init__(
+            [node], layout, output, Axes(trial=n, time=steps, output=ways * width), parameters, None, valid
+        )
 
     def propagate(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
-        return self._rows(self.stack.sweep(self._parts(q), local))
+        return self._join([self.stack.join(self.stack.sweep(self.stack.split(*self._split(q)), local))])
 
     def propagate_adjoint(self, q: Float[Tensor, "k N"], local: bool = False) -> Float[Tensor, "k N"]:
-        return self._rows(self.stack.sweep_adjoint(self._parts(q), local)[0])
+        return self._join([self.stack.join(self.stack.sweep_adjoint(self.stack.split(*self._split(q)), local)[0])])
 
-    def pull(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Changes:
-        return self.stack.pull(self._parts(q), names)
+    def _split(self, q: Float[Tensor, "k N"]) -> list[Tensor]:
+        return [q.reshape(len(q), *self.layout.axes.shape)]
 
-    def push(self, changes: Mapping[str, Tensor], count: int) -> Float[Tensor, "k N"]:
-        return self._rows(self.stack.push(changes, count))
-
-    def step(self, q: Float[Tensor, "k N"], names: Collection[str]) -> Float[Tensor, "k N"]:
-        # The same products as in States, without going back to the flat order between them.
-        back, _, _ = self.stack.sweep_adjoint(self._parts(q))
-        return self._rows(self.stack.sweep(self.stack.push(self.stack.pull(back, names), len(q))))
-
-    def read(self, q: Float[Tensor, "k N"]) -> Float[Tensor, "k M"]:
-        return q.reshape(len(q), *self.shape)[:, :, :, self._shown].reshape(len(q), -1)
-
-    def read_adjoint(self, q: Float[Tensor, "k M"]) -> Float[Tensor, "k N"]:
-        n, steps, _, width = self.shape
-        full = q.new_zeros(len(q), *self.shape)
-        full[:, :, :, self._shown] = q.reshape(len(q), n, steps, len(self._shown), width)
-        return full.reshape(len(q), -1)
+    def _join(self, parts: Sequence[Tensor]) -> Float[Tensor, "k N"]:
+        return parts[0].reshape(len(parts[0]), -1)
 
 
 def refuse_options(model: nn.Module) -> None:
@@ -195,6 +173,7 @@ def _sequence(
 
 def valid_steps(mask: Tensor, trials: int, steps: int) -> Bool[Tensor, "T B"]:
     """A mask (trial, time), True where a trial still runs, or lengths (trial,), as (time, trial)."""
+    check_tensor(mask, "mask")
     if mask.dim() == 1 and not mask.is_floating_point() and mask.dtype != torch.bool and len(mask) == trials:
         if int(mask.min()) < 1 or int(mask.max()) > steps:
             raise InputError(f"lengths must lie between 1 and {steps}, got {int(mask.min())} to {int(mask.max())}.")
@@ -230,8 +209,8 @@ def _initial(h0: ModelInput, kind: str, shapes: list[tuple[int, ...]], like: Ten
     parts = []
     for name, part in zip(components, given, strict=True):
         if not isinstance(part, Tensor) or tuple(part.shape) not in shapes:
-            got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            raise InputError(f"h0 ({name}) must have shape {' or '.join(map(str, shapes))}, got {got}.")
+            wanted = " or ".join(map(str, shapes))
+            raise InputError(f"h0 ({name}) must have shape {wanted}, got {shape_or_type(part)}.")
         check_finite(part, f"h0 ({name})", "Look for NaN in the initial state.")
         check_one_device([("h0", part)], like.device, "the model")
         parts.append(part.detach().to(like.dtype).reshape(recurrent_layers, trials, width))

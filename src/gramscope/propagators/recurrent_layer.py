@@ -34,6 +34,10 @@ class Weights:
     b_ih: Float[Tensor, " GH"] | None = None
     b_hh: Float[Tensor, " GH"] | None = None
 
+    def by_name(self) -> dict[str, Tensor]:
+        """The weights that there are."""
+        return {name: getattr(self, role) for role, name in zip(ROLES, self.names, strict=False)}
+
 
 @dataclass(frozen=True)
 class RecurrentLayer:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.streams import streams_put_back
 
@@ -99,14 +100,12 @@ class Kinked(Activation):
     """
 
     def __init__(self, a_plus: Real, a_minus: Real, name: str | None = None) -> None:
-        if not (math.isfinite(a_plus) and math.isfinite(a_minus)):
-            raise InputError(f"slopes of a piecewise linear activation must be finite, got {a_plus} and {a_minus}.")
-        if a_plus == 0 and a_minus == 0:
+        self.a_plus, self.a_minus = check_number(a_plus, "a_plus"), check_number(a_minus, "a_minus")
+        if self.a_plus == 0 and self.a_minus == 0:
             raise InputError(
                 "at least one slope of a piecewise linear activation must not be 0: s = 0 carries nothing."
             )
-        self.a_plus, self.a_minus = float(a_plus), float(a_minus)
-        self.name = name or f"piecewise linear ({a_plus:g}, {a_minus:g})"
+        self.name = name or f"piecewise linear ({self.a_plus:g}, {self.a_minus:g})"
 
     @property
     def A_2(self) -> float:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from gramscope.base.checks import check_number
 from gramscope.base.errors import InputError
 from gramscope.base.results import Result
 from gramscope.theory.activation_functions import Kinked, Real, resolve
@@ -37,12 +38,12 @@ def scale_invariant_layer(
     if not isinstance(found, Kinked):
         raise InputError(f"activation must be piecewise linear (relu, leaky_relu, linear, Kinked), got {found.name!r}.")
     _check_layer(layer, depth)
-    if not K >= 0:
-        raise InputError(f"K must be >= 0, got {K}.")
+    K = check_number(K, "K", least=0.0)
+    lambda_b, lambda_W = check_number(lambda_b, "lambda_b", least=0.0), check_number(lambda_W, "lambda_W", least=0.0)
     L, ratio = depth, found.A_4 / found.A_2**2
     S = lambda_b + lambda_W * found.A_2 * K
     return SingleInput(
-        K=float(K),
+        K=K,
         Theta=S * layer / L,
         V=(layer - 1) * (3 * ratio - 1) * K**2,
         F=layer * (layer - 1) / (2 * L) * ratio * S * K,

@@ -1,19 +1,16 @@
 """Theory and measurement side by side."""
 
-import io
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-import torch
 from torch import Tensor
 
 from gramscope.base.results import TableResult
-from gramscope.base.streams import streams_put_back
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from pandas import DataFrame
 
     from gramscope.theory.finite_width import Flow
 
@@ -88,42 +85,24 @@ class Comparison(TableResult):
                 found.append(Row(layer, tensor, at, *numbers))
         return found
 
-    def table(self) -> "Table":
-        """One line for each tensor of each layer: its component with the largest |pull|, and the rms of all pulls."""
-        with streams_put_back():  # importing rich draws from Python's random numbers
-            from rich.table import Table
+    def worst(self) -> "DataFrame":
+        """One row for each tensor of each layer: its component with the largest |pull|, and the rms of all pulls."""
+        from pandas import DataFrame
 
-        ladder = ", ".join(str(n) for n in self.widths)
-        how = f"extrapolated from widths {ladder}" if len(self.widths) > 1 else f"at width {ladder}"
-        table = Table(title=f"{self.networks} networks, {how}")
-        for name in ("layer", "tensor", "component"):
-            table.add_column(name)
-        for name in ("theory", "measured", "± error", "pull", "rms pull"):
-            table.add_column(name, justify="right")
-        for (layer, tensor), estimate in self.estimates.items():
-            pulls = self.pulls(layer, tensor)
-            at = tuple(int(i) for i in torch.unravel_index(pulls.abs().argmax(), pulls.shape))
-            expected = self.theory[layer].tensors()[tensor]
-            table.add_row(
-                str(layer),
-                tensor,
-                "".join(str(i) for i in at) if max(at) < 10 else str(at),
-                f"{float(expected[at]):.5g}",
-                f"{float(estimate.value[at]):.5g}",
-                f"{float(estimate.error[at]):.2g}",
-                f"{float(pulls[at]):+.2f}",
-                f"{math.sqrt(float(pulls.square().mean())):.2f}",
-            )
-        if self.left_out:
-            table.caption = (
-                f"{', '.join(self.left_out)} not compared: sampled networks have s'' = 0; use kink='autograd'."
-            )
-        return table
+        groups = itertools.groupby(self.rows(), key=lambda row: (row.layer, row.tensor))
+        found = []
+        for _, group in groups:
+            rows = list(group)
+            rms = math.sqrt(sum(row.pull**2 for row in rows) / len(rows))
+            found.append(asdict(max(rows, key=lambda row: abs(row.pull))) | {"rms_pull": rms})
+        return DataFrame(found)
 
     def __str__(self) -> str:
-        with streams_put_back():
-            from rich.console import Console
-
-        stream = io.StringIO()
-        Console(file=stream, width=110, force_terminal=False).print(self.table())
-        return stream.getvalue()
+        ladder = ", ".join(str(n) for n in self.widths)
+        how = f"extrapolated from widths {ladder}" if len(self.widths) > 1 else f"at width {ladder}"
+        lines = [f"{self.networks} networks, {how}", self.worst().to_string(index=False, float_format="{:.4g}".format)]
+        if self.left_out:
+            lines.append(
+                f"{', '.join(self.left_out)} not compared: sampled networks have s'' = 0; use kink='autograd'."
+            )
+        return "\n".join(lines)

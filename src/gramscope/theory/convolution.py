@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_finite, check_plain
+from gramscope.base.checks import check_choice, check_count, check_finite, check_plain
 from gramscope.base.errors import InputError
 from gramscope.theory.activation_functions import Activation, Real
 from gramscope.theory.finite_width import FiniteWidthMLP, Rate
@@ -75,14 +75,13 @@ class FiniteWidthConv1d:
         *,
         padding: str = "circular",
     ) -> None:
-        if isinstance(channels, int) or len(channels) < 3:
+        if not isinstance(channels, Sequence) or len(channels) < 3:
             raise InputError(f"channels must be n_0, n_1, ..., n_L, three numbers or more, got {channels!r}.")
         self._rates = FiniteWidthMLP(channels, activation, C_b, C_W, lambda_b, lambda_W)
         self.channels, self.activation = self._rates.widths, self._rates.activation
         if check_count(kernel_size, "kernel_size") % 2 == 0:
             raise InputError(f"kernel_size must be odd, so that positions stay where they are, got {kernel_size}.")
-        if padding not in ("circular", "zeros"):
-            raise InputError(f"padding must be 'circular' or 'zeros', got {padding!r}.")
+        check_choice(padding, "padding", ("circular", "zeros"))
         self.kernel_size, self.padding = kernel_size, padding
 
     def __repr__(self) -> str:
@@ -93,8 +92,7 @@ class FiniteWidthConv1d:
 
         ``kink`` and ``tol`` as for ``FiniteWidthMLP.flow``. With a kink no two patches should be almost the same.
         """
-        if kink not in ("distributional", "autograd"):
-            raise InputError(f"kink must be 'distributional' or 'autograd', got {kink!r}. See FiniteWidthMLP.flow.")
+        check_choice(kink, "kink", ("distributional", "autograd"))
         inputs = self._inputs(x, "x")
         n, _, positions = inputs.shape
         rates = self._rates.layer_rates(len(self.channels) - 1)

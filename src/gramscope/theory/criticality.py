@@ -36,9 +36,8 @@ def susceptibilities(activation: ActivationLike, K: Real, C_W: Real) -> Suscepti
     >>> susceptibilities("relu", K=3.0, C_W=2.0)
     Susceptibilities(parallel=1, perpendicular=1, h=0)
     """
-    if not K >= 0 or not C_W > 0:
-        raise InputError(f"K must be >= 0 and C_W > 0, got K = {K} and C_W = {C_W}.")
-    m = gaussian_moments(resolve(activation), torch.tensor([[float(K)]], dtype=torch.float64, device="cpu"))
+    K, C_W = check_number(K, "K", least=0.0), check_number(C_W, "C_W", above=0.0)
+    m = gaussian_moments(resolve(activation), torch.tensor([[K]], dtype=torch.float64, device="cpu"))
     p11, p02, p22, p13 = (float(p) for p in (m.p11, m.p02, m.p22, m.p13))
     return Susceptibilities(C_W * (p02 + p11), C_W * p11, C_W / 2 * (p13 + p22))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -17,10 +17,8 @@ Regime = Literal["infinite-width", "representation learning", "strongly coupled"
 
 
 @dataclass(frozen=True, repr=False)
-class DepthToWidth(Result):
+class DepthToWidth(Result, shown=("ratio", "regime", "depth", "width", "deepest")):
     """L/n with n the harmonic mean of the hidden widths, and what it means for perturbation theory in 1/n."""
-
-    shown: ClassVar[tuple[str, ...]] = ("ratio", "regime", "depth", "width", "deepest")
 
     depth: int
     width: float

@@ -23,6 +23,7 @@ class Doubles:
     collinear: Number = 1e-12  # of 1 - ρ²
     collapsed: Number = 1e-13  # a variance that conditioning has brought below this part of what it was is zero
     noise: Number = 1e-14
+    target: int = 16  # digits of an integral
 
     def number(self, value: Number) -> Number:
         return float(value)
@@ -32,6 +33,13 @@ class Doubles:
 
     def arcsin(self, value: Number) -> Number:
         return math.asin(max(-1.0, min(1.0, value)))
+
+    def nodes(self, level: int) -> list[tuple[Number, Number, Number]]:
+        """Nodes t in (0, 1), 1 - t and weights that a level of the tanh-sinh rule, of step ¼/2^level, adds.
+
+        The rule takes singular ends in its stride; each level about doubles the digits.
+        """
+        return _nodes_of_doubles(level, self.target)
 
 
 class Decimals(Doubles):
@@ -71,6 +79,9 @@ class Decimals(Doubles):
             return self.pi / 2 if value > 0 else -self.pi / 2
         return arctan(value / across.sqrt())
 
+    def nodes(self, level: int) -> list[tuple[Number, Number, Number]]:
+        return _nodes(level, self.target, self.digits)
+
 
 def arctan(x: Decimal) -> Decimal:
     """To the digits of the context: by halving the angle, then by its series.
@@ -109,16 +120,11 @@ def _pi(digits: int) -> Decimal:
         return 16 * _arctan_series(1 / Decimal(5)) - 4 * _arctan_series(1 / Decimal(239))
 
 
-def unit_nodes(level: int, target: int) -> list[tuple[Decimal, Decimal]]:
-    """Nodes in (0, 1) and weights that ``level`` of the tanh-sinh rule, of step ¼/2^level, adds to the one before."""
-    return _unit_nodes(level, target, getcontext().prec)
-
-
 @lru_cache(maxsize=64)
-def _unit_nodes(level: int, target: int, digits: int) -> list[tuple[Decimal, Decimal]]:
+def _nodes(level: int, target: int, digits: int) -> list[tuple[Decimal, Decimal, Decimal]]:
     with localcontext(Context(prec=digits)):
         step = Decimal(1) / (4 * 2**level)
-        found = [(Decimal("0.5"), pi() / 4)] if level == 0 else []
+        found = [(Decimal("0.5"), Decimal("0.5"), pi() / 4)] if level == 0 else []
         least = Decimal(10) ** (-target - 5)
         for k in range(1, 10**6, 2 if level else 1):
             grown = (k * step).exp()
@@ -127,5 +133,10 @@ def _unit_nodes(level: int, target: int, digits: int) -> list[tuple[Decimal, Dec
             weight = pi() * (grown + 1 / grown) / 2 * right * left
             if weight < least:
                 break
-            found += [(right, weight), (left, weight)]
+            found += [(right, left, weight), (left, right, weight)]
         return found
+
+
+@lru_cache(maxsize=16)
+def _nodes_of_doubles(level: int, target: int) -> list[tuple[float, float, float]]:
+    return [(float(t), float(left), float(weight)) for t, left, weight in _nodes(level, target, 30)]

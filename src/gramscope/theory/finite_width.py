@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_count, check_finite, check_plain
+from gramscope.base.checks import check_choice, check_count, check_finite, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
 from gramscope.theory.gaussian_expectations import check_kernel, gaussian_moments
@@ -99,7 +99,7 @@ class FiniteWidthMLP:
         >>> mlp.flow_from_gram(torch.eye(2)).K(3)[0, 0].item()
         2.0
         """
-        check_plain(gram, "gram")
+        check_tensor(gram, "gram")
         matrix = gram.detach().to(torch.float64)
         check_kernel(matrix, "gram")
         return self._flow(matrix, of_gram(matrix), None, None, kink, tol)
@@ -125,8 +125,7 @@ class FiniteWidthMLP:
     def _flow(
         self, gram: Tensor, source: DecimalGram, n_0: int | None, x: Tensor | None, kink: str, tol: Real
     ) -> "Flow":
-        if kink not in ("distributional", "autograd"):
-            raise InputError(f"kink must be 'distributional' or 'autograd', got {kink!r}. See FiniteWidthMLP.flow.")
+        check_choice(kink, "kink", ("distributional", "autograd"))
         widths = self.layer_widths(n_0)
         rates = self.layer_rates(len(widths))
         # At layer 1 there is nothing to carry.
@@ -242,16 +241,12 @@ class Flow(LayerStack):
 
 
 def _checked_inputs(x: Tensor) -> Float64[Tensor, "n n_0"]:
-    if not isinstance(x, Tensor):
-        raise InputError(
-            f"x must be a tensor of shape (n, n_0), got {type(x).__name__}. Pass torch.tensor(x), in float64."
-        )
+    check_tensor(x, "x")
     if x.ndim != 2:
         advice = " Add a batch axis: x[None]." if x.ndim < 2 else " Flatten the features: x.flatten(1)."
         raise InputError(f"x must have shape (n, n_0), got {tuple(x.shape)}.{advice}")
     if x.shape[0] == 0 or x.shape[1] == 0:
         raise InputError(f"x must hold at least one input of at least one feature, got shape {tuple(x.shape)}.")
-    check_plain(x, "x")
     check_finite(x, "x", "Remove or correct those inputs.")
     return x.detach().to(torch.float64)
 
@@ -292,6 +287,8 @@ def checked_widths(widths: Widths, depth: int | None) -> tuple[int, ...]:
                 f"widths must be a list n_0, ..., n_L when depth is not given, got {widths}. Pass depth too."
             )
         widths = [widths] * depth
+    if not isinstance(widths, Sequence | np.ndarray):
+        raise InputError(f"widths must be a list n_0, ..., n_L, got {widths!r}.")
     found = tuple(check_count(width, "each of the widths") for width in widths)
     if len(found) == 0 or (depth is not None and len(found) not in (depth, depth + 1)):
         raise InputError(

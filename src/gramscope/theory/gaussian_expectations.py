@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from gramscope.base.checks import check_symmetric
+from gramscope.base.checks import check_number, check_symmetric, check_tensor
 from gramscope.base.errors import InputError
 from gramscope.theory.activation_functions import Activation, Kinked, Real, resolve
 from gramscope.theory.families import PAIRS, QUADS, GaussianMoments, from_multisets, multisets
@@ -52,9 +52,9 @@ def gaussian_moments(
     True
     """
     found = resolve(activation)
-    kernel = kernel.to(torch.float64)
+    kernel, tol = check_tensor(kernel, "kernel").to(torch.float64), check_number(tol, "tol")
     # The kernel of a layer carries the error of the layer below, which may make it indefinite by as much.
-    check_kernel(kernel, slack=max(1e-9, 10 * float(tol)))
+    check_kernel(kernel, slack=max(1e-9, 10 * tol))
     if isinstance(found, Kinked):
         return kinked_moments(found, kernel)
     return smooth_moments(found, kernel, tol)

@@ -9,58 +9,55 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from gramscope.theory.close_orthants import four_close_signs
-from gramscope.theory.decimal_arithmetic import NARROW, Decimals, Doubles, Number
+from gramscope.theory.decimal_arithmetic import NARROW, Doubles, Number
 
 _PAIRS = ((0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 2, 0, 3), (1, 3, 0, 2), (2, 3, 0, 1))
-_CHOICES = tuple(itertools.combinations(range(4), 2))
+_LEVELS = 10
+
+Rows = Sequence[Sequence[Number]]
 
 
-def _double_exponential(step: float = 0.055, reach: float = 3.4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes t in (0, 1), 1 - t, and weights of the tanh-sinh rule, which takes singular ends in its stride."""
-    x = np.arange(-math.floor(reach / step), math.floor(reach / step) + 1) * step
-    exponent = np.pi * np.sinh(x)
-    t, left = 1 / (1 + np.exp(-exponent)), 1 / (1 + np.exp(exponent))
-    return t, left, step * np.pi * np.cosh(x) * t * left
+def four_signs(correlation: Rows, numbers: Doubles | None = None) -> Number:
+    """E[sgn z₁ sgn z₂ sgn z₃ sgn z₄] for a correlation matrix, to the digits that ``numbers`` asks for.
 
-
-_T, _T_LEFT, _T_WEIGHTS = _double_exponential()
-
-
-def four_signs(correlation: Float[Tensor, "*batch 4 4"]) -> Float[Tensor, "*batch"]:
-    """E[sgn z₁ sgn z₂ sgn z₃ sgn z₄] for correlation matrices, to about 1e-13.
-
-    >>> float(four_signs(torch.eye(4, dtype=torch.float64)))
-    0.0
-    >>> half = torch.eye(4, dtype=torch.float64)
-    >>> half[0, 1] = half[1, 0] = half[2, 3] = half[3, 2] = 0.5   # two independent pairs: ((2/π) arcsin ½)² = 1/9
-    >>> round(float(four_signs(half)), 12)
+    >>> half = [[1.0, 0.5, 0, 0], [0.5, 1.0, 0, 0], [0, 0, 1.0, 0.5], [0, 0, 0.5, 1.0]]
+    >>> round(four_signs(half), 12)                     # two independent pairs: ((2/π) arcsin ½)² = 1/9
     0.111111111111
     """
+    numbers = numbers or Doubles()
     # Variables are turned to the side of the first, so that a correlation close to -1 is one close to 1.
-    turn = torch.where(correlation[..., 0, :] < 0, -1.0, 1.0).to(correlation.dtype)
-    turned = correlation * turn[..., :, None] * turn[..., None, :]
-    t, left, weights = (correlation.new_tensor(v) for v in (_T, _T_LEFT, _T_WEIGHTS))
-    # Along the path the correlations are t ρ; all is written in 1 - t ρ, which keeps its digits where ρ is close to 1.
-    gaps = left + t * (1 - turned)[..., None]
-    total = torch.zeros_like(gaps[..., 0, 0, :])
+    turn = [-1 if value < 0 else 1 for value in correlation[0]]
+    turned = [[v * a * b for v, b in zip(row, turn, strict=True)] for row, a in zip(correlation, turn, strict=True)]
+    sums = before = numbers.number(0)
+    for level in range(_LEVELS):
+        sums += sum(weight * _slope(turned, t, left, numbers) for t, left, weight in numbers.nodes(level))
+        value = sums / (4 * 2**level)
+        if level and abs(value - before) <= numbers.number(10) ** (-5 * numbers.target // 8):
+            break
+        before = value
+    return math.prod(turn) * 4 * value / numbers.pi**2
+
+
+def _slope(correlation: Rows, t: Number, left: Number, numbers: Doubles) -> Number:
+    """(π²/4) dE/dt where the correlations are t ρ, ``left`` = 1 - t.
+
+    All is written in 1 - t ρ, which keeps its digits where ρ is close to 1.
+    """
+    gaps = [[left + t * (1 - value) for value in row] for row in correlation]
+    total = numbers.number(0)
     for i, j, k, m in _PAIRS:
-        det = (gaps[..., i, j, :] * (2 - gaps[..., i, j, :])).clamp(min=1e-300)
-        var_k, var_m, cov = (_minor(gaps, i, j, *rest) for rest in ((k, k), (m, m), (k, m)))
-        rho = (cov / (var_k.clamp(min=1e-300).sqrt() * var_m.clamp(min=1e-300).sqrt())).clamp(-1, 1)
-        total = total + turned[..., i, j, None] / det.sqrt() * torch.asin(rho)
-    return (4 / math.pi**2) * (total @ weights) * turn.prod(-1)
+        det = gaps[i][j] * (2 - gaps[i][j])
+        product = _minor(gaps, i, j, k, k) * _minor(gaps, i, j, m, m)
+        if det > 0 and product > 0:
+            angle = numbers.arcsin(_minor(gaps, i, j, k, m) / numbers.sqrt(product))
+            total += correlation[i][j] / numbers.sqrt(det) * angle
+    return total
 
 
-def _minor(gaps: Tensor, i: int, j: int, k: int, m: int) -> Tensor:
+def _minor(gaps: Rows, i: int, j: int, k: int, m: int) -> Number:
     """Determinant of the correlations of (i, j, k) with (i, j, m): det × their covariance given z_i = z_j = 0."""
-    ij, ik, jk, im, jm = (gaps[..., a, b, :] for a, b in ((i, j), (i, k), (j, k), (i, m), (j, m)))
-    km = gaps[..., k, m, :] if k != m else torch.zeros_like(ij)
+    ij, ik, jk, im, jm = gaps[i][j], gaps[i][k], gaps[j][k], gaps[i][m], gaps[j][m]
+    km = gaps[k][m] if k != m else 0
     across, right, down = ik - km + im, ij - jm + im, ik - jk + ij
     return 2 * ij * across - right * down + ij * (right * ik - ij * across) - im * ij * (2 * ik - down)
 
@@ -163,11 +160,10 @@ class SignMoments:
             [covariance[j][k] / (a * b) for k, b in zip(signs, scale, strict=True)]
             for j, a in zip(signs, scale, strict=True)
         ]
+        if any(1 - rows[i][j] ** 2 < NARROW**2 for i, j in itertools.combinations(range(4), 2)):
+            return four_signs(rows, numbers)
         # Where no two are close nothing is divided by a small angle, and the digits of a double are enough.
-        if isinstance(numbers, Decimals) and any(1 - rows[i][j] ** 2 < NARROW**2 for i, j in _CHOICES):
-            return four_close_signs(rows, numbers)
-        table = torch.tensor([[float(v) for v in row] for row in rows], dtype=torch.float64, device="cpu")
-        return numbers.number(float(four_signs(table)))
+        return numbers.number(four_signs([[float(v) for v in row] for row in rows]))
 
 
 def _lower(powers: tuple[int, ...], i: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from gramscope.base.checks import check_finite, check_number, check_symmetric
+from gramscope.base.checks import check_choice, check_finite, check_number, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import numerical_rank
 
@@ -105,6 +105,7 @@ class QuadraticModel:
         "gradient-flow": its limit for small steps, as a differential equation. "ridge": the minimum of the loss with
         ``½ ridge Σ W²`` added, near that of the linear model; it does not interpolate.
         """
+        check_algorithm(algorithm, step)
         x, y = np.asarray(x), np.asarray(y, dtype=np.float64)
         if y.ndim != 2 or len(y) != len(x):
             raise InputError(f"y must have shape ({len(x)}, outputs), got {y.shape}.")
@@ -125,10 +126,6 @@ class QuadraticModel:
             "gradient-descent": lambda t: _descent(phi, psi, t, _checked_step(phi, step), tol, steps),
             "gradient-flow": lambda t: _flow(phi, psi, t, tol),
         }
-        if algorithm not in solve:
-            raise InputError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
-        if (step is not None) != (algorithm == "gradient-descent"):
-            raise InputError("step must be given for algorithm='gradient-descent' and only there.")
         return np.stack([solve[algorithm](target) for target in y.T])
 
 
@@ -236,6 +233,16 @@ def _nearest(phi: Array, psi: Array, y: Array, w: Array, tol: float) -> Array:
 def _checked_step(phi: Array, step: float | None) -> float:
     largest = float(np.linalg.eigvalsh(phi @ phi.T)[-1])
     return check_step(step, largest)
+
+
+def check_algorithm(algorithm: str, step: float | None) -> None:
+    """Raise unless the algorithm is known, and has a step just if it takes some."""
+    check_choice(algorithm, "algorithm", ALGORITHMS)
+    if (step is not None) != (algorithm == "gradient-descent"):
+        raise InputError(
+            "step must be given for algorithm='gradient-descent' and only there, got "
+            f"algorithm={algorithm!r}, step={step!r}."
+        )
 
 
 def check_step(step: float | None, largest: float) -> float:

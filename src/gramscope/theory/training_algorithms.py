@@ -8,7 +8,7 @@ from gramscope.base.checks import check_count, check_number, check_symmetric
 from gramscope.base.errors import InputError
 from gramscope.base.rounding import Rounding, singular_floor
 from gramscope.theory.meta_kernels import Array
-from gramscope.theory.quadratic import ALGORITHMS, check_step
+from gramscope.theory.quadratic import check_algorithm, check_step
 
 
 class Spectrum:
@@ -103,13 +103,7 @@ def algorithm_matrices(
         >>> [z.item() for z in algorithm_matrices(one, np.array([4.0]), "gradient-flow")]      # vv/2 both, v = 2
         [2.0, 2.0]
     """
-    if algorithm not in ALGORITHMS:
-        raise InputError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
-    if (step is not None) != (algorithm == "gradient-descent"):
-        raise InputError(
-            "step must be given for algorithm='gradient-descent' and only there, got "
-            f"algorithm={algorithm!r}, step={step!r}."
-        )
+    check_algorithm(algorithm, step)
     v = spectrum.solve(y)
     pairs = np.outer(v, v)
     if algorithm == "direct":
