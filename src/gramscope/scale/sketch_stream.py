@@ -70,8 +70,7 @@ def sketch(
         layers: names or patterns of parameters ("head.*"), or a number k for those of the last k modules. The backward
             pass ends at the first of them.
         method: how P is made. "learned": half of its columns span the large directions of the first examples'
-            gradients, the others are random beside them; unbiased as well. "orthogonal", "gaussian", "srht", "sjlt"
-            are random alone.
+            gradients, the others are random beside them; unbiased as well. "orthogonal": random directions alone.
         seed: of the random matrices. They depend on it, on the parameter's name and on its shape alone.
         apart: keep projected signals and inputs apart for weights that each example uses at one position (readouts of
             classifiers), each with at most size² numbers: far less error, for two numbers where there was one.
