@@ -411,7 +411,7 @@ def as_users_run_it():
         ({"size": 0}, "size must be a whole number of at least 1, got 0"),
         ({"repeats": 1.5}, "repeats must be a whole number"),
         ({"seed": -1}, "seed must be"),
-        ({"method": "pca"}, "method must be one of learned, orthogonal"),
+        ({"method": "pca"}, "method must be one of 'learned', 'orthogonal'"),
         ({"layers": "head.*"}, r"'head.\*' matches none of 0.weight"),
         ({"layers": 9}, "layers must be between 1 and 3"),
         ({"layers": 2.0}, "layers must be a pattern"),

@@ -3,12 +3,12 @@
 import os
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count
+from gramscope.base.checks import check_choice, check_count
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import ModelInput, map_tensors
@@ -41,8 +41,7 @@ class KernelJob:
     frozen: bool = False
 
     def __post_init__(self) -> None:
-        if self.reduce not in ("none", "trace"):
-            raise InputError(f'reduce must be "none" or "trace", got {self.reduce!r}.')
+        check_choice(self.reduce, "reduce", get_args(Reduce))
 
     @property
     def symmetric(self) -> bool:

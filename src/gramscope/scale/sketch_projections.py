@@ -1,7 +1,7 @@
 """Random matrices P (d, m) with ``E[P Pᵀ] = 1``: inner products of ``Pᵀ v`` are right on average."""
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,11 +12,6 @@ from gramscope.base.errors import InputError
 from gramscope.base.rng import child_seed
 
 Method = Literal["learned", "orthogonal"]
-
-
-def check_method(method: object) -> None:
-    if method not in get_args(Method):
-        raise InputError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
 
 
 def random_projection(d: int, m: int, *, seed: int) -> Float[Tensor, "d m"]:

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_count
+from gramscope.base.checks import check_choice, check_count
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import free_memory
@@ -22,7 +22,7 @@ from gramscope.capture.network import Outputs, Precision, count_examples, named_
 from gramscope.kernels.contractions import strips
 from gramscope.kernels.memory import SIGNALS
 from gramscope.scale.sketch_factors import Projections, SketchPlan
-from gramscope.scale.sketch_projections import Method, check_method
+from gramscope.scale.sketch_projections import Method
 from gramscope.scale.sketch_result import Sketch
 from gramscope.scale.sketch_sites import Factors, may_be_apart, sketched, sketched_apart
 
@@ -96,7 +96,7 @@ def sketch(
     """
     chosen = _chosen(unwrap(model), layers, frozen)
     if like is None:
-        check_method(method)
+        check_choice(method, "method", get_args(Method))
         counts = check_count(size, "size"), check_count(repeats, "repeats")
         made = Projections(SketchPlan(*counts, method, check_count(seed, "seed", least=0), bool(apart)))
     else:
