@@ -460,3 +460,11 @@ def test_a_plan_is_part_of_the_fingerprint():
     other = found.projections.renewed()
     other.plan = SketchPlan(3, 6, "learned", 1)
     assert other.fingerprint(list(found.features)) != found.fingerprint()
+
+
+def test_a_sketch_and_a_job_say_the_main_thing():
+    found = gs.sketch(network(), inputs(), size=2, repeats=3)
+    n = len(inputs())
+    assert repr(found).startswith(f"Sketch(examples={n}, directions={found.directions}, repeats=3, nbytes=")
+    job = gs.scale.KernelJob(network(), inputs(), reduce="trace")
+    assert repr(job) == "KernelJob(reduce='trace', outputs=None, precision=None, frozen=False)"

@@ -1,7 +1,7 @@
 """One kernel to be written: the model, its examples and options, and the computation of a single tile."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Literal, get_args
 
@@ -32,9 +32,9 @@ class KernelJob:
     The examples may lie on another device than the model: those of a tile are brought to it.
     """
 
-    model: nn.Module
-    x: ModelInput
-    x2: ModelInput = None
+    model: nn.Module = field(repr=False)
+    x: ModelInput = field(repr=False)
+    x2: ModelInput = field(default=None, repr=False)
     reduce: Reduce = "none"
     outputs: Outputs = None
     precision: Precision | Literal["split"] = None
