@@ -45,7 +45,7 @@ def main(
 
 @app.command(short_help="Train one network twice, with and without feature learning, and compare.")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of runs and report; if taken, with a number.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of runs and report; a number is added if it is taken.")] = Path(
         "gramscope-demo"
     ),
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 400,
