@@ -37,6 +37,9 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.diagnose import thresholds
 from gramscope.report import regimes
+from gramscope.report.panels.kernels import largest, moved
+from gramscope.report.panels.richness import feature_change
+from gramscope.report.references import lazy_richness
 from gramscope.report.run_sources import views_of
 from gramscope.report.view import RunView
 from gramscope.tasks import Task, digits, mlp
@@ -193,14 +196,16 @@ class Row:
 
 
 def row(setting: Setting, kind: Kind, seed: int, view: RunView) -> Row:
-    def known(value: float) -> float | None:
-        return round(value, 4) if value == value else None
+    def known(value: float | None) -> float | None:
+        return None if value is None or value != value else round(value, 4)
 
-    found = regimes.evidence(view)
+    features, drift, richness = feature_change(view), moved(view), view.series.get("richness")
+    white = lazy_richness(view)
     loss = view.series["loss/probe"].last * kind.loss_divisor
     return Row(
-        setting.name, kind.name, kind.truth, seed, known(found.kernel_drift), known(found.feature_change),
-        known(found.relative_richness), known(loss), regimes.regime(view),
+        setting.name, kind.name, kind.truth, seed, known(largest(drift)[1] if drift else None),
+        known(features.last if features else None), known(richness.last / white if richness and white else None),
+        known(loss), regimes.regime(view),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from gramscope.kernels.accumulate import summed_rows
 EXAMPLES, REPEATS, TOP = 256, 4, 10
 USES = ("kernel", "norms", "alignment", "eigenvectors", "neighbours")
 PRODUCT = "learned, apart=False"  # all sketches as products, also of weights that are used at one position
-METHODS = ("learned", "orthogonal", "gaussian", "srht", "sjlt")
+METHODS = ("learned", "orthogonal")
 DENSE, CONTROL = "dense gaussian", ", exact last layer"
 MOST_DENSE = 16  # size up to which a dense matrix is drawn: beyond it takes gigabytes
 
@@ -237,7 +237,7 @@ def compare_shapes(net: Trained, shapes: list[tuple[int, int]], seeds: int) -> N
     """Sizes against repeats: CPU seconds, kB held of an example, and the errors, means over seeds."""
     exact = gs.ntk(net.model, net.x, reduce="trace", **net.options)
     for size, repeats in shapes:
-        for method in ("orthogonal", "srht", "learned"):
+        for method in METHODS:
             rows = []
             for seed in range(seeds):
                 begin = time.process_time()
@@ -271,7 +271,7 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure, axes = plt.subplots(len(found), len(uses), figsize=(13, 3.1 * len(found)), squeeze=False)
     for line, (name, rows) in zip(axes, found.items(), strict=True):
         for ax, use in zip(line, uses, strict=True):
-            for method in ("learned", "orthogonal", "gaussian", "srht", "sjlt", DENSE):
+            for method in (*METHODS, DENSE):
                 points = [(row["size"], row[use]) for row in rows if row["method"] == method]
                 ax.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
             ax.set(xscale="log", yscale="log", title=f"{name}: {use}", xlabel="size")

@@ -87,7 +87,7 @@ def test_a_run_can_be_diagnosed_by_every_rule_that_its_network_allows(config, tm
         ("train.steps=-3", "train.steps must be a whole number of at least 1, got -3"),
         ("train.seed=1.5", "train.seed must be"),
         ("model.width=0", "model.width must be a whole number of at least 1, got 0"),
-        ("optimiser.lr=abc", "optimiser.lr must be a finite number"),
+        ("optimiser.lr=abc", "optimiser.lr must be one finite number at least 0"),
         ("optimiser.betas=3", "[optimiser] has a value that does not fit"),
         ("data.n=-300", "n must be a whole number of at least 1, got -300"),
         ("watch.out=3", "watch.out must be the path"),

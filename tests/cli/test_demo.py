@@ -33,10 +33,6 @@ def test_the_demo_compares_rich_and_lazy_and_names_its_page(tmp_path):
     assert "<html" in page
     for name in ("rich", "lazy"):
         assert len(gs.open_run(tmp_path / "page" / "runs" / name).scalars()) == 13
-    (tmp_path / "page" / "runs" / "rich" / "notes.txt").write_text("mine")
-    again = CliRunner().invoke(app, [*arguments, "--json"])
-    assert json.loads(again.stdout)["report"].endswith("report.html")
-    assert (tmp_path / "page" / "runs" / "rich.previous").exists(), "an earlier demo is put aside, not overwritten"
 
 
 def test_the_demo_separates_the_regimes_in_every_measure_it_shows(tmp_path):
@@ -52,31 +48,19 @@ def test_the_demo_separates_the_regimes_in_every_measure_it_shows(tmp_path):
     assert "The run is lazy: its features hardly moved" in text
 
 
-def test_the_demo_deletes_nothing(tmp_path):
-    """Runs with notes in them, and a user's folder that happens to be called *.previous, stay whole."""
-    runs = tmp_path / "runs"
-    mine = runs / "rich.previous" / "thesis.tex"
-    mine.parent.mkdir(parents=True)
+def test_the_demo_touches_nothing_that_is_there(tmp_path):
+    """Neither an earlier demo, which may hold notes, nor a folder of anything else: it takes the next free name."""
+    mine = tmp_path / "demo" / "thesis.tex"
+    mine.parent.mkdir()
     mine.write_text("years of work")
-    arguments = ["demo", "--out", str(tmp_path), "--steps", "1", "--width", "4", "--json"]
-    for turn in ("first", "second", "third"):
+    arguments = ["demo", "--out", str(tmp_path / "demo"), "--steps", "1", "--width", "4", "--json"]
+    for name in ("demo-2", "demo-3"):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        (runs / "rich" / "notes.txt").write_text(turn)
+        assert json.loads(done.stdout)["report"] == str(tmp_path / name / "report.html")
+        assert len(gs.open_run(tmp_path / name / "runs" / "rich").steps) == 2
     assert mine.read_text() == "years of work"
-    kept = {path.parent.name: path.read_text() for path in runs.glob("*/notes.txt")}
-    assert kept == {"rich.previous2": "first", "rich.previous3": "second", "rich": "third"}
-
-
-@pytest.mark.parametrize("place", ["runs/lazy/data.csv", "runs/rich", "report.html", "runs"])
-def test_the_demo_refuses_what_is_not_its_own(tmp_path, place):
-    mine = tmp_path / place
-    mine.parent.mkdir(parents=True, exist_ok=True)
-    mine.write_text("mine")
-    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--steps", "1"])
-    assert done.exit_code == 2, done.output
-    assert mine.read_text() == "mine"
-    assert not list(tmp_path.rglob("scalars.jsonl")), "told before training"
+    assert [path.name for path in mine.parent.iterdir()] == ["thesis.tex"]
 
 
 def test_the_demo_tells_before_training_that_it_cannot_write(tmp_path, monkeypatch):

@@ -81,6 +81,24 @@ def test_the_layer_that_learns_and_the_one_that_stopped(tmp_path):
     assert "Layer 0 stopped" not in text
 
 
+def test_who_leads_at_the_end_agrees_with_where_the_lead_went(tmp_path):
+    """A late change is told even if it is young: else one sentence names a layer and the next one another."""
+    share = [0.9, *[0.1] * 10, 0.8, 0.8]
+    text = said(view(tmp_path, share_of_0=share, share_of_2=[1 - own for own in share]))
+    assert "Layer 0 learns most at step 0 (90 % of the loss decrease) and at step 120 (80 %)." in text
+    assert "The lead in learning passed to layer 2 at step 10, to layer 0 at step 110." in text
+
+
+def test_what_is_not_defined_is_no_warning(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    for step in (0, 10):
+        failed = {"richness": "InputError: D_LR is not defined: all outputs are zero.", "mine": "ValueError: broken"}
+        append(tmp_path / "a", step, {"loss": 1.0}, failures=failed)
+    words = in_words(views_of(open_all(tmp_path / "a"))[0])
+    assert words.warnings == ("Measure mine failed at step 0 and 1 more: ValueError: broken",)
+    assert words.undefined == ("At step 0 and 1 more: InputError: D_LR is not defined: all outputs are zero.",)
+
+
 def test_one_quiet_record_is_not_a_stop(tmp_path):
     text = said(view(tmp_path, share_of_0=[0.5] * 9 + [0.0], share_of_2=[0.5] * 9 + [1.0]))
     assert "stopped" not in text
@@ -90,7 +108,7 @@ def test_one_quiet_record_is_not_a_stop(tmp_path):
 def test_idle_layers(tmp_path):
     text = said(view(tmp_path, share_of_0=[0.995] * 4, share_of_2=[0.005] * 4))
     assert "Layer 2 never had 2 % of the learning." in text
-    assert "Layer 0 learns most, at step 0 (100 % of the loss decrease) and at step 30 (100 %)" in text
+    assert "Layer 0 learns most at step 0 (100 % of the loss decrease) and at step 30 (100 %)" in text
 
 
 def test_grokking_is_named(tmp_path):

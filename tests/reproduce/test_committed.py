@@ -11,12 +11,13 @@ from rich.console import Console
 import gramscope
 from gramscope.reproduce.expected import UNPUBLISHED, read_expected
 from gramscope.reproduce.experiments import FIGURE_FILE, RESULT_FILE, TABLE_FILE, all_experiments, find_experiment
-from gramscope.reproduce.overview import with_table
 from gramscope.reproduce.running import OWN_COLUMNS, Options, run_experiment
 from gramscope.reproduce.verdicts import judge
 from gramscope.reproduce.writing import HEAD, MARKER, cells, hand_written, markdown_table, read_table, summary
+from test_docs import module_of
 
 ROOT = Path(__file__).parents[2] / "experiments"
+with_table = module_of(ROOT.parent / "tools" / "findings_table.py").with_table
 EXPERIMENTS = {one.name: one for one in all_experiments(ROOT)}
 COMMITTED = [name for name, one in EXPERIMENTS.items() if (one.folder / RESULT_FILE).exists()]
 PAGE = ROOT.parent / "docs" / "findings.md"

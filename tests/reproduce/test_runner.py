@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,11 @@ from gramscope.base.errors import InputError
 from gramscope.cli.main import app
 from gramscope.reproduce.expected import Expected, read_expected
 from gramscope.reproduce.experiments import open_experiment
-from gramscope.reproduce.overview import with_verdicts
 from gramscope.reproduce.verdicts import bootstrap_interval, judge
 from gramscope.reproduce.writing import MARKER, hand_written, read_table
+from test_docs import module_of
+
+findings_table = module_of(Path(__file__).parents[2] / "tools" / "findings_table.py")
 
 RUN = """
 TITLE = "A toy"
@@ -145,7 +148,7 @@ def test_controls_are_judged_and_not_counted(folder):
     # After a change of expected.toml the verdicts of a result are written anew, and nothing else.
     (toy / "result.csv").write_bytes((folder / "out" / "result.csv").read_bytes())
     (toy / "expected.toml").write_text(text)
-    anew = with_verdicts(result, open_experiment(toy))
+    anew = findings_table.with_verdicts(result, open_experiment(toy))
     assert anew == result.replace("control: differs", "differs").replace(
         "Of 1 published numbers 1 agree and 0 differ. 1 controls, not counted.",
         "Of 2 published numbers 1 agree and 1 differ.",

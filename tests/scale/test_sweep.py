@@ -212,7 +212,7 @@ def test_other_engines_run_the_same_commands(tmp_path, name):
 
 
 def test_engines_that_are_not_there_say_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="must be one of local, slurm"):
+    with pytest.raises(InputError, match="must be one of 'local', 'slurm'"):
         open_engine("condor", tmp_path, 1, {})
     with pytest.raises(InputError, match="--option is for the engines slurm"):
         open_engine("local", tmp_path, 1, {"timeout_min": 3})
@@ -278,7 +278,7 @@ def test_the_command_makes_runs_and_does_none_twice(config, tmp_path, monkeypatc
     [
         (["--grid", "lrr=0.1"], "lrr is no key of the config. Did you mean optimiser.lr"),
         (["--grid", "name=mlp,cnn"], "must say which section it means: data.name or model.name"),
-        (["--grid", "lr=fast"], "optimiser.lr must be a finite number of at least 0, got 'fast'"),
+        (["--grid", "lr=fast"], "optimiser.lr must be one finite number at least 0, got 'fast'"),
         (["--grid", "width=4,many"], "model.width must be a whole number of at least 1, got 'many'"),
         (["--grid", "model.heads=4"], "model.heads is no key that fits this model"),
         (["--grid", "out=a,b"], "watch.out, which the sweep sets"),

@@ -59,11 +59,20 @@ def test_a_run_without_steps(tmp_path: Path) -> None:
     assert run.times().empty
     assert len(run.spectra().data_vars) == 0
     assert run.verify() == []
-    assert "no steps yet" in repr(run)
+    assert "no record yet" in repr(run)
     with pytest.raises(InputError, match="holds no array 'kernel'"):
         run.kernels()
     run.to_csv(tmp_path / "a.csv")
     run.to_netcdf(tmp_path / "a.nc")
+
+
+def test_a_run_says_how_far_it_is(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "a") as writer:
+        writer.append(50, {"loss": 1.0})
+    assert repr(open_run(tmp_path / "a")) == f"Run('{tmp_path}/a', 1 record up to step 50)"
+    with RunWriter.resume(tmp_path / "a") as writer:
+        writer.append(60, {"loss": 1.0})
+    assert repr(open_run(tmp_path / "a")) == f"Run('{tmp_path}/a', 2 records up to step 60, attempt 2)"
 
 
 def test_spectra_share_a_dimension_where_their_sizes_agree(run_folder: Path) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gramscope import spectra
+from gramscope.base.checks import check_choice
 from gramscope.base.errors import InputError
 from gramscope.cli.checkpoint import read_checkpoint
 from gramscope.cli.printed import aligned, json_line
@@ -20,8 +21,7 @@ SHOWN = 30  # rows of the table, and names left out for one reason, that a termi
 
 
 def analyze_checkpoint(path: Path, convention: str, out: Path | None, as_json: bool) -> None:
-    if convention not in ("gramscope", "weightwatcher"):
-        raise InputError(f'convention must be "gramscope" or "weightwatcher", got {convention!r}.')
+    check_choice(convention, "--convention", ("gramscope", "weightwatcher"))
     read = read_checkpoint(path)
     frame = spectra.analyze(read.tensors, convention=convention)  # type: ignore[arg-type]
     frame.attrs["skipped"] += [{"name": s.name, "shape": s.shape, "reason": s.reason} for s in read.left_out]

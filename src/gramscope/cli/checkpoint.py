@@ -223,19 +223,9 @@ def _safetensors(path: Path) -> object:
     try:
         return load_file(str(path))
     except Exception as error:
-        raise _refusal(path, f"safetensors cannot read it: {error}." if _is_whole(path) else CUT_SHORT) from error
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a safetensors file is as long as its header says."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(min(length, path.stat().st_size)))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return False
-    return 8 + length + max(ends, default=0) == path.stat().st_size
+        raise _refusal(
+            path, f"safetensors cannot read it ({error}). If it is cut short or damaged, copy or save it again."
+        ) from error
 
 
 def _arrays(path: Path) -> dict[str, object]:

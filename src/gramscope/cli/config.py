@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from gramscope import tasks
+from gramscope.base.checks import check_choice, check_count, check_number
 from gramscope.base.errors import GramscopeError, InputError
 from gramscope.cli.training_loop import train
 from gramscope.record.probe import chosen, matcher
@@ -165,16 +166,10 @@ def _check_values(config: Config) -> None:
     """Numbers of the right kind and size, said before anything is built or trained."""
     for name, least in LEAST_COUNTS.items():
         section, _, key = name.partition(".")
-        value = config[section].get(key, least)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        check_count(config[section].get(key, least), name, least)
     for name, bound in LEAST_NUMBERS.items():
         section, _, key = name.partition(".")
-        value = config[section].get(key, 0.0)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and value >= bound):
-            limit = "" if bound < 0 else f" of at least {bound:g}"
-            raise InputError(f"{name} must be a finite number{limit}, got {value!r}.")
+        check_number(config[section].get(key, 0.0), name, least=bound)
     watch = config["watch"]
     if not isinstance(watch["out"], str) or not watch["out"]:
         raise InputError(f"watch.out must be the path of a folder, got {watch['out']!r}.")
@@ -195,8 +190,7 @@ def toml_value(text: str) -> Any:
 def _pick(kind: str, table: dict[str, Any], options: Section) -> tuple[Any, dict[str, Any]]:
     rest = dict(options)
     name = rest.pop("name")
-    if name not in table:
-        raise InputError(f"{kind}.name must be one of {', '.join(table)}, got {name!r}.")
+    check_choice(name, f"{kind}.name", table)
     return table[name], rest
 
 
@@ -244,9 +238,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _loss(options: Section) -> Callable[[Tensor, Tensor], Tensor]:
-    scale = float(options["target_scale"])
+    check_choice(options["loss"], "train.loss", ("cross_entropy", "mse"))
     if options["loss"] == "cross_entropy":
         return F.cross_entropy
-    if options["loss"] == "mse":
-        return lambda f, y: F.mse_loss(f, scale * F.one_hot(y, f.shape[1]).to(f.dtype))
-    raise InputError(f'train.loss must be "cross_entropy" or "mse", got {options["loss"]!r}.')
+    scale = float(options["target_scale"])
+    return lambda f, y: F.mse_loss(f, scale * F.one_hot(y, f.shape[1]).to(f.dtype))

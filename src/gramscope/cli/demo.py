@@ -12,12 +12,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.base.errors import InputError
 from gramscope.cli.printed import json_line
 from gramscope.cli.training_loop import train
 from gramscope.record import Scope
 from gramscope.record.budget import FREE, GUARANTEED
-from gramscope.store import StoreError, open_run
+from gramscope.store.folders import free_folder
 from gramscope.store.store_errors import disk_trouble
 from gramscope.tasks import digits, mlp
 
@@ -52,7 +51,9 @@ def squared_error(f: Tensor, y: Tensor) -> Tensor:
 def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> Path:
     """Train both, print the comparison, and write the report; returns its path."""
     console = Console(width=80, quiet=as_json)
-    folders = _prepared(out)  # what cannot be written is told before minutes of training
+    out = free_folder(out)  # an earlier demo, or whatever else stands there, stays as it is
+    with disk_trouble(f"making the demo's folder {out}"):
+        out.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before minutes of training
     task = digits(seed)
     widths = (task.x.shape[1], width, width, width, task.classes)
     console.print(_opening(widths, task.x, steps))
@@ -62,59 +63,19 @@ def run(out: Path, steps: int, width: int, seed: int, as_json: bool = False) -> 
         rate = LR / max(1.0, scale**2)  # the outputs of both move at about the same speed
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         scopes[name] = train(
-            model, task, optimizer, squared_error, steps=steps, batch=BATCH, seed=seed, out=folders[name],
+            model, task, optimizer, squared_error, steps=steps, batch=BATCH, seed=seed, out=out / "runs" / name,
             every=max(1, steps // MEASURED), probe=task.balanced(PER_CLASS), label=f"{name} (output scale {scale:g})",
             console=console, name=name, overhead=None,
             config={"output scale": scale, "lr": rate, "steps": steps, "width": width, "seed": seed},
         )  # fmt: skip
     console.print(_comparison(scopes))
     console.print(_verdict(scopes))
-    page = gs.report(list(folders.values()), out=out / "report.html")
+    page = gs.report([out / "runs" / name for name in SCALES], out=out / "report.html")
     if as_json:
         last = {name: scope.records[-1]["scalars"] for name, scope in scopes.items()}
         print(json_line({"report": str(page), "runs": last}))
     console.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     return page
-
-
-GENERATOR = b'<meta name="generator" content="gramscope'
-
-
-def _prepared(out: Path) -> dict[str, Path]:
-    """The folder of each run, free to be written; whatever stands there and is not a demo's is refused untouched."""
-    page, folders = out / "report.html", {name: out / "runs" / name for name in SCALES}
-    with disk_trouble(f"making the demo's folder {out}"):
-        (out / "runs").mkdir(parents=True, exist_ok=True)
-        if page.exists() and not (page.is_file() and GENERATOR in page.read_bytes()[:4096]):
-            raise InputError(f"{page} must be free or a page of gramscope, but it is neither. Pass another --out.")
-        for folder in folders.values():
-            _check_own(folder)
-        for folder in folders.values():
-            fresh(folder)
-            folder.mkdir(exist_ok=True)  # shows that it can be written; the watcher accepts an empty folder
-    return folders
-
-
-def _check_own(folder: Path) -> None:
-    if _free(folder):
-        return
-    try:
-        open_run(folder)
-    except StoreError as error:
-        message = f"{folder} must be free or an earlier demo's run, but it is neither. Pass another --out."
-        raise InputError(message) from error
-
-
-def _free(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-
-
-def fresh(folder: Path) -> Path:
-    """An earlier run is put aside under the first free name and never deleted: somebody may have notes in it."""
-    if not _free(folder):
-        names = (folder.with_name(f"{folder.name}.previous{number}") for number in ("", *map(str, range(2, 10_000))))
-        folder.rename(next(name for name in names if not name.exists()))
-    return folder
 
 
 def _opening(widths: tuple[int, ...], x: Tensor, steps: int) -> Panel:

@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import torch
 from rich.console import Console
 from torch import nn
 
+from gramscope.base.checks import check_choice
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
 from gramscope.base.nested import ModelInput, tensors_in
@@ -22,6 +23,7 @@ from gramscope.scale.tile_costs import product_rate, tile_cost
 from gramscope.scale.tile_plan import TilePlan
 from gramscope.scale.tiled_kernel import open_kernel
 
+PRECISIONS = ("float64", "float32", "tf32", "split")
 BUS = 50e9  # bytes a second from a GPU to the memory of the CPU, or back
 
 
@@ -30,7 +32,8 @@ def write_kernel(
     memory: str | None, tile: int | None, device: str | None, precision: str | None, quiet: bool,
 ) -> JSONObject:  # fmt: skip
     """Fill ``out``; returns what is there now. ``source`` is a TOML file, or ``file.py:callable``."""
-    reducing, arithmetic = _check_choices(reduce, precision)
+    check_choice(reduce, "--reduce", get_args(Reduce))
+    check_choice(precision, "--precision", (None, *PRECISIONS))
     model, x = _model_and_examples(source, changes)
     if weights is not None:
         _load_weights(model, weights)
@@ -40,7 +43,7 @@ def write_kernel(
     x = slice_examples(x, n, slice(0, examples or n))
     model = model.to(_device(device, tensors_in(x)[0].device)).eval()
     console = Console(quiet=quiet or rank() > 0, stderr=True)
-    job = KernelJob(model, x, reduce=reducing, precision=arithmetic)
+    job = KernelJob(model, x, reduce=cast(Reduce, reduce), precision=cast(Precision, precision))
     if not (out / "manifest.json").exists() and not console.quiet:
         plan = job.plan(memory, tile)
         console.print(f"{plan}\n{_told_cost(job, plan)}", markup=False, highlight=False, soft_wrap=True)
@@ -70,14 +73,6 @@ def _told_cost(job: KernelJob, plan: TilePlan) -> str:
             f"at least {moved:,.3g} s, and is not done."
         )
     return told
-
-
-def _check_choices(reduce: str, precision: str | None) -> tuple[Reduce, Precision]:
-    if reduce not in ("none", "trace"):
-        raise InputError(f'--reduce must be "none" or "trace", got {reduce!r}.')
-    if precision not in (None, "float64", "float32", "tf32", "split"):
-        raise InputError(f"--precision must be float64, float32, tf32 or split, got {precision!r}.")
-    return cast(Reduce, reduce), cast(Precision, precision)
 
 
 def _model_and_examples(source: str, changes: list[str]) -> tuple[nn.Module, ModelInput]:

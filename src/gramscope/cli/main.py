@@ -45,7 +45,9 @@ def main(
 
 @app.command(short_help="Train one network twice, with and without feature learning, and compare.")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("gramscope-demo"),
+    out: Annotated[Path, typer.Option(help="Folder of runs and report; a number is added if it is taken.")] = Path(
+        "gramscope-demo"
+    ),
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 400,
     width: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,

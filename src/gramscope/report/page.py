@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from gramscope import __version__
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import Json
-from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis
+from gramscope.diagnose.finding import Diagnosis
 from gramscope.diagnose.run_diagnosis import diagnose
 from gramscope.report import swept
 from gramscope.report.advice import TOPICS
@@ -196,7 +196,6 @@ def _fragment_names(content: Content) -> Mapping[str, object]:
         "words": content.words,
         "compared": content.compared,
         "diagnoses": content.diagnoses,
-        "nothing_wrong": NOTHING_WRONG,
         "rule": RULE,
         "topics": TOPICS,
         "table": content.table,

@@ -1,8 +1,5 @@
 """Lazy or rich: the verdict on a run, and what it rests on."""
 
-import math
-from dataclasses import dataclass
-
 from gramscope.diagnose.divergence import Divergence
 from gramscope.diagnose.thresholds import (
     BLOWN,
@@ -26,7 +23,6 @@ from gramscope.report.panels.validity import (
     tells_change,
     times_measured,
 )
-from gramscope.report.references import lazy_richness
 from gramscope.report.view import RunView, Series
 
 STILL = 0.05  # a loss that fell by a smaller part of itself has not been learnt
@@ -37,28 +33,9 @@ RULE = (
     f"the largest drift is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above "
     f"{RICH_FEATURES} rich). These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict "
     f"takes {ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run has diverged "
-    f"whose loss ends not finite or over {BLOWN:.0f} times its start, or was there on the probe and ends no lower than "
-    "it started"
+    f"if its loss ends not finite or above {BLOWN:.0f} times its start, or if its loss on the probe was above that "
+    "once and ends no lower than it started"
 )
-
-
-@dataclass(frozen=True)
-class RegimeEvidence:
-    """What can tell the regimes apart; NaN where it was not recorded."""
-
-    feature_change: float
-    kernel_drift: float  # the largest of the run
-    relative_richness: float  # D_LR divided by its value for white features
-
-
-def evidence(view: RunView) -> RegimeEvidence:
-    features, drift, richness = feature_change(view), moved(view), view.series.get("richness")
-    lazy = lazy_richness(view)
-    return RegimeEvidence(
-        math.nan if features is None else features.last,
-        math.nan if drift is None else largest(drift)[1],
-        math.nan if richness is None or lazy is None else richness.last / lazy,
-    )
 
 
 def kernel_drift(view: RunView) -> Series | None:

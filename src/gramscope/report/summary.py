@@ -30,20 +30,24 @@ GAP = 0.1  # of train accuracy over test accuracy: less is no overfitting; a con
 
 @dataclass(frozen=True)
 class Words:
-    """What the page says of one run: a verdict in one sentence, then findings, then warnings."""
+    """What the page says of one run: a verdict in one sentence, then findings, then warnings.
+
+    ``undefined`` is what could not be measured because there was nothing to measure, which is nobody's mistake.
+    """
 
     name: str
     index: int
     verdict: Sentence
     findings: Sequence[Sentence]
     warnings: Sequence[str]
+    undefined: Sequence[str]
 
 
 def in_words(view: RunView) -> Words:
     """The findings of one run, each with the number it rests on."""
     if not len(view.steps):
         empty = Sentence("No step has been committed yet.")
-        return Words(view.name, view.index, empty, (), tuple(_troubles(view, None)))
+        return Words(view.name, view.index, empty, (), tuple(_troubles(view, None)), ())
     end, part = divergence(view), sound(view)
     kind = regime(view)
     found = [Sentence(_outcome(view))]
@@ -57,7 +61,8 @@ def in_words(view: RunView) -> Words:
         ]
         found += before if end is None else [replace(f, text=f"Before it diverged: {f.text}") for f in before]
     head = Sentence(verdict(view, end), kind if kind in TOPICS else "")
-    return Words(view.name, view.index, head, tuple(found), tuple(_troubles(view, end)))
+    undefined = tuple(_failures(view, undefined=True))
+    return Words(view.name, view.index, head, tuple(found), tuple(_troubles(view, end)), undefined)
 
 
 def compared(views: Sequence[RunView]) -> list[str]:
@@ -83,23 +88,23 @@ def compared(views: Sequence[RunView]) -> list[str]:
 
 def _ranking(views: Sequence[RunView]) -> list[str]:
     for name in ("accuracy/test", "accuracy", *LOSSES):
-        word = WORDS[name][0].lower() + WORDS[name][1:]
         ends = {view.name: view.series[name].last for view in views if name in view.series}
         ends = {run: value for run, value in ends.items() if not math.isnan(value)}
         if len(ends) > 1:
             high, low = max(ends, key=lambda run: ends[run]), min(ends, key=lambda run: ends[run])
             say = number if name in LOSSES else percent
-            return [f"The {word} ends highest in {high} ({say(ends[high])}) and lowest in {low} ({say(ends[low])})."]
+            highest, lowest = f"{high} ({say(ends[high])})", f"{low} ({say(ends[low])})"
+            return [f"The {WORDS[name]} ends highest in {highest} and lowest in {lowest}."]
     return []
 
 
 ACCURACIES = ("accuracy", "accuracy/probe")
 WORDS = {
-    "loss": "Loss",
-    "loss/probe": "Loss on the probe",
-    "accuracy": "Accuracy",
-    "accuracy/probe": "Accuracy on the probe",
-    "accuracy/test": "Test accuracy",
+    "loss": "loss",
+    "loss/probe": "loss on the probe",
+    "accuracy": "accuracy",
+    "accuracy/probe": "accuracy on the probe",
+    "accuracy/test": "test accuracy",
 }
 
 
@@ -121,8 +126,9 @@ def _outcome(view: RunView) -> str:
         if name is not None:
             said.append(f"{WORDS[name]} {change(view, view.series[name], say)}")
     records = "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records"
-    span = f"over {records} up to step {view.end:,}"
-    return f"{'; '.join(said)}, {span}." if said else f"Watched {span}."
+    span = f"over {records} up to step {view.end:,}."
+    outcome = "; ".join(said)
+    return f"{outcome[0].upper()}{outcome[1:]}, {span}" if said else f"Watched {span}"
 
 
 def _layers(view: RunView) -> list[Sentence]:
@@ -236,7 +242,7 @@ def overfitting(view: RunView) -> list[Sentence]:
     if train.last - test.last <= GAP:
         return []
     text = (
-        f"{WORDS[name]} ends at {percent(train.last)} ({at_step(train)}), test accuracy at {percent(test.last)} "
+        f"The {WORDS[name]} ends at {percent(train.last)} ({at_step(train)}), test accuracy at {percent(test.last)} "
         f"({at_step(test)})."
     )
     return [Sentence(text, "overfitting")]
@@ -269,6 +275,8 @@ def _changes_of_lead(view: RunView) -> list[tuple[float, str]]:
         if leaders[place] != current and length >= held:
             current = int(leaders[place])
             changes.append((float(steps[place]), names[current]))
+    if changes and leaders[-1] != current:  # who leads at the end is told beside this
+        changes.append((float(steps[begins[-1]]), names[leaders[-1]]))
     return changes
 
 
@@ -283,7 +291,7 @@ def _prediction(view: RunView) -> list[Sentence]:
 
 
 def _troubles(view: RunView, end: Divergence | None) -> list[str]:
-    said = [*_not_finite(view), *_failures(view)]
+    said = [*_not_finite(view), *_failures(view, undefined=False)]
     loss = _first_of(view, LOSSES)
     if end is None and loss is not None and tells_change(view, loss) and loss.last > 1.5 * abs(loss.first):
         said.append(f"The loss rose: {change(view, loss)}.")
@@ -314,11 +322,15 @@ def _not_finite(view: RunView) -> list[str]:
 NOT_DEFINED = "is not defined: "  # how a measure says that there is nothing to measure, rather than that it failed
 
 
-def _failures(view: RunView) -> list[str]:
-    """One line for all measures that failed at the same records for the same reason: a NaN fails them all."""
+def _failures(view: RunView, *, undefined: bool) -> list[str]:
+    """One line for all measures that failed at the same records for the same reason: a NaN fails them all.
+
+    Of those that were not defined, or of those that failed otherwise.
+    """
     causes: dict[tuple[str, str], list[int]] = {}
     for step, measure, message in view.failures:
-        causes.setdefault((measure, message), []).append(step)
+        if (NOT_DEFINED in message) is undefined:
+            causes.setdefault((measure, message), []).append(step)
     grouped: dict[tuple[str, tuple[int, ...]], list[tuple[str, str]]] = {}
     for (measure, message), steps in causes.items():
         reason = "" if speaks_of_finite(message) else message

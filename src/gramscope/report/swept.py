@@ -35,6 +35,11 @@ class Setting:
         return all(isinstance(value, int | float) for value in self.values)
 
     @property
+    def labels(self) -> list[str]:
+        """Its values as one reads them: 0.00333, not 0.0033333333333333335."""
+        return [f"{value:.4g}" if isinstance(value, float) else str(value) for value in self.values]
+
+    @property
     def log(self) -> bool:
         numbers = [float(value) for value in self.values if isinstance(value, int | float)]
         return self.numeric and min(numbers) > 0 and max(numbers) > LOG_SPAN * min(numbers)
@@ -138,7 +143,7 @@ def _heat(down: Setting, across: Setting, y: Numbers) -> Heat:
     width = len(across.values)
     cells = np.where((rows >= 0) & (columns >= 0), rows * width + columns, -1)
     z = _mean_by(cells, len(down.values) * width, y).reshape(len(down.values), width)
-    return Heat("mean", z, [str(value) for value in down.values], [str(value) for value in across.values], None)
+    return Heat("mean", z, down.labels, across.labels, None)
 
 
 def _mean_by(places: np.ndarray, count: int, y: Numbers) -> Numbers:

@@ -1,14 +1,14 @@
 """One kernel to be written: the model, its examples and options, and the computation of a single tile."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count
+from gramscope.base.checks import check_choice, check_count
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import ModelInput, map_tensors
@@ -32,17 +32,16 @@ class KernelJob:
     The examples may lie on another device than the model: those of a tile are brought to it.
     """
 
-    model: nn.Module
-    x: ModelInput
-    x2: ModelInput = None
+    model: nn.Module = field(repr=False)
+    x: ModelInput = field(repr=False)
+    x2: ModelInput = field(default=None, repr=False)
     reduce: Reduce = "none"
     outputs: Outputs = None
     precision: Precision | Literal["split"] = None
     frozen: bool = False
 
     def __post_init__(self) -> None:
-        if self.reduce not in ("none", "trace"):
-            raise InputError(f'reduce must be "none" or "trace", got {self.reduce!r}.')
+        check_choice(self.reduce, "reduce", get_args(Reduce))
 
     @property
     def symmetric(self) -> bool:

@@ -90,8 +90,7 @@ class Projections:
         basis = self.bases.get(f"{name}/{side}")
         if basis is not None:
             return beside_basis(basis.double(), m, seed=seed)
-        method: Method = "srht" if self.plan.method == "learned" else self.plan.method  # nothing learned of this side
-        return random_projection(d, m, method, seed=seed)
+        return random_projection(d, m, seed=seed)
 
     # Learned directions ----------------------------------------------------------------------------
 
@@ -111,7 +110,7 @@ class Projections:
             if m == d or m < 2 or d > MOST_LEARNED:
                 continue
             seed = child_seed(self.plan.seed, "learn", name, side)
-            probe = random_projection(other, width, "orthogonal", seed=seed)[:, None]
+            probe = random_projection(other, width, seed=seed)[:, None]
             probe = probe.to(dtype=torch.promote_types(some[0].dtype, torch.float32), device=some[0].held.device)
             whole, kept = identity(d, probe.dtype, probe.device), frozenset({side})
             if side == "rows":

@@ -1,7 +1,7 @@
 """Random matrices P (d, m) with ``E[P Pᵀ] = 1``: inner products of ``Pᵀ v`` are right on average."""
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,24 +11,15 @@ from torch import Tensor
 from gramscope.base.errors import InputError
 from gramscope.base.rng import child_seed
 
-Method = Literal["learned", "orthogonal", "gaussian", "srht", "sjlt"]
-NONZEROS = 4  # of each row of a sparse Johnson-Lindenstrauss matrix
+Method = Literal["learned", "orthogonal"]
 
 
-def check_method(method: object) -> None:
-    if method not in get_args(Method):
-        raise InputError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
-
-
-def random_projection(d: int, m: int, method: Method, *, seed: int) -> Float[Tensor, "d m"]:
+def random_projection(d: int, m: int, *, seed: int) -> Float[Tensor, "d m"]:
     """A float64 matrix P with ``E[P Pᵀ] = 1``, drawn from ``seed`` alone; the identity where m = d.
 
-    - "gaussian": independent entries, variance 1/m.
-    - "orthogonal": m orthonormal columns in uniformly random directions, times √(d/m).
-    - "srht": random signs, then m columns of a Hadamard matrix, without replacement (Tropp 2011, arXiv:1011.1595).
-    - "sjlt": some entries ±1/√s in each row, s of them, the others zero (Kane & Nelson 2014, arXiv:1012.1577).
+    Its m columns are orthonormal, in uniformly random directions, times √(d/m).
 
-    >>> P = random_projection(6, 3, "orthogonal", seed=0)
+    >>> P = random_projection(6, 3, seed=0)
     >>> torch.allclose(P.T @ P, 2 * torch.eye(3, dtype=torch.float64))
     True
     """
@@ -36,26 +27,17 @@ def random_projection(d: int, m: int, method: Method, *, seed: int) -> Float[Ten
         raise InputError(f"a projection must have between 1 and {d} columns to have {d} rows, got {m}.")
     if m == d:
         return torch.eye(d, dtype=torch.float64, device="cpu")
-    rng = np.random.default_rng(child_seed(seed, method, d, m))
-    if method == "srht":
-        found = _hadamard_columns(d, m, rng)
-    elif method == "sjlt":
-        found = _sparse_signs(d, m, rng)
-    else:
-        found = rng.standard_normal((d, m)) / math.sqrt(m)
-        if method != "gaussian":
-            found = _orthonormal(found) * math.sqrt(d / m)
-    return torch.from_numpy(np.ascontiguousarray(found))
-
-
-def _orthonormal(matrix: np.ndarray) -> np.ndarray:
-    """Columns of uniformly random directions: the signs of QR, which LAPACK chooses, are made random again."""
-    q, r = np.linalg.qr(matrix)
-    return q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
+    rng = np.random.default_rng(child_seed(seed, "orthogonal", d, m))
+    q, r = np.linalg.qr(rng.standard_normal((d, m)))
+    signs = np.where(np.diagonal(r) < 0, -1.0, 1.0)  # LAPACK chooses them; here they are random again
+    return torch.from_numpy(q * signs * math.sqrt(d / m))
 
 
 def _hadamard_columns(d: int, m: int, rng: np.random.Generator) -> np.ndarray:
-    """Entries ±1/√m: the Hadamard matrix has (-1)^|i & j| in row i and column j."""
+    """Random signs times m columns of a Hadamard matrix, which has (-1)^|i & j| in row i and column j; entries ±1/√m.
+
+    ``E[P Pᵀ] = 1`` (SRHT; Tropp 2011, arXiv:1011.1595).
+    """
     size = 1 << max(0, d - 1).bit_length()
     columns = rng.choice(size, m, replace=False)
     common = np.arange(d)[:, None] & columns[None, :]
@@ -65,15 +47,6 @@ def _hadamard_columns(d: int, m: int, rng: np.random.Generator) -> np.ndarray:
         common >>= 1
     signs = rng.integers(0, 2, d) * 2 - 1
     return signs[:, None] * (1 - 2 * parity) / math.sqrt(m)
-
-
-def _sparse_signs(d: int, m: int, rng: np.random.Generator) -> np.ndarray:
-    count = min(NONZEROS, m)
-    found = np.zeros((d, m))
-    places = rng.permuted(np.tile(np.arange(m), (d, 1)), axis=1)[:, :count]
-    signs = rng.integers(0, 2, (d, count)) * 2 - 1
-    np.put_along_axis(found, places, signs / math.sqrt(count), axis=1)
-    return found
 
 
 def beside_basis(basis: Float[Tensor, "d q"], m: int, *, seed: int) -> Float[Tensor, "d m"]:

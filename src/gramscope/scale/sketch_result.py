@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -61,10 +62,12 @@ class Sketch(Result):
     ``fallback`` names the parameters whose gradients were formed one example at a time.
     """
 
-    features: Mapping[str, Float[Tensor, "_ N k _"]] = field(repr=False)
-    projections: Projections = field(repr=False)
+    shown: ClassVar[tuple[str, ...]] = ("examples", "directions", "repeats", "nbytes")
+
+    features: Mapping[str, Float[Tensor, "_ N k _"]]
+    projections: Projections
     fallback: tuple[str, ...] = ()
-    inputs: Mapping[str, Float[Tensor, "_ N 1 _"]] = field(default_factory=dict, repr=False)
+    inputs: Mapping[str, Float[Tensor, "_ N 1 _"]] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:

@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_count
+from gramscope.base.checks import check_choice, check_count
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import free_memory
@@ -23,7 +23,7 @@ from gramscope.capture.network import Outputs, Precision, count_examples, named_
 from gramscope.kernels.contractions import strips
 from gramscope.kernels.memory import SIGNALS
 from gramscope.scale.sketch_factors import Projections, SketchPlan
-from gramscope.scale.sketch_projections import Method, check_method
+from gramscope.scale.sketch_projections import Method
 from gramscope.scale.sketch_result import Sketch
 from gramscope.scale.sketch_sites import Factors, may_be_apart, sketched, sketched_apart
 
@@ -72,8 +72,7 @@ def sketch(
         layers: names or patterns of parameters ("head.*"), or a number k for those of the last k modules. The backward
             pass ends at the first of them.
         method: how P is made. "learned": half of its columns span the large directions of the first examples'
-            gradients, the others are random beside them; unbiased as well. "orthogonal", "gaussian", "srht", "sjlt"
-            are random alone.
+            gradients, the others are random beside them; unbiased as well. "orthogonal": random directions alone.
         seed: of the random matrices. They depend on it, on the parameter's name and on its shape alone.
         apart: keep projected signals and inputs apart for weights that each example uses at one position (readouts of
             classifiers), each with at most size² numbers: far less error, for two numbers where there was one.
@@ -99,7 +98,7 @@ def sketch(
     """
     chosen = _chosen(unwrap(model), layers, frozen)
     if like is None:
-        check_method(method)
+        check_choice(method, "method", get_args(Method))
         counts = check_count(size, "size"), check_count(repeats, "repeats")
         made = Projections(SketchPlan(*counts, method, check_count(seed, "seed", least=0), bool(apart)))
     else:

@@ -15,7 +15,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
 from gramscope.scale.sweep_engines import Engine, Started
 from gramscope.store.files import Disk
-from gramscope.store.folders import is_run
+from gramscope.store.folders import free_folder, is_run
 from gramscope.store.lock import WriterLock
 from gramscope.store.names import file_name
 from gramscope.store.store_errors import StoreError, disk_trouble
@@ -258,9 +258,7 @@ class _Sweep:
         """What an earlier attempt has written makes room for the next one."""
         folder = self.out / name
         if folder.exists():
-            ends = "", *(f"-{number}" for number in range(2, 10_000))
-            places = (self.out / EARLIER / f"{name}.{attempts}{end}" for end in ends)
-            folder.rename(next(place for place in places if not place.exists()))
+            folder.rename(free_folder(self.out / EARLIER / f"{name}.{attempts}"))
 
 
 def _is_written(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gramscope.base.checks import check_choice
 from gramscope.base.errors import InputError
 
 ENGINES = ("local", "slurm", "submitit", "ray")
@@ -42,8 +43,7 @@ class Engine(ABC):
 
 def open_engine(name: str, folder: Path, jobs: int, options: Mapping[str, object]) -> Engine:
     """``folder`` is for the engine's own files; ``options`` are those of submitit (timeout_min, slurm_partition, …)."""
-    if name not in ENGINES:
-        raise InputError(f"--engine must be one of {', '.join(ENGINES)}, got {name!r}.")
+    check_choice(name, "--engine", ENGINES)
     if options and name in ("local", "ray"):
         raise InputError(f"--option is for the engines slurm and submitit, got {next(iter(options))!r} for {name}.")
     if name == "local":

@@ -4,6 +4,7 @@ import glob
 import os
 import re
 from decimal import Decimal
+from itertools import chain, count
 from pathlib import Path
 
 from gramscope.base.errors import InputError
@@ -59,6 +60,19 @@ def counted(path: Path) -> list[tuple[int, Decimal, str]]:
     """
     parts = re.split(r"([0-9]+(?:\.[0-9]+)?)", str(path))  # every second one is a number
     return [(0, Decimal(part), "") if place % 2 else (1, Decimal(0), part) for place, part in enumerate(parts)]
+
+
+def free_folder(path: Path) -> Path:
+    """``path`` if nothing is there or an empty folder, else the first such of ``path-2``, ``path-3``, ...
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (Path(folder) / "a" / "kept").mkdir(parents=True)
+    ...     free_folder(Path(folder) / "a").name, free_folder(Path(folder) / "b").name
+    ('a-2', 'b')
+    """
+    places = chain([path], (path.parent / f"{path.name}-{number}" for number in count(2)))
+    return next(place for place in places if not place.exists() or (place.is_dir() and not any(place.iterdir())))
 
 
 def open_runs(path: str | os.PathLike[str]) -> list[Run]:

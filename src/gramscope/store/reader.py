@@ -358,8 +358,10 @@ class Run:
         return html_table(f"Run {self.name}", ["name", "first", "at step", "last", "at step"], rows, notes)
 
     def __repr__(self) -> str:
-        span = f"{len(self.steps)} steps up to {self.steps[-1]}" if self._view else "no steps yet"
-        return f"Run({str(self.path)!r}, {span}, {len(self.attempts)} attempts)"
+        count = len(self._view)
+        span = f"{count} record{'s' * (count > 1)} up to step {self.steps[-1]}" if count else "no record yet"
+        restarts = f", attempt {self.attempts[-1] + 1}" if len(self.attempts) > 1 else ""
+        return f"Run({str(self.path)!r}, {span}{restarts})"
 
 
 def _warn_of_damage(file: Path, reasons: Mapping[int, str]) -> None:

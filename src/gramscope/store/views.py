@@ -54,13 +54,7 @@ def _steps(records: Sequence[Record]) -> Index:
 
 def _frame(records: Sequence[Record], index: Index) -> pd.DataFrame:
     """A float64 column for each name, in order of appearance; NaN where a record lacks it."""
-    columns: dict[str, Array] = {}
-    for row, record in enumerate(records):
-        for name, value in record.scalars.items():
-            if name not in columns:
-                columns[name] = np.full(len(records), np.nan)
-            columns[name][row] = value
-    return pd.DataFrame(columns, index=index, dtype="float64")
+    return pd.DataFrame([record.scalars for record in records], index=index, dtype="float64")
 
 
 def logged(found: Mapping[str, LoggedScalars]) -> dict[str, Series]:

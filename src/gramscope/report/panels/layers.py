@@ -76,9 +76,7 @@ def who_learns(view: RunView) -> str:
     if not all(tells_change(view, s) for s in family.values()):
         return f"At {end} layer {last} learns most ({share_last} of the loss decrease)."
     if first == last:
-        return (
-            f"Layer {first} learns most, at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
-        )
+        return f"Layer {first} learns most at {begin} ({share_first} of the loss decrease) and at {end} ({share_last})."
     return (
         f"At {begin} layer {first} learns most ({share_first} of the loss decrease), at {end} layer {last} "
         f"({share_last})."

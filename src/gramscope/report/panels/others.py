@@ -42,7 +42,7 @@ def scalars(views: Sequence[RunView]) -> Panel | None:
     plots, notes = drawn_as_recorded(views, lambda name: name.partition("/")[0] not in (SKIPPED, *FACTS))
     if not plots:
         return None
-    return Panel("others", SCALARS, HOW, [f"Drawn: {', '.join(plot.caption for plot in plots)}."], plots, notes=notes)
+    return Panel("others", SCALARS, HOW, [], plots, notes=notes)
 
 
 def drawn_as_recorded(views: Sequence[RunView], wanted: Callable[[str], bool]) -> tuple[list[Plot], list[str]]:
@@ -102,8 +102,7 @@ def arrays(views: Sequence[RunView]) -> Panel | None:
         x, y = (Axis("column"), Axis("row")) if heat else (Axis("entry"), Axis("value"))
         title = caption(views, view, name)
         plots.append(Plot(title, x, y, marks, frame_places(steps, control), run=view.index, height=320))
-    words = [f"Drawn: {', '.join(dict.fromkeys(name for _, name, _, _ in frames))}."] if frames else []
-    return Panel("other-arrays", ARRAYS, HOW, words, plots, control, list(dict.fromkeys(notes)))
+    return Panel("other-arrays", ARRAYS, HOW, [], plots, control, list(dict.fromkeys(notes)))
 
 
 def _housekeeping(name: str) -> bool:

@@ -25,8 +25,9 @@ from gramscope.report.view import RunView, Series
 
 TITLE = "Richness"
 HOW = (
-    "Feature change near 0: the last hidden features are those of the start (lazy). D_LR near 0: they span nothing but "
-    "the outputs; curves that reach 1 within as many eigenfunctions as there are classes say the same."
+    "Feature change near 0: the last hidden features are still those of the start (lazy). D_LR near 0: the last hidden "
+    "features span the outputs and nothing else (rich); the curves then reach 1 within as many eigenfunctions as "
+    "there are classes."
 )
 SIMILARITY = "richness/initial_similarity"
 CURVES = ("quality", "utilisation", "intensity")

@@ -237,7 +237,7 @@
   }
 
   // Text alternatives and files ------------------------------------------------------------------------------------
-  const said = (value) => (value === null || value === undefined ? "" : typeof value === "number" ? String(Number(value.toPrecision(5))) : String(value));
+  const said = (value) => (value === null || value === undefined ? "" : typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value));
 
   function table(head, rows, title) {
     const made = element("table"), top = made.createTHead().insertRow(), body = made.createTBody();
