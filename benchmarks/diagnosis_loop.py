@@ -115,7 +115,8 @@ def usual_loss(f: Tensor, y: Tensor, o: Options) -> Tensor:
 
 
 def loss_of(run: Run, o: Options) -> Loss:
-    own = run.base.loss
+    """What the run is trained on; of an ``objective`` the watch is not told."""
+    own = o.get("objective", run.base.loss)
     if own is None:
         return lambda f, y: usual_loss(f, y, o)
     return lambda f, y: own(f.sigmoid() if o.get("twice") else f, y)
@@ -260,7 +261,8 @@ def _told(o: Options, model: nn.Module, x: Tensor, y: Tensor) -> float:
 def _held_out(run: Run, o: Options, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     model.eval()
     f = model(_inputs(o, x))
-    found = {"loss": float((run.base.loss or (lambda f, y: usual_loss(f, y, {})))(f, y))}
+    loss = o.get("objective", run.base.loss) or (lambda f, y: usual_loss(f, y, {}))
+    found = {"loss": float(loss(f, y))}
     if not y.is_floating_point() and y.dim() == 1 and f.dim() == 2:
         found["accuracy"] = float((f.argmax(1) == y).float().mean())
     return found
