@@ -8,7 +8,6 @@ from gramscope.diagnose.rule_registry import LOSS, rule
 
 HIGH = 8.0  # deviations above the running median
 TIMES = 3.0  # and times it
-SIZE = 1.0  # times the first losses, at least
 SEVERAL = 3
 WINDOW = 15
 
@@ -18,12 +17,13 @@ def find(history: History) -> Finding | None:
     """Three batches or more whose loss lies 8 deviations above the median of the batches around, and above thrice it.
 
     Deviations are 1.48 times the median distance from the median, which single spikes do not move. And it lies above
-    the loss before training: where the loss is nearly gone, one hard example in a batch is many deviations and no harm.
+    the first losses and that of the best constant outputs: where the loss is nearly gone, one hard example in a batch
+    is many deviations and no harm.
     """
     losses = history.batch_loss.finite
     if len(losses) < 3 * WINDOW:
         return None
-    spikes = spike_places(losses.values)
+    spikes = spike_places(losses.values, history.value("probe/chance"))
     if len(spikes) < SEVERAL or len(spikes) > len(losses) / 10:
         return None
     steps = losses.steps[spikes]
@@ -42,13 +42,11 @@ def find(history: History) -> Finding | None:
     )
 
 
-def spike_places(values: np.ndarray) -> np.ndarray:
-    """Places of values far above the median of the window around them."""
+def spike_places(values: np.ndarray, chance: float) -> np.ndarray:
+    """Places of values far above the median of the window around them, and above chance where it is known."""
     padded = np.pad(values, WINDOW // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)
-    first = float(np.median(values[:WINDOW]))
+    least = float(np.fmax(np.median(values[:WINDOW]), chance))
     middle = np.median(windows, axis=1)
     deviation = 1.48 * np.median(np.abs(windows - middle[:, None]), axis=1)
-    return np.flatnonzero(
-        (values > middle + HIGH * deviation) & (values > TIMES * np.abs(middle)) & (values > SIZE * first)
-    )
+    return np.flatnonzero((values > middle + HIGH * deviation) & (values > TIMES * np.abs(middle)) & (values > least))
