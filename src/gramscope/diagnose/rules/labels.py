@@ -99,8 +99,7 @@ def _unrelated(history: History) -> Finding | None:
 def _harder(history: History) -> Finding | None:
     chance, late = history.value("probe/chance"), later_part(history.batch_loss.finite)
     easier = history.get("train_mode/loss") if history.has("train_mode/loss") else history.probe_loss
-    # Where losses fall, batches lag behind: the probe is asked at the first of them and at the last.
-    probe, batches = max(at(easier.finite, float(late.steps[0])), easier.last), late.median()
+    probe, batches = at(easier.finite, float(np.median(late.steps))), late.median()
     first = [(batch / own, batch - own) for batch, own in same_weights(history.batch_loss, easier)[:FIRST] if own > 0]
     factor, term = np.median(first, axis=0).tolist() if first else (1.0, 0.0)
     ratio = min(batches / max(1.0, factor), batches - max(0.0, term)) / max(probe, 1e-30)
@@ -181,7 +180,7 @@ def _other_labels(history: History) -> Finding | None:
     flat = float(np.median(late)) / chance
     moved, probe = _moved(history), history.probe_loss.last / chance
     near = (
-        _level(history) > LEVEL
+        (_level(history) > LEVEL or flat > 1)
         and not _overlap(history) > NOISE
         and all(abs(ratio - 1) < PLATEAU for ratio in (flat, probe))
     )

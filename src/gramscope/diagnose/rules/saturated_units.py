@@ -15,7 +15,7 @@ AT_START = 0.15  # before any training, where next to none should be
     needs=((("signal/*",), MEASURES),),
     explains=("vanishing_signals", "lr_too_small", "head_only", "exploding_signals", "lazy", "rank_collapse", "labels",
               "lr_too_large"),
-    order=1,
+    order=2,
 )  # fmt: skip
 def find(history: History) -> Finding | None:
     """Half of the entries of a layer have a slope below 6 % of the greatest (|tanh| above 0.97): gradients stop there.

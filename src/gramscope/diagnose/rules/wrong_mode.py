@@ -20,7 +20,7 @@ def find(history: History) -> Finding | None:
     logged accuracy of held-out examples lies nearer to the probe's accuracy in training mode than to that in
     evaluation mode, where the two differ.
     """
-    mode = history.get("training_mode").finite.since(1)
+    mode = history.get("training_mode").finite.since(1.0)
     trained = np.flatnonzero(mode.values)
     off = mode.steps[trained[-1] + 1 if len(trained) else 0 :]
     if len(off) >= FEW:
