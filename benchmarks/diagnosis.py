@@ -6,7 +6,7 @@
     python benchmarks/diagnosis.py scores --set ninth                              # only how well healthy runs learn
 
 Sets: ``quick``, ``calibration`` and ``second`` (the rules were fitted on these), ``third`` and ``tenth`` (held out:
-other networks and data, of Fashion-MNIST and MNIST under $GRAMSCOPE_DATA or in ../shared/data); ``trial``, ``fourth``,
+other networks and data, of Fashion-MNIST and MNIST under $GRAMSCOPE_DATA or in ../shared/data); ``fourth``,
 ``fifth``, ``ninth`` and ``eleventh`` (other people's networks and faults; the last two need transformers);
 ``draw-9``: settings and faults drawn at random, with a number that nobody has drawn a set that nobody has seen.
 

@@ -24,9 +24,9 @@ def find(history: History) -> Finding | None:
     """The optimiser is given ``Σ_{s ≤ t} g_s`` instead of ``g_t``.
 
     Two such sums in a row point the same way (cosine ``gradient_overlap`` above 0.9, to the end), and they grow by a
-    factor of 5 and more, also against the gradient of the probe. In full-batch training the first holds as well and the second
-    does not; near a minimum the second may hold by noise, and the first does not. Neither depends on the scale of the
-    loss.
+    factor of 5 and more, also against the gradient of the probe. In full-batch training the first holds as well and the
+    second does not; near a minimum the second may hold by noise, and the first does not. Neither depends on the scale
+    of the loss.
     """
     shared, (sums, own) = together(history.get("gradient_given"), history.get("gradient_norm"))
     overlap = history.get("gradient_overlap").finite

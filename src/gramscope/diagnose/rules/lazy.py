@@ -29,7 +29,8 @@ def find(history: History) -> Finding | None:
     both are small, and the kernel moves the more: its drift is 0.9 to 10 times the part of the loss that is gone. Only
     what falls below the loss of the best constant outputs counts, since fitting a mean moves no features; a network
     that starts below half of it was trained before, and its features need not move. The features, by CKA, moved by less
-    than 2 %, or than a tenth of the part of the loss that is gone. Every run that is named here is also lazy by the verdict of the report.
+    than 2 %, or than a tenth of the part of the loss that is gone. Every run that is named here is also lazy by the
+    verdict of the report.
     """
     drift = history.get("kernel/drift").finite
     if len(drift) < FEW or drift.steps[-1] - drift.steps[0] < ENOUGH_STEPS or not drift.values[1:].all():

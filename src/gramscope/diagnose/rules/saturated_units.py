@@ -32,8 +32,9 @@ def find(history: History) -> Finding | None:
         layer: (kind, s)
         for kind in ("saturated_gates", "saturated_units")
         for layer, s in history.family(kind).items()
-        if layer != history.head and len(s.finite) and ((s.last >= MOST and not learning) or min(s.first, s.last) >= AT_START)
+        if len(s.finite) and ((s.last >= MOST and not learning) or min(s.first, s.last) >= AT_START)
     }
+    full.pop(history.head or "", None)
     if not full or copies(history):
         return None
     worst = max(full, key=lambda layer: full[layer][1].last)
