@@ -30,7 +30,7 @@ SETS = {
     "eleventh": "what people try first: tutorials, Hugging Face (eleventh set)",
     "draws": "49 networks, faults and settings drawn at random (draw 1118)",
 }
-BY_KIND, CHANGED_AFTER = ("third", "tenth"), ("third", "tenth", "eleventh")
+BY_KIND, CHANGED_AFTER = ("third", "tenth"), ("tenth", "third", "eleventh")
 ABOUT = (
     "Rates of the third and the tenth set, held out. From step: the first step from which on the cause was named for "
     "good, of runs of 180 to 250 steps. Now: named first by the rules as they are, which were repaired since."

@@ -501,7 +501,7 @@ def test_layers_are_in_the_order_of_their_use():
 def test_a_term_that_is_added_to_the_loss_is_no_matter_of_labels():
     slow = histories._set(loss__probe=lambda s: 0.8 + 1.5 * np.exp(-s / 60), train_mode__loss=0.0)
     own = 0.8 + 1.5 * np.exp(-np.arange(1, 251) / 60)
-    without = history(slow).leaving_out(("train_mode/",))
+    without = history(slow).leaving_out(("train_mode/", "training_mode", "dropout"))  # a network without these
 
     def with_losses(losses):
         return kinds(replace(without, logged={"loss": Series(np.arange(1.0, 251.0), losses)}))
@@ -713,3 +713,11 @@ def test_batches_that_stay_above_chance_while_they_fall_towards_it_were_shown_ot
     quiet = histories._both(histories._stuck, histories._set(gradient_overlap=0.1))
     assert "labels" in kinds(history(quiet, down))
     assert "labels" not in kinds(history(quiet, down - 0.2)), "it falls below chance"
+
+
+def test_what_dropout_costs_the_batches_must_be_known():
+    harder = history(losses=batch_losses() + np.where(np.arange(250) < 20, 0.0, 1.2))
+    assert kinds(harder)[0] == "labels"
+    assert "labels" not in kinds(harder.leaving_out(("train_mode/",)))
+    plain = harder.leaving_out(("train_mode/", "training_mode", "dropout"))
+    assert kinds(plain)[0] == "labels"

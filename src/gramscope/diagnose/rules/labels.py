@@ -45,9 +45,9 @@ def find(history: History) -> Finding | None:
        more often than chance allows, and the probe's loss is no better than the best constant and falls no more.
        Gradients that agree from batch to batch are no noise: that is a plateau, here and in 3.
     2. The batches are harder than held-out examples: their loss stays 30 % above the probe's (in the mode of training,
-       so dropout does not count), or 15 % where most of the loss of chance is left of classes; and did not before
-       training, so that neither a factor of the loss nor a term that is added to it counts. Fresh examples cannot be
-       easier, unless the labels of the training examples are wrong.
+       so dropout does not count; where it should and was not measured, this is not judged), or 15 % where most of the
+       loss of chance is left of classes; and did not before training, so that neither a factor of the loss nor a term
+       that is added to it counts. Fresh examples cannot be easier, unless the labels of the training examples are wrong.
     3. The labels of the probe do belong to its inputs (of labels for positions this is not known), and both losses
        stay at that of the best constant outputs from first to last, or fall towards it from above, though the weights
        move: the network was shown other labels. Faults of the network or of the steps explain this better, where they
@@ -98,6 +98,8 @@ def _unrelated(history: History) -> Finding | None:
 
 
 def _harder(history: History) -> Finding | None:
+    if history.has("training_mode") and not history.has("train_mode/loss"):
+        return None  # what dropout costs is not known
     chance, late = history.value("probe/chance"), later_part(history.batch_loss.finite)
     easier = history.get("train_mode/loss") if history.has("train_mode/loss") else history.probe_loss
     probe, batches = at(easier.finite, float(np.median(late.steps))), late.median()
