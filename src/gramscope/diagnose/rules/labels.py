@@ -47,7 +47,7 @@ def find(history: History) -> Finding | None:
     2. The batches are harder than held-out examples: their loss stays 30 % above the probe's (in the mode of training,
        so dropout does not count; where it should and was not measured, this is not judged), or 15 % where most of the
        loss of chance is left of classes; and did not before training, so that neither a factor of the loss nor a term
-       that is added to it counts. Fresh examples cannot be easier, unless the labels of the training examples are wrong.
+       that is added to it counts. Fresh examples cannot be easier, unless training examples have wrong labels.
     3. The labels of the probe do belong to its inputs (of labels for positions this is not known), and both losses
        stay at that of the best constant outputs from first to last, or fall towards it from above, though the weights
        move: the network was shown other labels. Faults of the network or of the steps explain this better, where they
