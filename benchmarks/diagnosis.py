@@ -6,9 +6,9 @@
     python benchmarks/diagnosis.py scores --set ninth                              # only how well healthy runs learn
 
 Sets: ``quick``, ``calibration`` and ``second`` (the rules were fitted on these), ``third`` and ``tenth`` (held out:
-other networks and data, of Fashion-MNIST and MNIST under $GRAMSCOPE_DATA or in ../shared/data); ``trial``, ``fourth``,
-``fifth`` and ``ninth`` (other people's networks and faults; ``ninth`` needs transformers); ``draw-9``: settings and
-faults drawn at random, with a number that nobody has drawn a set that nobody has seen.
+other networks and data, of Fashion-MNIST and MNIST under $GRAMSCOPE_DATA or in ../shared/data); ``fourth``,
+``fifth``, ``ninth`` and ``eleventh`` (other people's networks and faults; the last two need transformers);
+``draw-9``: settings and faults drawn at random, with a number that nobody has drawn a set that nobody has seen.
 
 ``make`` trains each run with ``gs.watch`` at its default settings and keeps the recorded series in runs-0.jsonl.gz and
 so on. One process for each core: the watch keeps to a share of the time, so a busy machine records less.

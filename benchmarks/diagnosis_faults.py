@@ -60,15 +60,9 @@ def _other_labels(o: Options, data: Data, rng: torch.Generator) -> Data:
         x, y = x[order], y[order]
     if o.get("without") is not None:
         x, y = x[y != o["without"]], y[y != o["without"]]
-    if "imbalance" in o:
-        keep = (y == 3) | (torch.rand(len(y), generator=rng) < 0.001)
-        x, y = x[keep], y[keep]
     if o.get("shuffle"):
         y = _exchanged(y, o["shuffle"], rng)
         y_test = _exchanged(y_test, o["shuffle"], rng) if o.get("probe_too") else y_test
-    if "rare" in o:
-        parts = [(t > 0.5)[:, 0] & (torch.rand(len(t), generator=rng) > 0.15) for t in (y, y_test)]
-        x, y, x_test, y_test = x[~parts[0]], y[~parts[0]], x_test[~parts[1]], y_test[~parts[1]]
     return x, y, x_test, y_test
 
 
@@ -144,18 +138,13 @@ def hidden_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _parameters(what: str | None, model: nn.Module) -> list[nn.Parameter]:
-    """Of the largest hidden layer, all norms, all linear layers but the last ("body"), or of names that begin so."""
+    """Of the largest hidden layer, or of names that begin so."""
     if not what:
         return []
-    modules: list[nn.Module] = []
     if what == "largest":
-        modules = [max(hidden_layers(model), key=lambda m: sum(p.numel() for p in m.parameters(recurse=False)))]
-    elif what == "body":
-        modules = [m for m in model.modules() if isinstance(m, nn.Linear)][:-1]
-    elif what == "norm":
-        modules = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    named = [p for n, p in model.named_parameters() if n.startswith(what)]
-    return [p for m in modules for p in m.parameters(recurse=False)] or named
+        largest = max(hidden_layers(model), key=lambda m: sum(p.numel() for p in m.parameters(recurse=False)))
+        return list(largest.parameters(recurse=False))
+    return [p for n, p in model.named_parameters() if n.startswith(what)]
 
 
 # Optimiser -----------------------------------------------------------------------------------------------------------

@@ -115,7 +115,8 @@ def usual_loss(f: Tensor, y: Tensor, o: Options) -> Tensor:
 
 
 def loss_of(run: Run, o: Options) -> Loss:
-    own = run.base.loss
+    """What the run is trained on; of an ``objective`` the watch is not told."""
+    own = o.get("objective", run.base.loss)
     if own is None:
         return lambda f, y: usual_loss(f, y, o)
     return lambda f, y: own(f.sigmoid() if o.get("twice") else f, y)
@@ -132,21 +133,12 @@ def _batch(o: Options, step: int, n: int, rng: torch.Generator) -> Tensor:
 
 
 def _rate(o: Options, step: int) -> float:
-    if o.get("decay"):
-        return float(0.1 ** (step // 10))
     warm = min(1.0, (step + 1) / o["warmup"]) if "warmup" in o else 1.0
     if not o.get("cosine"):
         return warm
     end = o["steps"] if o["cosine"] is True else o["cosine"]
     warm = warm if "warmup" in o else min(1.0, (step + 1) / 20)
     return warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / end)))
-
-
-def _set_mode(o: Options, model: nn.Module, step: int) -> None:
-    model.train(o.get("evaluation") is None or step < o["evaluation"])
-    for module in model.modules() if "frozen_norm" in o else []:
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
 
 
 def _inputs(o: Options, x: Tensor) -> Tensor:
@@ -171,7 +163,7 @@ def _disturbed(o: Options, x: Tensor, y: Tensor, step: int, rng: torch.Generator
 def _batch_loss(o: Options, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, enabled=bool(o.get("autocast"))):
         if not o.get("mixup"):
-            found = o.get("sign", 1.0) * loss(model(x), y)
+            found = loss(model(x), y)
             return found + o["extra"] * model.aux if "extra" in o else found
         part, other = torch.distributions.Beta(0.4, 0.4).sample().item(), torch.randperm(len(x))
         f = model(part * x + (1 - part) * x[other])
@@ -219,8 +211,6 @@ def train(run: Run, seed: int, out: Path | None, remedied: bool = False) -> dict
     spoil_network(o, model)
     model = (Scaled(model, o["output_scale"]) if o.get("output_scale") else model).to(o.get("dtype", torch.float32))
     optimizer = optimizer_of(o, model)
-    if "stale" in o:
-        model[-1] = nn.Linear(32, 10)  # type: ignore[operator]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(o, step))
     loss, opponent = loss_of(run, o), o["opponent"]() if "opponent" in o else None
     given: dict[str, Any] = {} if run.base.loss is None else {"loss": run.base.loss}
@@ -228,7 +218,7 @@ def train(run: Run, seed: int, out: Path | None, remedied: bool = False) -> dict
     with gs.watch(model, probe=(x_test, y_test), out=out, measures="*" if out else ["norm"], **given) as scope:
         scope.use(optimizer)
         for step in range(o["steps"]):
-            _set_mode(o, model, step)
+            model.train(o.get("evaluation") is None or step < o["evaluation"])
 
             def draw(step: int = step) -> tuple[Tensor, Tensor]:
                 chosen = _batch(o, step, len(x), rng)
@@ -260,7 +250,8 @@ def _told(o: Options, model: nn.Module, x: Tensor, y: Tensor) -> float:
 def _held_out(run: Run, o: Options, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     model.eval()
     f = model(_inputs(o, x))
-    found = {"loss": float((run.base.loss or (lambda f, y: usual_loss(f, y, {})))(f, y))}
+    loss = o.get("objective", run.base.loss) or (lambda f, y: usual_loss(f, y, {}))
+    found = {"loss": float(loss(f, y))}
     if not y.is_floating_point() and y.dim() == 1 and f.dim() == 2:
         found["accuracy"] = float((f.argmax(1) == y).float().mean())
     return found

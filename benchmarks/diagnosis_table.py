@@ -36,6 +36,8 @@ class Judged:
     @property
     def verdict(self) -> str:
         """Of a broken run "first", "named" or "MISSED"; of a healthy one "quiet", "FALSE ALARM" or "not learnt"."""
+        if "verdict" in self.run:  # told before the series were left out
+            return str(self.run["verdict"])
         right, named = set(self.run["right"]), self.named
         if self.run["healthy"]:
             counts = not self.run["must_learn"] or _learnt(self.run)

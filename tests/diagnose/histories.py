@@ -161,7 +161,8 @@ BROKEN = {
     "lr_too_small": lambda: history(
         _both(_stuck, _set(update_ratio__all=1e-5, step__error=1e-4, kernel__drift=1e-3)), losses=FLAT),
     "batch_too_small": lambda: history(_set(gradient_overlap=0.02, gradient_given=3.0, noise_scale=60.0)),
-    "oversmoothing": lambda: history(_by_layer("token_variance", [0.9, 0.3, 0.05, 0.01, 0.002])),
+    "oversmoothing": lambda: history(
+        _both(_stuck, _by_layer("token_variance", [0.9, 0.3, 0.05, 0.01, 0.002])), losses=FLAT),
     "rank_collapse": lambda: history(_set(feature_rank__all=lambda s: 1.2 if s else 6.0, loss__probe=1.9), losses=FLAT),
     "lazy": lambda: history(_set(kernel__drift=0.03, richness__initial_similarity=0.999)),
     "memorization": lambda: history(

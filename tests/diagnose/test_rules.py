@@ -253,10 +253,15 @@ def test_lazy_is_told_from_a_small_learning_rate_by_how_far_the_kernel_moves_for
 
 def test_tokens_that_a_skip_connection_keeps_apart_are_not_called_alike():
     def averaged(last):
-        return histories.history(histories._by_layer("token_variance", [0.9, 0.95, 0.95, 0.0002, last]))
+        alike = histories._by_layer("token_variance", [0.9, 0.95, 0.95, 0.0002, last])
+        return history(histories._both(histories._stuck, alike), losses=histories.FLAT)
 
     assert "oversmoothing" in kinds(averaged(0.01))
     assert "oversmoothing" not in kinds(averaged(0.95))
+
+
+def test_tokens_that_become_alike_while_the_task_is_learnt_are_left_alone():
+    assert kinds(history(histories._by_layer("token_variance", [0.9, 0.3, 0.05, 0.01, 0.002]))) == [NOTHING_WRONG]
 
 
 def test_a_loss_that_rose_is_not_called_slow():
@@ -496,7 +501,7 @@ def test_layers_are_in_the_order_of_their_use():
 def test_a_term_that_is_added_to_the_loss_is_no_matter_of_labels():
     slow = histories._set(loss__probe=lambda s: 0.8 + 1.5 * np.exp(-s / 60), train_mode__loss=0.0)
     own = 0.8 + 1.5 * np.exp(-np.arange(1, 251) / 60)
-    without = history(slow).leaving_out(("train_mode/",))
+    without = history(slow).leaving_out(("train_mode/", "training_mode", "dropout"))  # a network without these
 
     def with_losses(losses):
         return kinds(replace(without, logged={"loss": Series(np.arange(1.0, 251.0), losses)}))
@@ -633,3 +638,86 @@ def test_the_nearer_of_two_losses_is_taken_where_they_begin_alike():
     falls = 0.1 + 0.6 * np.exp(-np.arange(250) / 60)
     assert kinds(history(begins_alike, losses=falls)) == [NOTHING_WRONG]
     assert kinds(history(begins_alike, losses=0.63 + 2.0 * np.arange(250)))[0] == "lr_too_large"
+
+
+def test_outputs_of_a_sigmoid_may_be_sure():
+    assert kinds(change(saturated_units__8=0.9)) == [NOTHING_WRONG]
+    assert kinds(change(saturated_units__6=0.9)) == ["saturated_units"]
+
+
+def test_units_that_were_saturated_before_the_steps_grew_are_the_cause_and_later_ones_the_consequence():
+    rough = histories._both(histories._stuck, histories._set(step__true_loss_change=3.0, step__error=4.0))
+    start = histories._both(rough, histories._early("saturated_units/2", 0.9), histories._set(saturated_units__2=0.9))
+    assert kinds(history(start, histories.FLAT))[:2] == ["saturated_units", "lr_too_large"]
+    leap = histories._set(update_ratio__all=lambda step: 2.0 if step == 1 else 0.01,
+                          loss__probe=lambda step: 2.6 if step else 2.3,
+                          saturated_units__2=lambda step: 0.9 if step else 0.0)  # fmt: skip
+    assert kinds(history(leap, histories.FLAT))[:2] == ["lr_too_large", "saturated_units"]
+
+
+def test_large_gradients_that_do_not_point_the_same_way_later_do_not_add_up():
+    grows = {"gradient_given": lambda step: 0.5 * step}
+    assert kinds(change(**grows, gradient_overlap=0.98))[0] == "gradients_not_zeroed"
+    late = kinds(change(**grows, gradient_overlap=lambda step: 0.98 if step < 32 else 0.2))
+    assert "gradients_not_zeroed" not in late
+
+
+def test_hard_batches_that_cost_less_than_constant_outputs_are_no_spikes():
+    low = 0.1 * batch_losses()
+    low[[61, 99, 140, 203]] = 1.5
+    fine_tuned = histories._set(loss__probe=0.2, train_mode__loss=0.2)
+    assert "loss_spikes" not in kinds(history(fine_tuned, low))
+    low[[61, 99, 140, 203]] = 2.5
+    assert "loss_spikes" in kinds(history(fine_tuned, low))
+
+
+def test_batches_that_are_bad_at_equal_distances_need_not_cost_thrice_as_much():
+    rises = histories.FLAT.copy()
+    rises[[60, 100, 180]] = 4.5
+    named = diagnosis_of(history(histories._stuck, rises))
+    assert {f.kind: f.what for f in named.findings}["loss_spikes"].endswith("every 40 steps.")
+    rises[101], rises[100] = rises[100], rises[101]
+    assert "loss_spikes" not in kinds(history(histories._stuck, rises))
+
+
+def test_evaluation_mode_from_some_step_on_is_named_however_late():
+    late = diagnosis_of(change(training_mode=lambda step: float(step < 150)))
+    assert late[0].kind == "wrong_mode"
+    assert late[0].step == 158
+    assert kinds(change(training_mode=lambda step: float(step < 250))) == [NOTHING_WRONG], "an evaluation at the end"
+    assert kinds(change(training_mode=lambda step: float(step not in (63, 79, 100)))) == [NOTHING_WRONG]
+
+
+def test_weights_that_grow_while_the_loss_falls_do_not_explain_a_loss_that_is_not_finite():
+    losses = histories.batch_losses()
+    losses[90:] = np.nan
+    heavier = change(norm__parameters=lambda step: 9.0 + step / 10, loss__probe=lambda s: np.nan if s > 90 else 2.0)
+    assert kinds(replace(heavier, logged={"loss": Series(np.arange(1.0, 251.0), losses)}))[0] == "not_a_number"
+
+
+def test_classes_in_order_are_named_where_the_network_follows_slowly():
+    assert kinds(history(histories._in_order, losses=np.full(250, 1.8)))[0] == "classes_in_order"
+    assert "classes_in_order" not in kinds(history(histories._in_order, losses=np.full(250, 2.4)))
+
+
+def test_features_that_move_little_for_what_is_learnt_are_lazy():
+    def changed(by):
+        return kinds(change(kernel__drift=0.05, richness__initial_similarity=lambda step: 1 - by * step / 250))
+
+    assert changed(0.06)[0] == "lazy", "a fifteenth of the part of the loss that is gone"
+    assert "lazy" not in changed(0.12)
+
+
+def test_batches_that_stay_above_chance_while_they_fall_towards_it_were_shown_other_labels():
+    down = np.linspace(2.55, 2.32, 250)
+    quiet = histories._both(histories._stuck, histories._set(gradient_overlap=0.1))
+    assert "labels" in kinds(history(quiet, down))
+    assert "labels" not in kinds(history(quiet, down - 0.2)), "it falls below chance"
+
+
+def test_what_dropout_costs_the_batches_must_be_known():
+    harder = history(losses=batch_losses() + np.where(np.arange(250) < 20, 0.0, 1.2))
+    assert kinds(harder)[0] == "labels"
+    assert "labels" not in kinds(harder.leaving_out(("train_mode/",)))
+    plain = harder.leaving_out(("train_mode/", "training_mode", "dropout"))
+    assert kinds(plain)[0] == "labels"

@@ -63,6 +63,22 @@ def test_training_is_bitwise_the_same_and_every_measure_is_there():
     assert "probe/chance" not in scope.records[1]["scalars"]  # facts are told once
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_mode_is_that_of_the_optimisers_step(shown):
+    """The loop evaluates before it tells the watch of the step; without the optimiser only the flags can be seen."""
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gs.watch(model, probe=(x, y), measures=["setup"], overhead=None) as scope:
+        scope.use(optimizer) if shown else None
+        for _ in range(4):
+            model.train()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model.eval()
+            scope.step()
+    assert [r["scalars"]["training_mode"] for r in scope.records] == [1.0, *[float(shown)] * 4]
+
+
 def test_signals_are_those_of_a_plain_forward_pass():
     model, (x, _) = network().eval(), data()
     layers = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}

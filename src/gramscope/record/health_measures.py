@@ -91,7 +91,10 @@ def measure_setup(measurement: Measurement) -> MeasuredValues:
     frozen = {name for name, parameter in named.items() if not parameter.requires_grad}
     found = measurement.subject.by_layer("frozen", _share_by_layer(named, frozen))
     if measurement.share_in_training is not None:
-        found |= {"training_mode": measurement.share_in_training, "dropout": _dropout(measurement.subject.model)}
+        updates = measurement.subject.updates  # a loop may evaluate between the optimiser's step and the watch's
+        stepped = None if updates is None else updates.training
+        mode = measurement.share_in_training if stepped is None else stepped
+        found |= {"training_mode": mode, "dropout": _dropout(measurement.subject.model)}
     floats = [p.dtype for p in named.values() if p.is_floating_point()]
     if floats:
         found["precision"] = max(torch.finfo(dtype).eps for dtype in floats)

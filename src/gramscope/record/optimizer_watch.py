@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from gramscope.capture.network import named_parameters
 from gramscope.measures.norms import norms
+from gramscope.record.signals import share_in_training
 from gramscope.record.subject import layer_of
 
 ENTRIES = 2**16  # of all gradients, evenly spaced, that are compared
@@ -26,7 +27,8 @@ class Sizes(NamedTuple):
 class OptimizerWatch:
     """Before a step that will be measured, keeps a copy of the weights, which until then costs the model's memory.
 
-    Of the gradients it keeps their norms and a sample, which is compared with that of the step after it.
+    Of the gradients it keeps their norms and a sample, which is compared with that of the step after it. ``training``
+    is the share of dropout and batch norm that was in training mode at the last step that was noted.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, next_step: Callable[[], int | None]) -> None:
@@ -36,6 +38,7 @@ class OptimizerWatch:
         self._norms: dict[str, float] = {}
         self._sample: Tensor | None = None
         self._found: dict[str, float] = {}
+        self.training: float | None = None
         self._hook = optimizer.register_step_pre_hook(self._note)
 
     def _note(self, optimizer: Optimizer, *_: object) -> None:
@@ -55,6 +58,7 @@ class OptimizerWatch:
             self._found |= {"gradient_overlap": product / sizes} if sizes > 0 else {}
         self._sample = now if self._step is not None else None
         if self._step is not None:
+            self.training = share_in_training(self._model)
             self._found |= {} if now is None else {"gradient_zeros": float((now == 0).double().mean())}
             self._before = {name: p.detach().clone() for name, p in moved.items()}
             self._norms = dict.fromkeys(moved, 0.0) | norms(given)

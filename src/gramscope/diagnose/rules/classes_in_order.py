@@ -9,7 +9,7 @@ from gramscope.diagnose.rule_registry import CHANCE, LABELS, LOSS, rule
 
 ONE = 0.7  # of the probe is called by one name,
 OF_TWO = 0.9  # of two names,
-EASY = 0.5  # while the loss of the batches around is below so much of the probe's, and of chance
+EASY = 0.5  # while the loss of the batches around is below so much of the probe's, and below chance
 AROUND = 2  # batches before and after the measurement
 OFTEN = 2  # measurements
 FEW = 8
@@ -26,8 +26,8 @@ def find(history: History) -> Finding | None:
     """The network calls nearly the whole probe by one class, and the batches like it: their loss is small.
 
     A network that is shown one class at a time names that class for everything, and forgets it when the next comes. A
-    collapsed or a fresh network also names one class for all; but then batches of all classes cost it at least as much
-    as chance. So only batches of one class can have half of that loss or less, while the probe costs more than chance.
+    collapsed or a fresh network also names one class for all; but then batches of all classes cost it as much as the
+    probe does. So only batches of one class can cost half of that, and less than chance, where the probe costs more.
     The median of five batches in a row is taken, since one small batch may be of one class by accident.
     """
     family = {c: s.finite for c, s in history.family("class_predicted").items()}
@@ -54,7 +54,7 @@ def find(history: History) -> Finding | None:
 
 
 def _easy(history: History, steps: Numbers) -> NDArray[np.bool_]:
-    """At which steps the batches around cost half of chance or less, and the probe more than chance."""
+    """At which steps batches cost less than chance and half of what the probe costs, and the probe more than chance."""
     batches, probe, chance = history.batch_loss.finite, history.probe_loss.finite, history.value("probe/chance")
     if len(batches) <= 2 * AROUND or not len(probe):
         return np.zeros(len(steps), dtype=bool)
@@ -63,5 +63,5 @@ def _easy(history: History, steps: Numbers) -> NDArray[np.bool_]:
         place = int(np.clip(np.searchsorted(batches.steps, step), AROUND, len(batches) - 1 - AROUND))
         around = float(np.median(batches.values[place - AROUND : place + AROUND + 1]))
         own = float(np.interp(step, probe.steps, probe.values))
-        found.append(own > chance and 0 <= around < EASY * chance)
+        found.append(0 <= around < min(EASY * own, chance) and own > chance)
     return np.array(found)

@@ -63,7 +63,8 @@ def _of_outputs(history: History, sure: float) -> Finding:
         "exploding_signals",
         f"The outputs are far too large before training: the loss is {sure:.2g} times that of equal outputs.",
         (Evidence("first loss/probe / log of the number of classes", sure, "above", SURE),),
-        "The initial weights are too large, those of the last layer or of the embedding that it shares.",
+        "The initial weights are too large, those of the last layer or of the embedding that it shares, or the outputs "
+        "are multiplied by a factor.",
         "Initialise the last layer (and shared embeddings) with a deviation of 1/√width or less; check the others.",
         ("outputs",),
         float(history.probe_loss.steps[0]),

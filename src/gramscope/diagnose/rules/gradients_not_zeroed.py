@@ -4,6 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, together
+from gramscope.diagnose.progress import later_half
 from gramscope.diagnose.rule_registry import OPTIMIZER, TARGETS, rule
 
 OVERLAP = 0.9  # cosine of two gradients in a row: they share nearly all that was summed before
@@ -22,16 +23,17 @@ FEW = 5
 def find(history: History) -> Finding | None:
     """The optimiser is given ``Σ_{s ≤ t} g_s`` instead of ``g_t``.
 
-    Two such sums in a row point the same way (cosine ``gradient_overlap`` above 0.9), and they grow by a factor
-    of 5 and more, also against the gradient of the probe. In full-batch training the first holds as well and the second
-    does not; near a minimum the second may hold by noise, and the first does not. Neither depends on the scale of the
-    loss.
+    Two such sums in a row point the same way (cosine ``gradient_overlap`` above 0.9, to the end), and they grow by a
+    factor of 5 and more, also against the gradient of the probe. In full-batch training the first holds as well and the
+    second does not; near a minimum the second may hold by noise, and the first does not. Neither depends on the scale
+    of the loss.
     """
     shared, (sums, own) = together(history.get("gradient_given"), history.get("gradient_norm"))
     overlap = history.get("gradient_overlap").finite
     if len(shared) < FEW or len(overlap) < FEW:
         return None
-    growth, ratio, alike = _growth(sums), _growth(sums / np.maximum(own, 1e-30)), overlap.median()
+    growth, ratio = _growth(sums), _growth(sums / np.maximum(own, 1e-30))
+    alike = min(overlap.median(), later_half(overlap).median())
     if not (alike > OVERLAP and growth > GROWTH and ratio > AGAINST):
         return None
     return Finding(

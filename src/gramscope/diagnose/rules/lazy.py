@@ -11,7 +11,7 @@ FEW = 5
 LEARNT = 0.02  # of the loss, beyond what constant outputs reach, is gone
 LESS = 0.5  # times this part: the kernel drift of a network whose features learn is at least as large as it
 TRAINED = 0.5  # of the loss of the best constant outputs, or less, at the start: the network has learnt before
-STILL = 0.02  # feature change, one minus the CKA with the features at the start
+STILL, PART = 0.02, 0.1  # feature change, one minus the CKA with the features at the start; and times the part gone
 
 
 @rule(
@@ -29,7 +29,8 @@ def find(history: History) -> Finding | None:
     both are small, and the kernel moves the more: its drift is 0.9 to 10 times the part of the loss that is gone. Only
     what falls below the loss of the best constant outputs counts, since fitting a mean moves no features; a network
     that starts below half of it was trained before, and its features need not move. The features, by CKA, moved by less
-    than 2 %. Every run that is named here is also lazy by the verdict of the report.
+    than 2 %, or than a tenth of the part of the loss that is gone. Every run that is named here is also lazy by the
+    verdict of the report.
     """
     drift = history.get("kernel/drift").finite
     if len(drift) < FEW or drift.steps[-1] - drift.steps[0] < ENOUGH_STEPS or not drift.values[1:].all():
@@ -42,13 +43,14 @@ def find(history: History) -> Finding | None:
     gone, moved = 1 - loss.last / start if start > 0 else np.nan, float(drift.values.max())
     similar = history.get("richness/initial_similarity").finite
     changed = 1 - float(similar.values.min()) if len(similar) else np.nan
-    if not (gone > LEARNT and moved < min(LESS * gone, LAZY_KERNEL)) or changed > min(STILL, LAZY_FEATURES):
+    still = min(max(STILL, PART * gone), LAZY_FEATURES)
+    if not (gone > LEARNT and moved < min(LESS * gone, LAZY_KERNEL)) or changed > still:
         return None
     evidence = [
         Evidence("part of the loss that is gone, below chance", gone, "above", LEARNT),
         Evidence("kernel/drift, greatest", moved, "below", min(LESS * gone, LAZY_KERNEL)),
     ]
-    evidence += [] if np.isnan(changed) else [Evidence("feature change", changed, "below", STILL)]
+    evidence += [] if np.isnan(changed) else [Evidence("feature change", changed, "below", still)]
     return Finding(
         "lazy",
         f"The features do not move: {100 * gone:.0f} % of the loss is gone, and the kernel drift is {moved:.2g}.",

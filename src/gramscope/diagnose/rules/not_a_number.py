@@ -2,13 +2,16 @@
 
 import math
 
+import numpy as np
+
 from gramscope.diagnose.divergence import Divergence, find_divergence
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
 from gramscope.diagnose.rule_registry import LOSS, OPTIMIZER, rule
 from gramscope.diagnose.rules.half_precision import COARSE
+from gramscope.diagnose.rules.lr_too_large import LONG
 
-GROWN = 1.5  # times what they were: the losses and weights before
+GROWN = 1.5  # times what they were: the losses before
 LAST = 5  # losses
 
 
@@ -19,11 +22,11 @@ LAST = 5  # losses
     order=1,
 )
 def find(history: History) -> Finding | None:
-    """The loss ends not finite, and neither the losses nor the weights had grown before, or there was no step before.
+    """The loss ends not finite, and neither the losses nor the steps had grown before, or there was no step before.
 
-    Steps that are too long lead away first: losses, weights and updates grow. Here the last finite losses lie below
-    1.5 times the first, no layer moved by more than 30 % of its norm in a step, and the norm of the weights is what it
-    was. So one number was not a number in itself: in the data, or in an operation (log or square root of zero, 0/0).
+    Steps that are too long lead away first: losses and updates grow. Here the last finite losses lie below 1.5 times
+    the first, and no layer moved by more than 30 % of its norm in a step. So one number was not a number in itself: in
+    the data, or in an operation (log or square root of zero, 0/0).
     """
     losses, norm = history.batch_loss, history.get("norm/parameters")
     series = {"loss": losses, "loss/probe": history.probe_loss, "norm/parameters": norm}
@@ -35,10 +38,9 @@ def find(history: History) -> Finding | None:
         return _finding(end, [])
     moved = max((float(s.finite.values.max()) for s in history.family("update_ratio").values() if len(s.finite)),
                 default=0.0)  # fmt: skip
-    heavy = float(norm.finite.values.max()) / norm.first if len(norm.finite) else 1.0
-    if not len(before) or before[-LAST:].max() > GROWN * before[:LAST].max() or heavy > GROWN or moved > 0.3:
+    growth = float(before[-LAST:].max() / before[:LAST].max()) if len(before) else np.inf
+    if growth > GROWN or moved > LONG:
         return None
-    growth = float(before[-LAST:].max() / before[:LAST].max())
     return _finding(end, [Evidence("last finite losses / first", growth, "below", GROWN)])
 
 

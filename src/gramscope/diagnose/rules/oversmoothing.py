@@ -4,6 +4,7 @@ import numpy as np
 
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History
+from gramscope.diagnose.progress import LEARNT, removed
 from gramscope.diagnose.rule_registry import NOT_NEEDED, rule
 
 ALIKE = 0.03  # of the variance lies between the tokens of an example
@@ -23,7 +24,8 @@ def find(history: History) -> Finding | None:
 
     Attention is an average over tokens: without skip connections and units between, it takes the tokens together at an
     exponential rate with depth (Dong et al., arXiv:2103.03404). Where the tokens of the last layer differ again (30 %),
-    a skip connection went past the average, and nothing is wrong.
+    a skip connection went past the average, and nothing is wrong. Nor is it where half of the first loss is gone:
+    tokens that all hold the answer are alike, too.
     """
     family = {layer: s.finite for layer, s in history.family("token_variance").items() if len(s.finite) >= FEW}
     if len(family) < 3:
@@ -33,7 +35,7 @@ def find(history: History) -> Finding | None:
     least = int(shares.argmin())
     if not (shares[least] < ALIKE and shares[:2].max() > FALL * shares[least] and least >= 2):
         return None
-    if shares[-1] > APART:
+    if shares[-1] > APART or removed(history) > LEARNT:
         return None
     return Finding(
         "oversmoothing",

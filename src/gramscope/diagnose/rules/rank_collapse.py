@@ -13,7 +13,7 @@ COPIES = 1.1  # the same at the start, and still: units are copies of one anothe
 DIRECTIONS = 1.4  # of the targets
 LEARNT = 0.75
 FEW = 2  # measurements, of copies
-YOUNG = 10  # measurements, of a collapse: a fresh network may start narrow and widen
+YOUNG = 14  # measurements, of a collapse: a fresh network may start narrow and widen
 
 
 @rule(

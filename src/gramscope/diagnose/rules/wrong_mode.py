@@ -16,21 +16,21 @@ DROPOUT = f"{NOT_NEEDED}the network has neither dropout nor batch norm"
 def find(history: History) -> Finding | None:
     """Dropout and batch norm do one thing in training and another in evaluation.
 
-    Left off: at most steps, all such modules were in evaluation mode when the optimiser had stepped: a fact. Left on: a
+    Left off: from some step on, all such modules were in evaluation mode when the optimiser stepped: a fact. Left on: a
     logged accuracy of held-out examples lies nearer to the probe's accuracy in training mode than to that in
     evaluation mode, where the two differ.
     """
-    mode = history.get("training_mode").finite
-    later = mode.values[1:-1] if len(mode) > 2 else mode.values[1:]
-    if len(later) >= FEW and float(np.mean(later == 0)) > 0.5:
-        step = float(mode.steps[1:][mode.values[1:] == 0][0])
+    mode = history.get("training_mode").finite.since(1.0)
+    trained = np.flatnonzero(mode.values)
+    off = mode.steps[trained[-1] + 1 if len(trained) else 0 :]
+    if len(off) >= FEW:
         return Finding(
             "wrong_mode",
             "The network trains in evaluation mode: dropout is off, and batch norm does not see the batches.",
-            (Evidence("training_mode, share of steps at 0", float(np.mean(later == 0)), "above", 0.5),),
+            (Evidence("measurements at the end with training_mode 0", float(len(off)), "above", FEW - 1.0),),
             "model.eval() was called for an evaluation, and model.train() was not called after it.",
             "Call model.train() at the start of every epoch. A shallow network may learn as well without for a while.",
-            step=step,
+            step=float(off[0]),
         )
     return _evaluated_in_training(history)
 
