@@ -187,7 +187,7 @@ def test_a_measure_that_turns_out_expensive_does_not_hold_up_the_others(clock, r
     cheap, expensive = register("cheap", 1e-3), register("expensive", 0.4)
     train(watch(["cheap", "expensive"], every=10), clock, 1000)
     assert cheap == list(range(0, 1001, 10))
-    assert expensive == [0, 10, 160], "one with warm-up, one that tells what it costs, then one in 16 times the steps"
+    assert expensive == [0, 10, 100, 1000], "one with warm-up, one that tells its cost, then one in ten times the steps"
 
 
 def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):

@@ -95,10 +95,10 @@ def measure_setup(measurement: Measurement) -> MeasuredValues:
     floats = [p.dtype for p in named.values() if p.is_floating_point()]
     if floats:
         found["precision"] = max(torch.finfo(dtype).eps for dtype in floats)
-    optimizer = measurement.subject.optimizer
-    if optimizer is None:
+    optimizers = measurement.subject.optimizers
+    if not optimizers:
         return MeasuredValues(found)
-    groups = optimizer.param_groups
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     held = {id(p) for group in groups for p in group["params"]}
     left = {n for n, p in named.items() if p.requires_grad and id(p) not in held}
     found |= measurement.subject.by_layer("not_optimized", _share_by_layer(named, left))
@@ -108,7 +108,7 @@ def measure_setup(measurement: Measurement) -> MeasuredValues:
     found["optimizer/weight_decay"] = max((float(g.get("weight_decay", 0.0)) for g in groups), default=0.0)
     found["optimizer/momentum"] = max((_momentum(group) for group in groups), default=0.0)
     found["optimizer/adaptive"] = float(any("eps" in group for group in groups))
-    found["optimizer/decoupled"] = float(_decoupled(optimizer))
+    found["optimizer/decoupled"] = float(any(map(_decoupled, optimizers)))
     return MeasuredValues(found)
 
 

@@ -62,9 +62,15 @@ def evidence(view: RunView) -> RegimeEvidence:
 
 
 def kernel_drift(view: RunView) -> Series | None:
-    """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters."""
-    drift = moved(view)
-    return None if drift is None or times_measured(drift) < 2 or undone(view) is not None else drift
+    """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters.
+
+    A drift that was measured in the first half of the run alone says nothing where the features tell of all of it.
+    """
+    drift, features = moved(view), feature_change(view)
+    if drift is None or times_measured(drift) < 2 or undone(view) is not None:
+        return None
+    early = 2 * float(drift.finite.steps[-1]) < view.end
+    return None if early and features is not None and enough(view, features) else drift
 
 
 def undone(view: RunView) -> str | None:
