@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.capture.network import count_examples, evaluate, named_parameters, prepare_input
-from gramscope.capture.side_effects import in_modes, plain_execution, untouched
+from gramscope.capture.network import named_parameters
+from gramscope.capture.side_effects import in_modes
 from gramscope.record.measurement import Measurement
 from gramscope.record.objective import IGNORED
 from gramscope.record.probe_facts import are_probabilities, not_affine, probe_facts, zero_or_one
+from gramscope.record.probe_pass import probe_pass
 from gramscope.record.signals import depends_on_mode
 from gramscope.record.subject import layer_of
 from gramscope.record.watched_measures import MeasuredValues, watched_measure
@@ -179,11 +180,8 @@ def measure_train_mode(measurement: Measurement) -> MeasuredValues:
     subject, y = measurement.subject, measurement.labels_or_values
     if measurement.share_in_training is None or measurement.condensed is not None:
         return MeasuredValues()
-    x = prepare_input(subject.x)
-    modes = [(module, True) for module in subject.model.modules() if depends_on_mode(module)]
-    with untouched(subject.model, throughout=False) as written, plain_execution(), in_modes(modes), torch.no_grad():
-        with written:
-            f = evaluate(subject.model, x, count_examples(x), subject.outputs)
+    training = in_modes([(module, True) for module in subject.model.modules() if depends_on_mode(module)])
+    with torch.no_grad(), probe_pass(subject, flags=training) as f:
         found = {"train_mode/loss": float(subject.objective.loss(f, y.to(f.device)))}
         accuracy = subject.objective.accuracy(f, y.to(f.device))
     return MeasuredValues(found if accuracy is None else found | {"train_mode/accuracy": accuracy})

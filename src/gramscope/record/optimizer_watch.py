@@ -30,9 +30,7 @@ class OptimizerWatch:
     that of the step after it.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], next_step: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], next_step: Callable[[], int | None]) -> None:
         self._model, self._next_step, self._first = model, next_step, optimizers[0]
         self._step: int | None = None
         self._before: dict[str, Tensor] = {}
@@ -85,7 +83,8 @@ class OptimizerWatch:
         weights = norms(before)
         moved = {name: old if old.dtype.itemsize >= 4 else old.float() for name, old in before.items()}
         if moved:  # the copies are ours: they become old - new
-            torch._foreach_sub_(list(moved.values()), [named[name].detach() for name in moved])
+            with torch.no_grad():
+                torch._foreach_sub_(list(moved.values()), [named[name] for name in moved])
         changes = norms(moved)
         parts: dict[str, list[Sizes]] = {}
         for name in before:
