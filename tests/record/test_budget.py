@@ -337,6 +337,12 @@ def test_a_short_run_says_why_it_cost_more(clock, register, capsys):
     assert len(scope.records) == 12
 
 
+def test_next_to_no_training_is_told_in_seconds():
+    """A per cent of nothing would be some hundred thousand."""
+    budget = Budget(None, started=0.0, spent=3.0, ended=3.1, taken={"loss": 2})
+    assert "took 3.0 s, beside 0.1 s of training." in closing_line([{"step": 0}, {"step": 1}], ["loss"], budget, 0)
+
+
 def test_a_watch_that_saw_no_step_says_nothing(capsys):
     watch(["norm"]).close()
     assert capsys.readouterr().err == ""

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from gramscope.base.errors import CoupledExamplesError, InputError
-from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Opened, opened, outputs_of
 from gramscope.capture.network import count_examples, named_parameters
@@ -62,7 +61,7 @@ class Measurement:
     def close(self) -> None:
         """Let go of the forward pass and its outputs; the model's own modes are back."""
         self._inside.close()
-        for name in ("network", "condensed", "snapshot", "loss_and_residual", "_units"):
+        for name in ("network", "condensed", "loss_and_residual", "_units"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -105,12 +104,6 @@ class Measurement:
             )
             self._inside = stack.pop_all()
         return made
-
-    @cached_property
-    def snapshot(self) -> Snapshot:
-        """Inputs and signals of every weight site along each output; along the loss alone where they are very many."""
-        few = self.condensed
-        return self.network.snapshot(self.network.cotangents(some=slice(None if few is None else 1)))
 
     @property
     def units(self) -> SignalWatch:
@@ -251,12 +244,11 @@ class Measurement:
     @cached_property
     def targets(self) -> Float[Tensor, "rows C"]:
         """Targets as rows: one-hot for classes; at the sampled positions, of the classes that are there."""
-        objective, y = self.subject.objective, self.labels_or_values
-        device = next(self.subject.model.parameters()).device if self.plain is not None else self.network.f.device
+        y = self.labels_or_values
         if self.sampled_positions is None:
-            return objective.rows(y).to(device)
+            return self.subject.targets
         _, labels = y.reshape(-1)[self.sampled_positions.to(y.device)].unique(return_inverse=True)
-        return torch.nn.functional.one_hot(labels).double().to(device)
+        return torch.nn.functional.one_hot(labels).double().to(next(self.subject.model.parameters()).device)
 
     @property
     def output_rows(self) -> Float[Tensor, "rows C"]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,18 @@ class Subject:
     optimizers: tuple[Optimizer, ...] = ()
     lr: float | None = None
     updates: "OptimizerWatch | None" = None
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """Targets as one row for each example, on the device of the weights."""
+        assert self.y is not None
+        return self.objective.rows(self.y).to(next(self.model.parameters()).device)
+
+    @cached_property
+    def kernel_targets(self) -> Tensor:
+        """Rows with the inner products of the targets; n numbers each where labels belong to positions."""
+        assert self.y is not None
+        return self.objective.few_rows(self.y).to(next(self.model.parameters()).device)
 
     @property
     def optimizer(self) -> Optimizer | None:

@@ -160,8 +160,8 @@ def measure_kernel(measurement: Measurement) -> MeasuredValues:
         measured.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
     order, y = torch.arange(len(kernel), device="cpu"), measurement.subject.y
     if y is not None:
-        targets = measurement.subject.objective.few_rows(y).to(kernel.device)
-        measured.scalars["kernel/alignment"] = measures.kernel_target_alignment(measurement.kernel, targets)
+        alignment = measures.kernel_target_alignment(measurement.kernel, measurement.subject.kernel_targets)
+        measured.scalars["kernel/alignment"] = alignment
         if not y.is_floating_point() and y.numel() == len(y):
             labels = y.reshape(-1).cpu()
             order = torch.argsort(labels, stable=True)
