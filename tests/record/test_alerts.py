@@ -36,6 +36,8 @@ FINE = {
     "a first gradient of zero": ("gradient_norm", [0.0, 1.0, 1.0, 1.0]),
     "half dead": ("dead_units/0", [0.0, 0.5, 0.9]),
     "another name": ("lossless", [1.0, math.nan]),
+    "a change of the loss": ("step/true_loss_change", [-1e-4, 1e-4, 0.5]),
+    "the scale of mixed precision": ("loss_scale", [1.0, *(10 * [65536.0])]),
     "an accuracy": ("accuracy/probe", [0.1, math.nan]),
 }
 BAD = {

@@ -187,7 +187,7 @@ def test_a_measure_that_turns_out_expensive_does_not_hold_up_the_others(clock, r
     cheap, expensive = register("cheap", 1e-3), register("expensive", 0.4)
     train(watch(["cheap", "expensive"], every=10), clock, 1000)
     assert cheap == list(range(0, 1001, 10))
-    assert expensive == [0, 10, 160], "one with warm-up, one that tells what it costs, then one in 16 times the steps"
+    assert expensive == [0, 10, 100, 1000], "one with warm-up, one that tells its cost, then one in ten times the steps"
 
 
 def test_a_cold_start_is_neither_charged_nor_an_estimate(clock, register):
@@ -335,6 +335,12 @@ def test_a_short_run_says_why_it_cost_more(clock, register, capsys):
         "allowed.\n" in capsys.readouterr().err
     )
     assert len(scope.records) == 12
+
+
+def test_next_to_no_training_is_told_in_seconds():
+    """A per cent of nothing would be some hundred thousand."""
+    budget = Budget(None, started=0.0, spent=3.0, ended=3.1, taken={"loss": 2})
+    assert "took 3.0 s, beside 0.1 s of training." in closing_line([{"step": 0}, {"step": 1}], ["loss"], budget, 0)
 
 
 def test_a_watch_that_saw_no_step_says_nothing(capsys):

@@ -147,6 +147,22 @@ def test_lightning_steps_jumped_over_are_measured_after_them(tmp_path):
     assert [record["step"] for record in watcher.scope.records] == [0, 4, 6, 8]  # 8 is the last
 
 
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
+def test_lightning_tells_of_all_optimisers_that_move_the_model(tmp_path):
+    """Both step in one batch: a step that is due is measured after the second, with the updates of both."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from gramscope.record.lightning import LightningWatch
+
+    watcher = LightningWatch(probe=(X[:8], Y[:8]), every=3, measures=["setup", "update"], overhead=None)
+    _lightning_fit(lightning, tmp_path, watcher)
+    records = {record["step"]: record["scalars"] for record in watcher.scope.records}
+    assert list(records) == [0, 4, 6, 8]
+    assert not any(name.startswith("not_optimized") for found in records.values() for name in found)
+    for step in (4, 6):
+        assert records[step]["effective_lr/other"] == pytest.approx(0.1, rel=1e-4)
+        assert records[step]["update_ratio/net"] > 0
+
+
 def test_lightning_from_a_checkpoint_and_in_half_precision(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from gramscope.record.lightning import LightningWatch

@@ -159,6 +159,28 @@ def test_updates_are_those_that_the_optimiser_made(name, attached):
     assert not optimizer._optimizer_step_pre_hooks, "the hook goes with the watch"
 
 
+def test_several_optimisers_move_one_model():
+    """Each holds a part: none is missing from the updates, nor held by nobody."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.3)]
+    x, y = torch.randn(10, 4), torch.arange(10) % 2
+    scope = gs.watch(model, (x, y), measures=["update", "setup"], overhead=None, every=1).use(*optimizers)
+    for _ in range(2):
+        before = [p.detach().clone() for p in model.parameters()]
+        F.cross_entropy(model(x), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        scope.step()
+    found = scope.records[-1]["scalars"]
+    moved = [(p.detach() - old).norm() ** 2 for p, old in zip(model.parameters(), before, strict=True)]
+    assert found["update_size"] == pytest.approx(float(sum(moved)) ** 0.5, rel=1e-4)
+    assert (found["effective_lr/0"], found["effective_lr/2"]) == pytest.approx((0.1, 0.3), rel=1e-4)
+    assert not any(name.startswith("not_optimized") for name in found)
+    assert (found["optimizer/lr"], found["optimizer/lowest_lr"]) == (0.3, 0.1)
+
+
 def test_a_layer_that_does_not_move():
     model, x, y = case("mlp")
     model[0].requires_grad_(False)

@@ -418,7 +418,7 @@ def test_a_folder_that_cannot_be_made_is_refused_at_the_start(tmp_path, monkeypa
 
 def test_warnings_point_at_the_users_line(tmp_path, monkeypatch):
     def broken(measurement):
-        raise ValueError("no such thing")
+        raise ValueError(f"no such thing at step {measurement.step}")  # each reason is told once
 
     monkeypatch.setitem(WATCHED_MEASURES, "broken", WatchedMeasure("broken", broken, False, ""))
     model = network()

@@ -49,6 +49,43 @@ def test_measures_that_fail_for_one_reason_are_told_in_one_warning(recwarn):
     scope.step()
     (said,) = (str(w.message) for w in recwarn if "failed at step 1" in str(w.message))
     assert said.startswith("the measures 'loss', 'shares', 'kernel' failed at step 1: InputError: parameter '2.weight'")
+    scope.step()
+    assert not any("failed at step 2" in str(w.message) for w in recwarn), "said already"
+    assert set(scope.records[2]["failures"]) == {"loss", "shares", "kernel"}
+
+
+def test_a_graph_has_losses_and_gradients_but_no_kernel(recwarn):
+    """One step of a full-batch graph network: the nodes are the examples, and see one another."""
+    torch.manual_seed(0)
+    neighbors = torch.rand(12, 12).softmax(1)
+    one, two = nn.Linear(5, 7), nn.Linear(7, 3)
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = one, two
+
+        def forward(self, x):
+            return neighbors @ self.two(torch.relu(neighbors @ self.one(x)))
+
+    model, x, y = Graph(), torch.randn(12, 5), torch.arange(12) % 3
+    names = ["loss", "shares", "gradient", "classes", "kernel", "richness", "target_linearity", "collapse"]
+    scope = gs.watch(model, (x, y), measures=names, overhead=None, every=1)
+    scope.step()
+    (said,) = {str(w.message) for w in recwarn}
+    assert said.startswith("the measures 'kernel', 'richness', 'target_linearity', 'collapse' failed at step 0")
+    assert "neighbours in a graph" in said
+    loss = F.cross_entropy(model(x), y)
+    gradients = torch.autograd.grad(loss, [*one.parameters(), *two.parameters()])
+    whole = sum(float(g.double().square().sum()) for g in gradients)
+    for record in scope.records:
+        found = record["scalars"]
+        assert found["loss/probe"] == pytest.approx(float(loss), rel=1e-5)
+        assert found["gradient_norm"] == pytest.approx(whole**0.5, rel=1e-5)
+        of_first = sum(float(g.double().square().sum()) for g in gradients[:2])
+        assert found["share/one"] == pytest.approx(of_first / whole, rel=1e-5)
+        assert "noise_scale" not in found
+        assert set(record["failures"]) == {"kernel", "richness", "target_linearity", "collapse"}
 
 
 def test_a_weight_of_one_row_has_no_tail():

@@ -46,8 +46,10 @@ SIMILAR = "richness_of_initial_similarity"
         ({SIMILAR: [1.0, 0.8, 0.4]}, "rich"),
         ({SIMILAR: [1.0, 0.8]}, "too short"),
         ({"kernel_of_drift": [0.0, 0.1, 9.0], SIMILAR: [1.0, 1.0, 0.99]}, "lazy"),  # a readout alone moves the kernel
-        ({"kernel_of_drift": [0.0, 0.1, 0.2], SIMILAR: [1.0, 0.5, 0.4]}, "lazy"),
+        ({"kernel_of_drift": [0.0, 0.1, 0.2], SIMILAR: [1.0, 0.9, 0.8]}, "lazy"),
+        ({"kernel_of_drift": [0.0, 0.1, 0.2], SIMILAR: [1.0, 0.5, 0.4]}, "in between"),  # they disagree
         ({"kernel_of_drift": [0.0, 0.1, 9.0], SIMILAR: [1.0, 0.8, 0.8]}, "rich"),
+        ({"kernel_of_drift": [0.0, 0.1, 0.2], SIMILAR: [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]}, "rich"),  # its first half only
         ({"kernel_of_drift": [0.0], SIMILAR: [1.0, 0.5, 0.1]}, "rich"),
         ({"richness": [0.7, 0.5, 0.05]}, "unknown"),  # D_LR alone does not tell: docs/calibration.md
         ({"kernel_of_drift": [0.0]}, "too short"),

@@ -16,7 +16,8 @@ RISE = 3.0  # above the best loss, in units of the first loss or of the fall sin
 EXPLOSION = 100.0  # times the greatest gradient norm so far
 FEW = 3  # gradient norms before one can be called far too large
 DEAD = 0.99  # share of units
-_LOSS = re.compile(r"(?:^|[^a-z])loss(?:[^a-z]|$)", re.IGNORECASE)
+# A word of its own; not the change of a loss, nor the scale or weight that it is multiplied with.
+_LOSS = re.compile(r"(?:^|[^a-z])loss(?:$|[^a-z](?!change|scale|scaling|weight))", re.IGNORECASE)
 _GRADIENT = re.compile(r"(?:^|/)grad(?:ient)?_norm$", re.IGNORECASE)
 _ADVICE = {
     "not finite": "Look at the batch and the learning rate of the steps before.",

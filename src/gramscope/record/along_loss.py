@@ -59,7 +59,7 @@ def pull_back(
     found = AlongLoss(dict.fromkeys(network.parameters, 0.0))
     sizes = dict[str, Sizes]()  # on the device, which need not stop for them
     if places is not None:
-        found.squares |= _plain_squares(network, direction[0])
+        found.squares = plain_squares(network, direction[0])
     for group in network.sites(direction, room):
         for name, sites in group.items():
             if sites and places is None:
@@ -88,11 +88,12 @@ def _in_one(each: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(each) if len({one.device for one in each}) == 1 else [one.cpu() for one in each])
 
 
-def _plain_squares(network: Opened, direction: Float[Tensor, "n C"]) -> dict[str, float]:
-    """Squared norm of the gradient of each parameter that is reached."""
+def plain_squares(network: Opened, direction: Float[Tensor, "n C"]) -> dict[str, float]:
+    """Squared norm of the gradient of each parameter; 0 of those that are not reached."""
     named = network.parameters
     found = torch.autograd.grad(network.f, list(named.values()), direction, retain_graph=True, allow_unused=True)
-    return squared_norms({name: g for name, g in zip(named, found, strict=True) if g is not None})
+    reached = {name: g for name, g in zip(named, found, strict=True) if g is not None}
+    return dict.fromkeys(named, 0.0) | squared_norms(reached)
 
 
 def _held(site: Site) -> Site:

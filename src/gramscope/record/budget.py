@@ -123,6 +123,8 @@ def closing_line(
     counts[:1] = [f"{first} times" for first in counts[:1]]
     share = 100 * budget.overhead
     cost = f"{budget.spent:.1f} s, {share:.{share < 10:d}f} % of training"
+    if share > 1000:
+        cost = f"{budget.spent:.1f} s, beside {budget.training_time:.1f} s of training"
     line = (
         f"gramscope: {len(records)} measurements at steps {records[0]['step']} to {records[-1]['step']} "
         f"({', '.join(counts) or 'nothing to measure'}) took {cost}"

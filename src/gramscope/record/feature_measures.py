@@ -51,7 +51,7 @@ def measure_flow(measurement: Measurement) -> MeasuredValues:
             return MeasuredValues(missing={"flow": _RESUMED})
         measurement.memory.flows = {}
     measured, weights, without = MeasuredValues(), layer_matrices(measurement.subject.model), list[str]()
-    for layer, mask in _masks(measurement).items():
+    for layer, mask in masks_by_layer(measurement).items():
         weight = weights.get(layer)
         if weight is None or len(weight) != mask.shape[1]:
             without.append(layer)
@@ -71,7 +71,7 @@ def measure_flow(measurement: Measurement) -> MeasuredValues:
     return measured
 
 
-def _masks(measurement: Measurement) -> dict[str, Tensor]:
+def masks_by_layer(measurement: Measurement) -> dict[str, Tensor]:
     """Masks of each chosen layer that has one ReLU, by example (and position), on the CPU."""
     units = ReluUnits(layers_by_id(measurement.subject.model), by_example=True)
     with probe_pass(measurement.subject, units):
@@ -82,8 +82,8 @@ def _masks(measurement: Measurement) -> dict[str, Tensor]:
     }
 
 
-def _classes(measurement: Measurement) -> Tensor | None:
-    """The probe's labels, where there is one for each example and they are of two classes at least."""
+def class_labels(measurement: Measurement) -> Tensor | None:
+    """The probe's labels on the CPU, where there is one for each example and they are of two classes at least."""
     y = measurement.labels_or_values
     if y.is_floating_point() or y.numel() != len(y) or measurement.subject.objective.kind != "classes":
         return None
@@ -99,10 +99,10 @@ def _classes(measurement: Measurement) -> Tensor | None:
     guess=seconds(passes=1),
 )
 def measure_sharing(measurement: Measurement) -> MeasuredValues:
-    labels, measured = _classes(measurement), MeasuredValues()
+    labels, measured = class_labels(measurement), MeasuredValues()
     if labels is None:
         return MeasuredValues(missing={"sharing": _NO_CLASSES})
-    for layer, mask in _masks(measurement).items():
+    for layer, mask in masks_by_layer(measurement).items():
         if len(mask) % len(labels):
             measured.missing[f"sharing/{layer}"] = (
                 "not defined: its ReLU does not see the same positions of each example."
@@ -130,7 +130,7 @@ def measure_sharing(measurement: Measurement) -> MeasuredValues:
     guess=seconds(passes=1),
 )
 def measure_linearity_collapse(measurement: Measurement) -> MeasuredValues:
-    labels, measured = _classes(measurement), MeasuredValues()
+    labels, measured = class_labels(measurement), MeasuredValues()
     if labels is None:
         return MeasuredValues(missing={"linearity_collapse": _NO_CLASSES})
     counted, keys = labels >= 0, weight_keys(measurement.subject.model)

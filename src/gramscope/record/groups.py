@@ -10,7 +10,9 @@ from gramscope.record.watched_measures import WATCHED_MEASURES
 TOGETHER = "together"
 PASS = "pass"  # the budget's name for the forward and backward pass that the cheap measures share
 CHEAP = 0.03  # seconds: what takes less is never expensive, and is taken at the guaranteed measurements too
-RARELY = 16  # a measure that turned out to be expensive is taken again at so many times the steps, whatever it costs
+# A measure that turned out to be expensive is taken again at so many times the steps, whatever it costs: at 10, 100 and
+# 1,000, where many runs end.
+RARELY = 10
 AT_FIRST = 0.1  # seconds: an expensive measure that should take less is taken twice in every run, and when time is free
 COLD = 4  # times as long as a guess for a warm one takes the first time of an expensive measure
 CHEAP_PART = 0.6  # of the time for the cheap measures; the expensive ones share the rest
@@ -52,7 +54,7 @@ class Groups:
         """May this group be measured now? The cheap one always, where a measurement is guaranteed.
 
         One that only turned out to be expensive is guaranteed at the last step, so that its series has both its ends,
-        and once in 16 times the steps.
+        and once in ten times the steps.
         """
         if due.guaranteed and group == TOGETHER:
             return True

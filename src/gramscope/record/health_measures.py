@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.capture.network import count_examples, evaluate, named_parameters, prepare_input
-from gramscope.capture.side_effects import in_modes, plain_execution, untouched
+from gramscope.capture.network import named_parameters
+from gramscope.capture.side_effects import in_modes
 from gramscope.record.measurement import Measurement
 from gramscope.record.objective import IGNORED
 from gramscope.record.probe_facts import are_probabilities, not_affine, probe_facts, zero_or_one
+from gramscope.record.probe_pass import probe_pass
 from gramscope.record.signals import depends_on_mode
 from gramscope.record.subject import layer_of
 from gramscope.record.watched_measures import MeasuredValues, watched_measure
@@ -98,10 +99,10 @@ def measure_setup(measurement: Measurement) -> MeasuredValues:
     floats = [p.dtype for p in named.values() if p.is_floating_point()]
     if floats:
         found["precision"] = max(torch.finfo(dtype).eps for dtype in floats)
-    optimizer = measurement.subject.optimizer
-    if optimizer is None:
+    optimizers = measurement.subject.optimizers
+    if not optimizers:
         return MeasuredValues(found)
-    groups = optimizer.param_groups
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     held = {id(p) for group in groups for p in group["params"]}
     left = {n for n, p in named.items() if p.requires_grad and id(p) not in held}
     found |= measurement.subject.by_layer("not_optimized", _share_by_layer(named, left))
@@ -111,7 +112,7 @@ def measure_setup(measurement: Measurement) -> MeasuredValues:
     found["optimizer/weight_decay"] = max((float(g.get("weight_decay", 0.0)) for g in groups), default=0.0)
     found["optimizer/momentum"] = max((_momentum(group) for group in groups), default=0.0)
     found["optimizer/adaptive"] = float(any("eps" in group for group in groups))
-    found["optimizer/decoupled"] = float(_decoupled(optimizer))
+    found["optimizer/decoupled"] = float(any(map(_decoupled, optimizers)))
     return MeasuredValues(found)
 
 
@@ -182,11 +183,8 @@ def measure_train_mode(measurement: Measurement) -> MeasuredValues:
     subject, y = measurement.subject, measurement.labels_or_values
     if measurement.share_in_training is None or measurement.condensed is not None:
         return MeasuredValues()
-    x = prepare_input(subject.x)
-    modes = [(module, True) for module in subject.model.modules() if depends_on_mode(module)]
-    with untouched(subject.model, throughout=False) as written, plain_execution(), in_modes(modes), torch.no_grad():
-        with written:
-            f = evaluate(subject.model, x, count_examples(x), subject.outputs)
+    training = in_modes([(module, True) for module in subject.model.modules() if depends_on_mode(module)])
+    with torch.no_grad(), probe_pass(subject, flags=training) as f:
         found = {"train_mode/loss": float(subject.objective.loss(f, y.to(f.device)))}
         accuracy = subject.objective.accuracy(f, y.to(f.device))
     return MeasuredValues(found if accuracy is None else found | {"train_mode/accuracy": accuracy})

@@ -12,7 +12,7 @@ except ImportError as missing:
 from torch import nn
 
 from gramscope.base.nested import map_tensors
-from gramscope.record.resuming import holding, log_numbers, open_scope
+from gramscope.record.resuming import log_numbers, open_scope, use_those_of
 from gramscope.record.scope import Scope
 
 
@@ -39,9 +39,7 @@ class TrainerWatch(TrainerCallback):
         probe = map_tensors(lambda t: t.to(device), probe)
         self.scope = open_scope(self.scope, model, probe, out, state.global_step, self._options)
         weakref.finalize(self, self.scope.close, False)  # the Trainer tells nobody of an interruption
-        chosen = holding([optimizer], self.scope.model)
-        if chosen is not None:
-            self.scope.use(chosen)
+        use_those_of(self.scope, [optimizer])
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.base.nested import map_tensors
-from gramscope.record.resuming import holding, log_numbers, open_scope
+from gramscope.record.resuming import log_numbers, open_scope, use_those_of
 from gramscope.record.scope import Scope
 
 
@@ -50,9 +50,7 @@ class LightningWatch(Callback):  # type: ignore[misc]
         self._seen = trainer.global_step
         probe = _moved(probe, pl_module.device)
         self.scope = open_scope(self.scope, model, probe, out, self._seen, self._options)
-        optimizer = holding(trainer.optimizers, self.scope.model)
-        if optimizer is not None:
-            self.scope.use(optimizer)
+        use_those_of(self.scope, trainer.optimizers)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         if (

@@ -9,15 +9,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gramscope.base.errors import InputError
-from gramscope.capture import Snapshot
+from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Opened, opened, outputs_of
 from gramscope.capture.network import count_examples, named_parameters
 from gramscope.kernels.empirical_ntk import kernel_of_pass
 from gramscope.kernels.projected import ProjectedTrace, mean_and_error
 from gramscope.measures.norms import norms
-from gramscope.record.along_loss import AlongLoss, pull_back, sample_positions
+from gramscope.record.along_loss import AlongLoss, plain_squares, pull_back, sample_positions
 from gramscope.record.condensed import Condensed, has_many_outputs, loss_and_residual, make_signs, mixing, precision_of
 from gramscope.record.probe_pass import PlainPass, plain_pass
 from gramscope.record.signals import LastInput, SignalWatch, share_in_training
@@ -62,7 +61,7 @@ class Measurement:
     def close(self) -> None:
         """Let go of the forward pass and its outputs; the model's own modes are back."""
         self._inside.close()
-        for name in ("network", "condensed", "snapshot", "loss_and_residual", "_units"):
+        for name in ("network", "condensed", "loss_and_residual", "_units"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -105,12 +104,6 @@ class Measurement:
             )
             self._inside = stack.pop_all()
         return made
-
-    @cached_property
-    def snapshot(self) -> Snapshot:
-        """Inputs and signals of every weight site along each output; along the loss alone where they are very many."""
-        few = self.condensed
-        return self.network.snapshot(self.network.cotangents(some=slice(None if few is None else 1)))
 
     @property
     def units(self) -> SignalWatch:
@@ -179,12 +172,27 @@ class Measurement:
             direction = torch.ones_like(network.f)[None]
         else:
             direction = self.loss_and_residual[1][None]
-        found = pull_back(network, direction, self.subject.objective, places, self._room)
+        if not self.memory.coupled:
+            try:
+                found = pull_back(network, direction, self.subject.objective, places, self._room)
+            except CoupledExamplesError:
+                self.memory.coupled = True
+        if self.memory.coupled:
+            return AlongLoss(plain_squares(network, direction[0]))
         if self.condensed is not None and places is not None and found.last is not None:
             noted = self._units.last
             same = noted is not None and noted.agrees(found.features.get(found.last), places)
             self.memory.last = found.last if same else None
         return found
+
+    def _check_uncoupled(self) -> None:
+        """Kernels and features are of single examples; losses and gradients are not."""
+        _ = self.along_loss
+        if self.memory.coupled:
+            raise CoupledExamplesError(
+                "each example's outputs must depend on that example alone for this measure, but here they depend on "
+                "other examples of the probe (neighbours in a graph, or statistics of the batch)."
+            )
 
     @property
     def _room(self) -> int:
@@ -199,6 +207,7 @@ class Measurement:
     @cached_property
     def kernel(self) -> Float[Tensor, "n n"]:
         """The tangent kernel, traced over outputs; an estimate where they are very many."""
+        self._check_uncoupled()
         if self.condensed is None:
             return kernel_of_pass(self.network, self.network.cotangents())
         return self.estimate.kernel
@@ -223,22 +232,23 @@ class Measurement:
     @property
     def features(self) -> dict[str, Float[Tensor, "rows d"]]:
         """What each weight is given, by parameter name; see :class:`gramscope.record.along_loss.AlongLoss`."""
+        self._check_uncoupled()
         return {name: v for name, v in self.along_loss.features.items() if self.subject.layers(layer_of(name))}
 
     @property
     def last(self) -> str | None:
         """The last weight that makes the outputs; None where none makes one row of them for each example (or label)."""
+        self._check_uncoupled()
         return self.along_loss.last
 
     @cached_property
     def targets(self) -> Float[Tensor, "rows C"]:
         """Targets as rows: one-hot for classes; at the sampled positions, of the classes that are there."""
-        objective, y = self.subject.objective, self.labels_or_values
-        device = next(self.subject.model.parameters()).device if self.plain is not None else self.network.f.device
+        y = self.labels_or_values
         if self.sampled_positions is None:
-            return objective.rows(y).to(device)
+            return self.subject.targets
         _, labels = y.reshape(-1)[self.sampled_positions.to(y.device)].unique(return_inverse=True)
-        return torch.nn.functional.one_hot(labels).double().to(device)
+        return torch.nn.functional.one_hot(labels).double().to(next(self.subject.model.parameters()).device)
 
     @property
     def output_rows(self) -> Float[Tensor, "rows C"]:

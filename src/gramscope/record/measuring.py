@@ -28,20 +28,17 @@ class Taken:
     skipped: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Warnings:
-    """How a watch tells of what it could not measure: each time, and once for each subject."""
-
-    each_time: Callable[[str], None]
-    once: Callable[[str, str], None]
-
-
 class Measurer:
-    """Takes measures of a subject within a budget. ``stop``: an error of a measure is raised, not noted."""
+    """Takes measures of a subject within a budget. ``stop``: an error of a measure is raised, not noted.
 
-    def __init__(self, budget: Budget, groups: Groups, memory: Memory, stop: bool, tell: Warnings) -> None:
+    ``warn_once(what, message)`` tells of what could not be measured.
+    """
+
+    def __init__(
+        self, budget: Budget, groups: Groups, memory: Memory, stop: bool, warn_once: Callable[[str, str], None]
+    ) -> None:
         self.budget, self.groups, self.memory = budget, groups, memory
-        self._stop, self._tell = stop, tell
+        self._stop, self._warn_once = stop, warn_once
 
     def take(self, subject: Subject, due: DueStep, groups: Mapping[str, Sequence[str]]) -> Taken:
         """The cheap measures, and of the others those that can be afforded."""
@@ -60,11 +57,11 @@ class Measurer:
         return taken
 
     def _tell_of_failures(self, taken: Taken, step: int) -> None:
-        """One warning for one reason: weights that are not finite fail every measure."""
+        """One warning for one reason: weights that are not finite fail every measure, from then on at every step."""
         for reason in dict.fromkeys(taken.failures[name] for name in taken.failed):
             names = [repr(name) for name in taken.failed if taken.failures[name] == reason]
-            self._tell.each_time(
-                f"the measure{'s' * (len(names) > 1)} {', '.join(names)} failed at step {step}: {reason}"
+            self._warn_once(
+                reason, f"the measure{'s' * (len(names) > 1)} {', '.join(names)} failed at step {step}: {reason}"
             )
 
     def _take_group(self, group: str, names: Sequence[str], measurement: Measurement, taken: Taken) -> None:
@@ -108,5 +105,5 @@ class Measurer:
             taken.failed.append(name)
         for missing, reason in measured.missing.items():
             failures[missing] = reason
-            self._tell.once(missing, f"{missing} is left out: {reason}")
+            self._warn_once(missing, f"{missing} is left out: {reason}")
         return measured

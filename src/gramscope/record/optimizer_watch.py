@@ -1,7 +1,7 @@
 """What an optimiser is given and what it does to the weights, seen from a hook before its step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,41 +27,50 @@ class Sizes(NamedTuple):
 class OptimizerWatch:
     """Before a step that will be measured, keeps a copy of the weights, which until then costs the model's memory.
 
-    Of the gradients it keeps their norms and a sample, which is compared with that of the step after it. ``training``
-    is the share of dropout and batch norm that was in training mode at the last step that was noted.
+    Of the gradients it keeps their norms; of those given to the first optimiser also a sample, which is compared with
+    that of the step after it. ``training`` is the share of dropout and batch norm that was in training mode at the last
+    step that was noted.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, next_step: Callable[[], int | None]) -> None:
-        self._model, self._next_step = model, next_step
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], next_step: Callable[[], int | None]) -> None:
+        self._model, self._next_step, self._first = model, next_step, optimizers[0]
         self._step: int | None = None
         self._before: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
         self._sample: Tensor | None = None
         self._found: dict[str, float] = {}
         self.training: float | None = None
-        self._hook = optimizer.register_step_pre_hook(self._note)
+        self._hooks = [optimizer.register_step_pre_hook(self._note) for optimizer in optimizers]
 
     def _note(self, optimizer: Optimizer, *_: object) -> None:
         """Called before the optimiser's step. ``next_step`` is its number, or None where it will not be measured."""
         if torch.compiler.is_compiling():
             return
-        self._step = self._next_step()
-        self._before.clear()
-        if self._step is None and self._sample is None:
+        step = self._next_step()
+        if step is None or step != self._step:
+            self._before.clear()
+            self._norms.clear()
+        self._step = step
+        if step is None and self._sample is None:
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         moved = {name: p for name, p in named_parameters(self._model).items() if id(p) in held}
         given = {name: p.grad for name, p in moved.items() if p.grad is not None}
-        now, before = sample(list(given.values())), self._sample
+        if optimizer is self._first:
+            self._compare(list(given.values()))
+        if step is not None:
+            self.training = share_in_training(self._model)
+            self._before |= {name: p.detach().clone() for name, p in moved.items()}
+            self._norms |= dict.fromkeys(moved, 0.0) | norms(given)
+
+    def _compare(self, given: list[Tensor]) -> None:
+        now, before = sample(given), self._sample
         if before is not None and now is not None and len(now) == len(before):
             sizes, product = torch.stack([now.norm() * before.norm(), now @ before]).tolist()
             self._found |= {"gradient_overlap": product / sizes} if sizes > 0 else {}
         self._sample = now if self._step is not None else None
         if self._step is not None:
-            self.training = share_in_training(self._model)
             self._found |= {} if now is None else {"gradient_zeros": float((now == 0).double().mean())}
-            self._before = {name: p.detach().clone() for name, p in moved.items()}
-            self._norms = dict.fromkeys(moved, 0.0) | norms(given)
 
     def gradients(self) -> dict[str, float]:
         """Cosine of two gradients in a row, share of entries that are exactly zero; as found since the last call."""
@@ -78,7 +87,8 @@ class OptimizerWatch:
         weights = norms(before)
         moved = {name: old if old.dtype.itemsize >= 4 else old.float() for name, old in before.items()}
         if moved:  # the copies are ours: they become old - new
-            torch._foreach_sub_(list(moved.values()), [named[name].detach() for name in moved])
+            with torch.no_grad():
+                torch._foreach_sub_(list(moved.values()), [named[name] for name in moved])
         changes = norms(moved)
         parts: dict[str, list[Sizes]] = {}
         for name in before:
@@ -86,7 +96,8 @@ class OptimizerWatch:
         return {layer: Sizes(*(math.hypot(*sizes) for sizes in zip(*own, strict=True))) for layer, own in parts.items()}
 
     def remove(self) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._before.clear()
         self._sample = None
 

@@ -1,6 +1,7 @@
 """What the probe says before any training: inputs, examples that occur twice, labels and chance; and the outputs."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +9,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
-from gramscope.capture.network import count_examples, evaluate, prepare_input
-from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.capture.network import count_examples
 from gramscope.record.objective import IGNORED, Objective
+from gramscope.record.probe_pass import probe_pass
 from gramscope.record.signals import ratio_of_rows
-from gramscope.record.subject import Subject, evaluating
+from gramscope.record.subject import Subject
 
 MOST = 1024  # examples of which distances are computed
 FEW = 8  # fewer neighbours tell nothing
@@ -169,11 +170,11 @@ def not_affine(subject: Subject) -> float:
     if third < 1 or matrices < 2 or not all(t.is_floating_point() for t in tensors_in(x)):
         return math.nan
     try:
-        with untouched(model, throughout=False) as made, plain_execution(), evaluating(model), torch.no_grad(), made:
-            found = evaluate(model, prepare_input(_with_sums(x, third)), 4 * third, subject.outputs)
+        with torch.no_grad(), probe_pass(replace(subject, x=_with_sums(x, third))) as f:
+            found = f.double()
     except Exception:  # these inputs are ours: a network may refuse them
         return math.nan
-    a, b, c, fourth = found.double().split(third)
+    a, b, c, fourth = found.split(third)
     size = float((a - c).square().mean().sqrt())
     return float((a + b - c - fourth).square().mean().sqrt()) / size if size > 0 else math.nan
 

@@ -20,18 +20,22 @@ from gramscope.record.subject import Subject, evaluating
 
 @contextmanager
 def probe_pass(
-    subject: Subject, mode: AbstractContextManager[object] | None = None, large: bool = False
+    subject: Subject,
+    mode: AbstractContextManager[object] | None = None,
+    large: bool = False,
+    flags: AbstractContextManager[None] | None = None,
 ) -> Iterator[Float[Tensor, "n C"]]:
-    """The outputs on the probe with their graph, in evaluation mode, the model's own code inside ``mode``.
+    """The outputs on the probe with their graph, in evaluation mode (or with ``flags`` set).
 
-    ``large`` passes use fused attention, which is differentiated once only, and on a GPU TF32.
+    The model's own code runs inside ``mode``. ``large`` passes use fused attention, which is differentiated once only,
+    and on a GPU TF32.
     """
     x = prepare_input(subject.x)
     with (
         untouched(subject.model, throughout=False) as written,
         exact_arithmetic(tf32=large and precision_of(subject.model) == "tf32"),
         plain_execution(fused_attention=large),
-        evaluating(subject.model),
+        flags or evaluating(subject.model),
     ):
         with written, mode or nullcontext():
             outputs = evaluate(subject.model, x, count_examples(x), subject.outputs)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gramscope.base.errors import InputError
 from gramscope.hierarchy.optimizer_step import inner_optimizer
@@ -37,14 +36,13 @@ def open_scope(
     return watch(model, probe, out, **options)
 
 
-def holding(optimizers: Iterable[object], model: nn.Module) -> Optimizer | None:
-    """The first optimiser that moves parameters of this model, or None."""
-    own = {id(parameter) for parameter in model.parameters()}
-    for optimizer in map(inner_optimizer, optimizers):
-        groups = [] if optimizer is None else optimizer.param_groups
-        if any(id(p) in own for group in groups for p in group["params"]):
-            return optimizer
-    return None
+def use_those_of(scope: Scope, optimizers: Iterable[object]) -> None:
+    """Tell the watch of the trainer's optimisers that move parameters of its model."""
+    own = {id(parameter) for parameter in scope.model.parameters()}
+    known = [optimizer for optimizer in map(inner_optimizer, optimizers) if optimizer is not None]
+    moving = [o for o in known if any(id(p) in own for group in o.param_groups for p in group["params"])]
+    if moving:
+        scope.use(*moving)
 
 
 def log_numbers(scope: Scope, numbers: Mapping[str, Tensor | float]) -> None:

@@ -22,7 +22,7 @@ from gramscope.record.examples import taken
 from gramscope.record.findings import AlertLog, FindingLog, MeasuredStep, diagnosis_so_far
 from gramscope.record.groups import TOGETHER, DueStep, Groups
 from gramscope.record.logged import LogBuffer
-from gramscope.record.measuring import Measurer, Taken, Warnings
+from gramscope.record.measuring import Measurer, Taken
 from gramscope.record.objective import unknown_objective
 from gramscope.record.opening import goes_on_from, open_writer
 from gramscope.record.optimizer_watch import OptimizerWatch
@@ -63,6 +63,7 @@ class Scope:
         self._alerts = AlertLog(options.on_alert or (lambda alert: self._warn(str(alert))))
         self._finding_log = None if options.on_alert is None else FindingLog(options.on_alert)
         self._left_out, self._left_out_last = 0, -1  # due steps without a measurement: how many, and the last
+        self._stride = 1  # steps that were taken in one go last, of several optimisers
         self._decided = (-1, False)  # a step, and whether it will be measured
         self._hooks: list[RemovableHandle] = []
         self._closed = False
@@ -74,8 +75,7 @@ class Scope:
             self._writer = open_writer(folder, resume_step(options.resume), meta)
         self.count, memory = goes_on_from(self._writer, self.subject, resume_step(options.resume), self.count)
         self._groups = Groups(self.chosen_measures, self.budget)
-        tell = Warnings(self._warn, self.warn_once)
-        self._measurer = Measurer(self.budget, self._groups, memory, options.raises, tell)
+        self._measurer = Measurer(self.budget, self._groups, memory, options.raises, self.warn_once)
         self.budget.spent += self.budget.clock() - self.budget.started
         self._begun = self.count
         self._opening = not memory.resumed
@@ -112,7 +112,7 @@ class Scope:
         """Say that so many optimiser steps were taken, of which the last can be measured if any of them was due."""
         if self._ended("step"):
             return
-        first, self.count = self.count + 1, self.count + steps
+        first, self.count, self._stride = self.count + 1, self.count + steps, steps
         if loss is not None:
             self._logged.keep(self.count, "loss", loss)
         self._keep(scalars)
@@ -132,7 +132,7 @@ class Scope:
 
     def due_next(self) -> bool:
         """Will the next step be measured? For numbers that are worth computing only then."""
-        return self._is_due(self.count + 1)
+        return any(map(self._is_due, range(self.count + 1, self.count + self._stride + 1)))
 
     def _is_due(self, step: int) -> bool:
         try:
@@ -199,20 +199,23 @@ class Scope:
     def _attached(self, *_: object) -> None:
         self.advance(1)
 
-    def use(self, optimizer: object) -> "Scope":
-        """Rehearse steps with this optimiser, without counting its steps."""
-        optimizer = check_optimizer(optimizer)
+    def use(self, optimizer: object, *others: object) -> "Scope":
+        """Rehearse steps with this optimiser, without counting its steps. ``others`` move parameters of the model too.
+
+        Updates and settings are those of all of them.
+        """
+        optimizers = tuple(map(check_optimizer, (optimizer, *others)))
         self._forget_update()
         if self._shards is None:
-            updates = OptimizerWatch(self.model, optimizer, self._next_measured)
-            self.subject = replace(self.subject, optimizer=optimizer, updates=updates)
+            updates = OptimizerWatch(self.model, optimizers, self._next_measured)
+            self.subject = replace(self.subject, optimizers=optimizers, updates=updates)
         elif self._writes:
             self.warn_once("sharded optimizer", _SHARDED_OPTIMIZER)
         return self
 
     def _next_measured(self) -> int | None:
         """The number of the step that comes, if it will be measured."""
-        step = self.count + 1
+        step = self.count + self._stride
         return step if self._writes and self.due_next() and self._will_measure(step) else None
 
     def _forget_update(self) -> None:

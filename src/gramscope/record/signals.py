@@ -4,19 +4,19 @@ import math
 from collections.abc import Iterator, Mapping
 from operator import truediv
 from statistics import fmean
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from gramscope.base.nested import tensors_in
 from gramscope.ops.unrolled import UNROLLED
 from gramscope.record.objective import Objective
 from gramscope.record.relu_units import UNITS_SECOND, Operation, ReluUnits
 
+K = TypeVar("K")
 Noted: TypeAlias = dict[str, list[tuple[Tensor, ...]]]  # by layer, for each of its uses: numbers, on their device
 TANHS: set[Operation] = {F.tanh, torch.tanh, torch.tanh_, Tensor.tanh, Tensor.tanh_}
 SIGMOIDS: set[Operation] = {F.sigmoid, torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_}
@@ -72,8 +72,8 @@ class SignalWatch(ReluUnits):
         self._sizes: Noted = {}  # norms of all outputs
         self._entries: dict[str, list[int]] = {}  # how many outputs
         self._flat: Noted = {}
-        self._within: Noted = {}  # √Σ|v_np - v̄_n|² of tokens p of examples n
-        self._means: list[tuple[str, Tensor]] = []  # √T v̄_n of T tokens
+        # Of T tokens p of each example n: layer, T and √Σ|v_np - v̄_n|², beside v̄_n.
+        self._tokens: list[tuple[tuple[str, int, Tensor], Tensor]] = []
         self._rows: list[tuple[str, Tensor]] = []  # copies: the network may go on to write into its own
         self._variation: Noted = {}  # of the covariance: √tr(C), √tr(C²)
 
@@ -113,8 +113,8 @@ class SignalWatch(ReluUnits):
         if values.dim() == 3 and self._n in values.shape[:2]:
             tokens = (values if len(values) == self._n else values.transpose(0, 1)).float()
             means = tokens.mean(1, keepdim=True)
-            self._within.setdefault(layer, []).append((torch.linalg.vector_norm(tokens - means),))
-            self._means.append((layer, means[:, 0] * math.sqrt(tokens.shape[1])))
+            within = torch.linalg.vector_norm(tokens - means)
+            self._tokens.append(((layer, tokens.shape[1], within), means))
 
     def _note_variation(self) -> None:
         for layers, rows in _of_one_shape(self._rows):
@@ -136,44 +136,32 @@ class SignalWatch(ReluUnits):
 
     def saturated(self) -> dict[str, float]:
         """Share of the entries of tanh and sigmoid units, by layer, at which the slope is below 6 % of the greatest."""
-        return {layer: fmean(share for (share,) in uses) for layer, uses in _numbers(self._flat).items()}
+        return _mean_shares(self._flat)
 
     def saturated_gates(self) -> dict[str, float]:
         """The same of the gates and candidate states of recurrent layers: they are run again, step by step."""
         noted: Noted = {}
         for layer, func, given in self._recurrent:
             if len({one.dtype for one in tensors_in(given) if one.is_floating_point()}) == 1:  # not so in autocast
-                with torch.no_grad(), GateWatch() as gates:
+                with torch.no_grad(), SignalWatch({}, self._n) as gates:
                     UNROLLED[func](*given)
-                noted.setdefault(layer, []).extend((flat,) for flat in gates.flat)
-        return {layer: fmean(share for (share,) in uses) for layer, uses in _numbers(noted).items()}
+                noted.setdefault(layer, []).extend(use for uses in gates._flat.values() for use in uses)
+        return _mean_shares(noted)
 
     def token_variance(self) -> dict[str, float]:
         """Share of the variance of a layer's outputs that lies between the tokens of one example."""
-        between: Noted = {}
-        for layers, means in _of_one_shape(self._means):
-            sizes = torch.linalg.vector_norm(means - means.mean(1, keepdim=True), dim=(1, 2)).unbind()
-            for layer, size in zip(layers, sizes, strict=True):
-                between.setdefault(layer, []).append((size,))
-        within, others = _numbers(self._within), _numbers(between)
-        pairs = {layer: zip(uses, others[layer], strict=True) for layer, uses in within.items()}
-        return {layer: fmean(_ratio(w * w, w * w + b * b) for (w,), (b,) in uses) for layer, uses in pairs.items()}
-
-
-class GateWatch(TorchFunctionMode):
-    """Notes how many entries of each tanh and sigmoid are flat."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flat: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Operation, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
-        result = func(*args, **(kwargs or {}))
-        flat = flat_share(func, result) if isinstance(result, Tensor) else None
-        self.flat += [] if flat is None else [flat]
-        return result
+        noted: Noted = {}
+        lengths: dict[str, list[int]] = {}
+        for uses, means in _of_one_shape(self._tokens):
+            between = torch.linalg.vector_norm(means - means.mean(1, keepdim=True), dim=(1, 2, 3)).unbind()
+            for (layer, length, within), size in zip(uses, between, strict=True):
+                noted.setdefault(layer, []).append((within, size))
+                lengths.setdefault(layer, []).append(length)
+        shares = {
+            layer: fmean(_ratio(w * w, w * w + T * b * b) for (w, b), T in zip(uses, lengths[layer], strict=True))
+            for layer, uses in _numbers(noted).items()
+        }
+        return {layer: shares[layer] for layer in self._sizes if layer in shares}  # in order of first use
 
 
 def flat_share(func: Operation, values: Tensor) -> Float[Tensor, ""] | None:
@@ -199,13 +187,13 @@ def _variation(rows: Float[Tensor, "*k n d"]) -> tuple[Float[Tensor, "*k"], Floa
     return torch.linalg.vector_norm(centered, dim=(-2, -1)), torch.linalg.vector_norm(gram, dim=(-2, -1))
 
 
-def _of_one_shape(kept: list[tuple[str, Tensor]]) -> Iterator[tuple[list[str], Float[Tensor, "k *rest"]]]:
-    """Tensors of one shape in one, with the names of their layers: a GPU takes a few operations, not some for each."""
-    together: dict[object, list[tuple[str, Tensor]]] = {}
-    for layer, one in kept:
-        together.setdefault((one.shape, one.dtype, one.device), []).append((layer, one))
+def _of_one_shape(kept: list[tuple[K, Tensor]]) -> Iterator[tuple[list[K], Float[Tensor, "k *rest"]]]:
+    """Tensors of one shape in one, with what belongs to each: a GPU takes a few operations, not some for each."""
+    together: dict[object, list[tuple[K, Tensor]]] = {}
+    for own, one in kept:
+        together.setdefault((one.shape, one.dtype, one.device), []).append((own, one))
     for same in together.values():
-        yield [layer for layer, _ in same], torch.stack([one for _, one in same])
+        yield [own for own, _ in same], torch.stack([one for _, one in same])
 
 
 def _rank(trace_root: float, square_root: float) -> float:
@@ -215,6 +203,10 @@ def _rank(trace_root: float, square_root: float) -> float:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 1e-30 else 0.0
+
+
+def _mean_shares(noted: Noted) -> dict[str, float]:
+    return {layer: fmean(share for (share,) in uses) for layer, uses in _numbers(noted).items()}
 
 
 def _numbers(noted: Noted) -> dict[str, list[tuple[float, ...]]]:

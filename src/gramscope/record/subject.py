@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is watched: the model, a fixed probe, and its objective."""
+    """What is watched: the model, a fixed probe, and its objective; the step of the first optimiser is rehearsed."""
 
     model: nn.Module
     x: ModelInput
@@ -35,9 +36,25 @@ class Subject:
     objective: Objective
     outputs: Outputs
     layers: Callable[[str], bool]
-    optimizer: Optimizer | None = None
+    optimizers: tuple[Optimizer, ...] = ()
     lr: float | None = None
     updates: "OptimizerWatch | None" = None
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """Targets as one row for each example, on the device of the weights."""
+        assert self.y is not None
+        return self.objective.rows(self.y).to(next(self.model.parameters()).device)
+
+    @cached_property
+    def kernel_targets(self) -> Tensor:
+        """Rows with the inner products of the targets; n numbers each where labels belong to positions."""
+        assert self.y is not None
+        return self.objective.few_rows(self.y).to(next(self.model.parameters()).device)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        return self.optimizers[0] if self.optimizers else None
 
     def by_layer(self, prefix: str, found: Mapping[str, float]) -> dict[str, float]:
         """Numbers by layer under the names of the store, of the chosen layers alone."""
@@ -54,7 +71,8 @@ class Memory:
     outputs, if a plain pass tells what it is given (see :func:`gramscope.record.probe_pass.plain_pass`).
     ``sites``: where the weights meet the probe, which is sought once. ``flows``: changes of the weights so far.
     ``linearity``: by weight what it was given at the last measurement, and the target linearity of that.
-    ``probe_told``: the facts of the probe, which do not change, are in a record.
+    ``probe_told``: the facts of the probe, which do not change, are in a record. ``coupled``: outputs depend on other
+    examples of the probe (as in a graph), as the search for the sites found.
     """
 
     kernel: Tensor | None = None
@@ -69,6 +87,7 @@ class Memory:
     flows: "dict[str, LayerFlow] | None" = None
     linearity: "dict[str, tuple[Tensor, TargetLinearityValue]]" = field(default_factory=dict)
     probe_told: bool = False
+    coupled: bool = False
 
     @property
     def at_start(self) -> bool:

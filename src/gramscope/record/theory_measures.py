@@ -9,11 +9,16 @@ from gramscope import measures
 from gramscope.capture.network import named_parameters
 from gramscope.hierarchy.mask_concentration import concentration, overlap_rank
 from gramscope.propagators import GlobalNTK, participation_ratio, structural_rank_bound
+from gramscope.record.feature_measures import masks_by_layer
 from gramscope.record.measurement import Measurement
-from gramscope.record.probe_pass import probe_pass
-from gramscope.record.relu_units import ReluUnits
-from gramscope.record.subject import evaluating, layer_matrices, layer_of, layers_by_id
-from gramscope.record.watched_measures import _NO_LAST, MeasuredValues, seconds, watched_measure
+from gramscope.record.subject import evaluating, layer_matrices, layer_of
+from gramscope.record.watched_measures import (
+    _NO_LAST,
+    MeasuredValues,
+    eigenfunction_curves,
+    seconds,
+    watched_measure,
+)
 
 TOP = 5  # dimension of the eigenspaces that are compared
 _NO_CLASSES = "not defined: the probe must have one class for each example, and a linear layer that scores them."
@@ -26,12 +31,13 @@ _NO_FIRST_WEIGHTS = "not defined: the weights of the first measurement are not k
     "collapse", "Neural collapse of the last features, NC1 to NC4 and class-distance variance: 0 in full collapse."
 )
 def measure_collapse(measurement: Measurement) -> MeasuredValues:
-    y, last = measurement.labels_or_values, measurement.last
-    one_label_each = (
-        not y.is_floating_point() and y.numel() == len(y) and measurement.subject.objective.kind == "classes"
-    )
-    if last is None or last not in measurement.features or not one_label_each:
+    y = measurement.labels_or_values
+    one_label_each = not y.is_floating_point() and y.numel() == len(y)
+    if not one_label_each or measurement.subject.objective.kind != "classes":
         return MeasuredValues()  # numbers or positions: there is nothing that could collapse
+    last = measurement.last
+    if last is None or last not in measurement.features:
+        return MeasuredValues()
     form = measures.weight_forms(measurement.subject.model).get(last)
     weight = None if form is None else form.form.matrices(named_parameters(measurement.subject.model)[last])[0]
     features, labels = measurement.features[last], y.reshape(-1)
@@ -53,23 +59,18 @@ def measure_collapse(measurement: Measurement) -> MeasuredValues:
     guess=seconds(passes=1, eigenvalues=2),
 )
 def measure_concentration(measurement: Measurement) -> MeasuredValues:
-    units = ReluUnits(layers_by_id(measurement.subject.model), by_example=True)
-    with probe_pass(measurement.subject, units):
-        pass
     weights = layer_matrices(measurement.subject.model)
     if measurement.memory.weights is None and not measurement.memory.resumed:
         measurement.memory.weights = {name: weight.clone() for name, weight in weights.items()}
     measured = MeasuredValues()
-    for layer, masks in units.on_by_layer().items():
-        if measurement.subject.layers(layer) and len(masks) == 1:
-            measured.scalars |= _concentration(measurement, layer, masks[0], weights.get(layer))
+    for layer, mask in masks_by_layer(measurement).items():
+        measured.scalars |= _concentration(measurement, layer, mask, weights.get(layer))
     if measurement.memory.weights is None:
         measured.missing["update_alignment"] = _NO_FIRST_WEIGHTS
     return measured
 
 
 def _concentration(measurement: Measurement, layer: str, mask: Tensor, weight: Tensor | None) -> dict[str, float]:
-    mask = mask.cpu()
     if weight is None or len(weight) != mask.shape[1]:
         ranks = overlap_rank(mask), overlap_rank(mask, center=True)
         return {f"coactivation_rank/{layer}": ranks[0], f"coactivation_rank_centred/{layer}": ranks[1]}
@@ -110,12 +111,11 @@ def measure_modes(measurement: Measurement) -> MeasuredValues:
     last = measurement.last
     if last is None:
         return MeasuredValues(missing={"modes": _NO_LAST})
-    outputs = measurement.output_rows
-    features, targets = measurement.along_loss.features[last][: len(outputs)], measurement.targets[: len(outputs)]
-    half = len(outputs) // 2
-    if half <= features.shape[1]:
+    rows = len(measurement.output_rows)
+    features, targets = measurement.along_loss.features[last][:rows], measurement.targets[:rows]
+    curves = eigenfunction_curves(measurement, features)
+    if curves is None:
         return MeasuredValues(missing={"modes": _FEW})
-    curves = measures.richness_curves(features[:half], features[half:], targets[half:], outputs[half:])
     found = {
         "modes/utilisation_dimension": measures.utilisation_dimension(curves),
         "modes/constant": measures.eigenmodes(features, targets.double().reshape(len(targets), -1)).constant,

@@ -18,6 +18,7 @@ from gramscope.capture.network import count_examples, evaluate, named_parameters
 from gramscope.hierarchy.explain import explain_step
 from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
+from gramscope.measures.eigenfunction_curves import Curves
 from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.measures.weight_matrices import WeightForm
 from gramscope.propagators.prediction import predict_states
@@ -159,8 +160,8 @@ def measure_kernel(measurement: Measurement) -> MeasuredValues:
         measured.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
     order, y = torch.arange(len(kernel), device="cpu"), measurement.subject.y
     if y is not None:
-        targets = measurement.subject.objective.few_rows(y).to(kernel.device)
-        measured.scalars["kernel/alignment"] = measures.kernel_target_alignment(measurement.kernel, targets)
+        alignment = measures.kernel_target_alignment(measurement.kernel, measurement.subject.kernel_targets)
+        measured.scalars["kernel/alignment"] = alignment
         if not y.is_floating_point() and y.numel() == len(y):
             labels = y.reshape(-1).cpu()
             order = torch.argsort(labels, stable=True)
@@ -214,15 +215,25 @@ def measure_richness(measurement: Measurement) -> MeasuredValues:
     else:
         start = measurement.memory.features.to(features.device)
         measured.scalars["richness/initial_similarity"] = measures.initial_similarity(start, features.to(start.dtype))
-    half = len(outputs) // 2
-    if half <= features.shape[1] or measurement.subject.y is None:  # too few examples to tell eigenfunctions from noise
+    curves = None if measurement.subject.y is None else eigenfunction_curves(measurement, features)
+    if curves is None:
         return measured
-    some = slice(half, len(outputs))
-    curves = measures.richness_curves(features[:half], features[some], measurement.targets[some], outputs[some])
     measured.scalars["richness/effective_dimension"] = curves.effective_dimension
     named = {"quality": curves.quality, "utilisation": curves.utilisation, "intensity": curves.intensity}
     measured.arrays |= {f"richness/{name}": _numpy(curve) for name, curve in named.items() if curve is not None}
     return measured
+
+
+def eigenfunction_curves(measurement: Measurement, features: Tensor) -> Curves | None:
+    """Of the last features: estimated on half of the examples, and measured on the others; None where they are few.
+
+    Then eigenfunctions cannot be told from noise.
+    """
+    outputs, half = measurement.output_rows, len(measurement.output_rows) // 2
+    if half <= features.shape[1]:
+        return None
+    others = slice(half, len(outputs))
+    return measures.richness_curves(features[:half], features[others], measurement.targets[others], outputs[others])
 
 
 @watched_measure(

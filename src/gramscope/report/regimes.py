@@ -31,7 +31,8 @@ RULE = (
     "a run is lazy where its feature change (one minus the CKA of the last hidden features with those at the start) "
     f"is below {LAZY_FEATURES} or its largest kernel drift |K − K₀| / |K₀| below {LAZY_KERNEL}. It is rich where "
     f"the largest drift is above {RICH_KERNEL}. Without a kernel the feature change decides alone (above "
-    f"{RICH_FEATURES} rich). These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict "
+    f"{RICH_FEATURES} rich). A kernel that stands still while the features change as much lies in between. "
+    "These thresholds were fitted on runs of known regime (docs/calibration.md). A verdict "
     f"takes {ENOUGH_READINGS} measurements from the start on, over {ENOUGH_STEPS} steps. A run has diverged "
     f"if its loss ends not finite or above {BLOWN:.0f} times its start, or if its loss on the probe was above that "
     "once and ends no lower than it started"
@@ -39,9 +40,15 @@ RULE = (
 
 
 def kernel_drift(view: RunView) -> Series | None:
-    """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters."""
-    drift = moved(view)
-    return None if drift is None or times_measured(drift) < 2 or undone(view) is not None else drift
+    """How far the kernel moved, where that can be said: measured twice, and from one start, of the same parameters.
+
+    A drift that was measured in the first half of the run alone says nothing where the features tell of all of it.
+    """
+    drift, features = moved(view), feature_change(view)
+    if drift is None or times_measured(drift) < 2 or undone(view) is not None:
+        return None
+    early = 2 * float(drift.finite.steps[-1]) < view.end
+    return None if early and features is not None and enough(view, features) else drift
 
 
 def undone(view: RunView) -> str | None:
@@ -61,10 +68,15 @@ def regime(view: RunView) -> str:
     still = features is not None and enough(view, features) and features.last < LAZY_FEATURES
     if drift is not None and enough(view, drift):
         # The kernel also moves where a readout alone trains: features that stand still make a run lazy all the same.
-        return "lazy" if still else _by_kernel(drift)
+        kind = "lazy" if still else _by_kernel(drift)
+        return "in between" if kind == "lazy" and _features_moved(view, features) else kind
     if features is not None and enough(view, features):
         return judged(features.last, LAZY_FEATURES, RICH_FEATURES)
     return "too short" if any(s is not None and times_measured(s) for s in (moved(view), features)) else "unknown"
+
+
+def _features_moved(view: RunView, features: Series | None) -> bool:
+    return features is not None and enough(view, features) and features.last > RICH_FEATURES
 
 
 def _by_kernel(drift: Series) -> str:
@@ -96,10 +108,12 @@ def verdict(view: RunView, end: Divergence | None) -> str:
     lazy = "neither its features nor its loss moved much" if unlearnt(view) else "its features hardly moved"
     if drift is not None and _by_kernel(drift) == "rich":
         lazy += ", though its kernel did, as where the last layer does the learning"
+    between = ": its kernel hardly moved, but its last features did"
+    apart = drift is not None and _by_kernel(drift) == "lazy" and _features_moved(view, features)
     told = {
         "lazy": f"The run is lazy: {lazy}",
         "rich": f"The run is rich: it changed its features{', but its loss did not fall' * unlearnt(view)}",
-        "in between": "The run lies between lazy and rich",
+        "in between": f"The run lies between lazy and rich{between * apart}",
     }[kind]
     return f"{told} ({', '.join(grounds)})."
 
