@@ -38,9 +38,9 @@ class JacobianProducts(LinearOperator):
 
 
 def checked_tangent(at: Expansion, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:
-    """The tangent along a direction; with ``check`` its second derivative along the same direction has a witness."""
+    """The tangent along a direction; with ``check`` its second derivative there has a witness, unless it is proven."""
     tangent = at.tangent(direction)
-    if check:
+    if check and not at.proven:
         derivative(tangent, direction)
     return tangent
 

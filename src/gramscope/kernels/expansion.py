@@ -16,11 +16,14 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
+from gramscope.capture.backward_graph import is_leaf, nodes_below
 from gramscope.capture.capturing import check_outputs
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
+from gramscope.capture.node_rules import operation
 from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
+from gramscope.ops.operations import PROVEN
 
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
@@ -82,7 +85,8 @@ class Expansion:
     """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it.
 
     ``f`` holds the graph of the outputs. Products with J and Jᵀ are traversals of graphs that are built once: ``Jᵀc``
-    is kept as a linear function of c.
+    is kept as a linear function of c. The second derivatives of a ``proven`` network need no check: it is made of
+    operations whose formulas are tested (``gramscope.ops.operations.PROVEN``), and has no hooks.
     """
 
     path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
@@ -105,10 +109,12 @@ class Expansion:
         self.rates = None if (metric := options.get("metric")) is None else self._rates(metric)
 
     def _open(self) -> None:
-        self.leaves = self.fresh_leaves()
+        self.leaves, self._hooked = self.fresh_leaves(), False
         with self.context():
             self.f: Tensor = self.run(self.leaves)
-        self.linear_map = LinearMap([self.f], self.leaves)
+        proven = (is_leaf(node) or operation(node) in PROVEN for node in nodes_below([self.f]))
+        self.proven = not self._hooked and all(proven)
+        self.linear_map = LinearMap([self.f], self.leaves, proven=self.proven)
 
     @property
     def point(self) -> Parameters:
@@ -123,8 +129,10 @@ class Expansion:
             with TwiceDifferentiable(), Sides() as watched:
                 self.call(self.sides_at)
             kinks = FixedSides(watched.sides)
-        with TwiceDifferentiable(), kinks:
-            return self.call(parameters)
+        with TwiceDifferentiable() as run, kinks:
+            outputs = self.call(parameters)
+        self._hooked = run.hooked
+        return outputs
 
     def call(self, parameters: Parameters) -> Tensor:
         """The same, whatever a kink means."""
