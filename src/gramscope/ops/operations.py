@@ -336,8 +336,8 @@ for _function, _steps in UNROLLED.items():
 
 # Proven second derivatives --------------------------------------------------------------------------
 
-# By the names of their nodes in autograd's graph. Each is compared with differences in tests/ops/test_proven.py. Roots and
-# powers are not among them: their second derivatives may be infinite where their values are not.
+# By the names of their nodes in autograd's graph. Each is compared with differences in tests/ops/test_proven.py. Roots
+# and powers are not among them: their second derivatives may be infinite where their values are not.
 PROVEN = frozenset(
     "Abs AdaptiveAvgPool2D Add Addmm AvgPool2D Baddbmm Bmm Cat Clamp ClampMin Clone Convolution Cos Div Elu Embedding "  # noqa: SIM905
     "Exp Expand Gelu LeakyRelu Log LogSoftmax Logsumexp MaxPool2DWithIndices Mean Mm Mul Neg Permute Relu ReshapeAlias "
