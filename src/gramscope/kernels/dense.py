@@ -57,7 +57,9 @@ class _WeightedRows:
         self.expansion, self.outputs, self.v = at, outputs, v
         self.roots: dict[str, Tensor] = {}
         if at.rates is not None:
-            self.roots = dict(zip(at.parameters, (part.flatten() for part in at.split(at.rates.sqrt())), strict=True))
+            self.roots = dict(
+                zip(at.parameters, (part.flatten() for part in at.split(at.rates.diagonal.sqrt())), strict=True)
+            )
 
     @cached_property
     def sites(self) -> WeightSites:
