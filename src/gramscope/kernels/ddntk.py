@@ -18,7 +18,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
-from gramscope.kernels.derivatives import derivative, residual_of
+from gramscope.kernels.derivatives import derivative, step_direction
 from gramscope.kernels.expansion import Expansion, ExpansionOptions
 from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.linalg import LinearOperator
@@ -108,8 +108,7 @@ class DDNTK:
                 f"{name} must have the shape {tuple(rows.shape)} of the outputs, or be flattened to ({rows.size},), "
                 f"got {got}. It is a vector over (example, output), as a residual is."
             )
-        column = residual_of(self.expansion, vector.reshape(rows.shape)).reshape(-1, 1)
-        return self.expansion.weighted(self.expansion.vjp(column))[:, 0]
+        return step_direction(self.expansion, vector.reshape(rows.shape))
 
     def _check_dense(self, size: int, memory: Memory) -> None:
         budget = memory_budget(memory, self.expansion.device)

@@ -115,7 +115,7 @@ def _difference(
 
 def step_direction(at: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, " p"]:
     """``v = λ Jᵀ ε``: a step of size η moves θ to ``θ - η v``."""
-    return at.weighted(at.vjp(residual_of(at, residual).reshape(-1, 1)))[:, 0]
+    return at.step(residual_of(at, residual).reshape(-1))
 
 
 def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, "n C"]:

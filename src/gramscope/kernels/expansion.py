@@ -172,6 +172,10 @@ class Expansion(LinearOperator):
     def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         return self.vjp(x)
 
+    def step(self, vector: Float[Tensor, " rows"]) -> Float[Tensor, " p"]:
+        """``λ Jᵀ w``: a step of size η moves θ along ``-η`` times this, w being ``∂loss/∂f``."""
+        return self.weighted(self.vjp(vector[:, None]))[:, 0]
+
     def directions(self) -> Float[Tensor, "p u"]:
         """``λ Jᵀ``: the step that each output alone would make."""
         return self.weighted(self.vjp(torch.eye(self.rows.size, dtype=self.dtype, device=self.device)))
