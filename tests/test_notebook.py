@@ -35,7 +35,10 @@ def test_a_kernel_shows_the_trace_of_each_parameter(model, x):
     assert [row[0] for row in rows] == list(dict(model.named_parameters()))
     for name, trace, _ in rows:
         assert float(trace) == pytest.approx(float(torch.einsum("ncnc->", kernel.sites[name])), rel=1e-3)
-    assert sum(float(row[2].split()[0]) for row in rows) == pytest.approx(100, abs=0.3)
+    assert sum(float(row[2]) for row in rows) == pytest.approx(1, abs=0.003)
+    frame = kernel.to_dataframe()
+    assert frame["share of the trace"].sum() == pytest.approx(1)
+    assert frame.loc["0.bias", "trace"] == pytest.approx(float(torch.einsum("ncnc->", kernel.sites["0.bias"])))
     other = gs.kernel(model, x, x[:2])
     assert "<table>" not in other._repr_html_(), "between two sets there is no trace"
 

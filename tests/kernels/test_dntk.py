@@ -522,14 +522,52 @@ def test_an_operation_without_a_second_derivative_is_named(model, name):
 
 
 def test_disagreeing_second_derivatives_are_refused(monkeypatch):
-    """Backward and forward mode are each other's witness: a wrong formula in one of them does not pass."""
-    model, x = ZOO["mlp"]
+    """Backward and forward mode are each other's witness where operations are not proven: here a log of a sigmoid."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.LogSigmoid(), nn.Linear(4, 2)).double(), torch.randn(5, 3).double()
     right = derivatives.by_forward_mode
     monkeypatch.setattr(derivatives, "by_forward_mode", lambda *args: 1.01 * right(*args))
     for function in (dntk_velocity, output_curvature, dntk_velocity_operator):
         with pytest.raises(UnsupportedError, match="same by backward and by forward mode"):
             function(model, x, lambda f: f.square().sum())
         function(model, x, lambda f: f.square().sum(), check=False)
+
+
+class ConstantSlope(torch.autograd.Function):
+    """What it saves counts as constant: the gradient is right, its derivative is not."""
+
+    @staticmethod
+    def forward(ctx, z):
+        ctx.slope = 1 - z.detach().tanh() ** 2
+        return z.tanh()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.slope
+
+
+class Detached(nn.Module):
+    """``tanh`` whose backward pass, a hook's or a function's own, is right and wrong once it is differentiated."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.layer, self.head, self.hook = nn.Linear(3, 4), nn.Linear(4, 2), hook
+
+    def forward(self, x):
+        z = self.layer(x)
+        if not self.hook:
+            return self.head(ConstantSlope.apply(z))
+        moved = z + (z.tanh() - z).detach()
+        if moved.requires_grad:
+            moved.register_hook(lambda g: g * (1 - z.detach().tanh() ** 2))
+        return self.head(moved)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_derivatives_that_are_silently_wrong_are_found(hook):
+    model, x = Detached(hook).double(), torch.randn(5, 3).double()
+    for function in (dntk_velocity, output_curvature, dntk_velocity_operator):
+        with pytest.raises(UnsupportedError, match="derivative"):
+            function(model, x, lambda f: f.square().sum())
 
 
 def test_no_second_derivative_at_all():

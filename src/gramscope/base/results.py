@@ -89,7 +89,7 @@ class TableResult(Result):
 
     def _repr_html_(self) -> str:
         frame = self.to_dataframe()
-        rows = [[in_short(value) for value in row] for row in frame.itertuples(index=True)]
+        rows = [[str(name), *map(in_short, values)] for name, *values in frame.itertuples(index=True)]
         return html_table(repr(self), ["", *map(str, frame.columns)], rows)
 
 

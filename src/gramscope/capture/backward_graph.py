@@ -91,11 +91,14 @@ def _side_by_side(each: Sequence[Tensor]) -> Tensor:
 class BackwardGraph:
     """The nodes between the outputs ``f`` and the measured parameters.
 
-    ``whole`` graphs are not cut into parts: hooks on tensors would run on both sides of a cut.
+    ``whole`` graphs are not cut into parts: hooks on tensors would run on both sides of a cut. ``loops``: directions go
+    one by one where torch goes through convolutions so.
     """
 
-    def __init__(self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor], whole: bool = False) -> None:
-        self.whole = whole
+    def __init__(
+        self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor], whole: bool = False, loops: bool = True
+    ) -> None:
+        self.whole, self.loops = whole, loops
         root = get_gradient_edge(f)
         self.f, self.root = f, (root.node, root.output_nr)
         names = {id(parameter): name for name, parameter in parameters.items()}
@@ -163,7 +166,7 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        together = self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"]) and not self._loops
+        together = self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"]) and not (self.loops and self._loops)
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]

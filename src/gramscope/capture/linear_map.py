@@ -34,11 +34,14 @@ MAX_ROW_ENTRIES = 2**26
 class LinearMap:
     """``∂outputs/∂inputs`` between tensors of one graph.
 
-    Vectors are lists of tensors (k, *shape), one for each output or input, for k vectors at once.
+    Vectors are lists of tensors (k, *shape), one for each output or input, for k vectors at once. A graph of ``proven``
+    operations is not checked.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, quiet: bool = False) -> None:
-        self.outputs, self.inputs, self.quiet = list(outputs), list(inputs), quiet
+    def __init__(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, quiet: bool = False, proven: bool = False
+    ) -> None:
+        self.outputs, self.inputs, self.quiet, self.proven = list(outputs), list(inputs), quiet, proven
         self.slow = ""  # why J v is taken row by row, if it is; a warning says it, too, unless ``quiet``
         self._live = [output for output in self.outputs if output.requires_grad]
         self._cotangents: list[Tensor] = []
@@ -50,6 +53,10 @@ class LinearMap:
             return [None] * len(self.inputs)
         pairs = zip(self.outputs, cotangents, strict=True)
         chosen = [c.to(o.dtype).contiguous() for o, c in pairs if o.requires_grad]
+        if self.proven and self._transposed is None and len(chosen[0]) == 1:  # with the graph that products with J need
+            self._transpose([c[0] for c in chosen])
+            assert self._transposed is not None
+            return [None if g is None else g.detach()[None] for g in self._transposed]
         return batched_gradients(self._live, self.inputs, chosen)
 
     def jvp(self, tangents: Sequence[Tensor | None], count: int) -> list[Tensor]:
@@ -103,13 +110,10 @@ class LinearMap:
     def _checked_transpose(self) -> tuple[Tensor | None, ...] | None:
         """The graph of ``Jᵀ c``, made and checked at its first use; None where it cannot be differentiated in c."""
         if self._transposed is None and not self.slow:
-            with torch.enable_grad():
-                self._cotangents = [torch.zeros_like(o, requires_grad=True) for o in self._live]
-                self._transposed = torch.autograd.grad(
-                    self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
-                )
+            self._transpose([torch.zeros_like(o) for o in self._live])
             try:
-                why = "" if self.check(self._twice_backward) else "is right but not differentiable in its cotangent"
+                right = self.proven or self.check(self._twice_backward)
+                why = "" if right else "is right but not differentiable in its cotangent"
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise
@@ -120,6 +124,14 @@ class LinearMap:
                 if not self.quiet:
                     warn(self.slow)
         return self._transposed
+
+    def _transpose(self, cotangents: Sequence[Tensor]) -> None:
+        """``Jᵀ c`` with its graph."""
+        with torch.enable_grad():
+            self._cotangents = [c.detach().clone().requires_grad_() for c in cotangents]
+            self._transposed = torch.autograd.grad(
+                self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
+            )
 
     def _twice_backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         assert self._transposed is not None

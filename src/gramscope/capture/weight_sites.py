@@ -39,6 +39,8 @@ VIEWS = frozenset(
     "T Transpose Permute View UnsafeView ReshapeAlias Slice Select Squeeze Unsqueeze ToCopy Split SplitWithSizes "  # noqa: SIM905
     "Unbind Clone Alias Narrow Chunk MovedimInt Movedim Contiguous Flatten Unflatten Diagonal Unfold Real Imag".split()
 )
+# Those that keep the order of the entries.
+RESHAPES = frozenset({"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"})
 # Operations all of whose tensors have a slot among the node's own: what they make of parameters holds no data.
 CLOSED = VIEWS | frozenset(
     "Add Sub Mul Div Neg Exp Expm1 Log Log1p Sigmoid Tanh Relu Softplus Softmax LogSoftmax Silu Gelu Elu Abs Sqrt "  # noqa: SIM905
@@ -299,6 +301,8 @@ class WeightSites:
         """The site of a parameter from that of a weight which is the parameter or a view of it; else None."""
         node = below = weight[0]
         turned = False
+        while isinstance(site, RowSite) and operation(below) in RESHAPES:
+            below = below.next_functions[0][0]
         while operation(below) == "T":
             below, turned = below.next_functions[0][0], not turned
         if is_leaf(below) and not turned:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gramscope.kernels.crossings import ntk_step as ntk_step
     from gramscope.kernels.ddntk import DDNTK as DDNTK
     from gramscope.kernels.ddntk import DenseDDNTK as DenseDDNTK
-    from gramscope.kernels.ddntk import HessianProduct as HessianProduct
-    from gramscope.kernels.ddntk import NTKAccelerationOperator as NTKAccelerationOperator
     from gramscope.kernels.ddntk import ntk_acceleration as ntk_acceleration
     from gramscope.kernels.ddntk import output_third_order as output_third_order
     from gramscope.kernels.empirical_ntk import ntk as ntk
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from gramscope.kernels.jacobian import ntk_operator as ntk_operator
     from gramscope.kernels.kernel_matrix import Kernel as Kernel
     from gramscope.kernels.kernel_matrix import kernel as kernel
-    from gramscope.kernels.kernel_velocity import NTKVelocityOperator as NTKVelocityOperator
     from gramscope.kernels.kernel_velocity import dntk as dntk
     from gramscope.kernels.kernel_velocity import dntk_velocity as dntk_velocity
     from gramscope.kernels.kernel_velocity import dntk_velocity_operator as dntk_velocity_operator

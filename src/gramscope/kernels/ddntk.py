@@ -18,9 +18,10 @@ from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
-from gramscope.kernels.derivatives import JacobianProducts, derivative, residual_of
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Tangent
+from gramscope.kernels.derivatives import derivative, step_direction
+from gramscope.kernels.expansion import Expansion, ExpansionOptions
 from gramscope.kernels.kernel_velocity import Residual, read_step
+from gramscope.linalg import LinearOperator
 
 
 class DenseDDNTK(NamedTuple):
@@ -31,22 +32,6 @@ class DenseDDNTK(NamedTuple):
 
     def __repr__(self) -> str:
         return f"DenseDDNTK(first and second, {len(self.first)} outputs on each of their four axes)"
-
-
-class HessianProduct(JacobianProducts):
-    """``Σ_{kl} ddII_{i j k l} a_k b_l = (D_u J) λ (D_w J)ᵀ`` with ``u = λ Jᵀ a``, ``w = λ Jᵀ b``, as products."""
-
-    def __init__(self, left: Tangent, right: Tangent) -> None:
-        super().__init__([(1.0, left, right)], symmetric=left is right)
-
-
-class NTKAccelerationOperator(JacobianProducts):
-    """``d²K/dη² = J̈ λ Jᵀ + 2 J̇ λ J̇ᵀ + J λ J̈ᵀ`` at η = 0, dots being derivatives along the step, as products."""
-
-    def __init__(self, at: Expansion, direction: Float[Tensor, " p"]) -> None:
-        once = at.tangent(direction)
-        self.twice = once.tangent(direction)
-        super().__init__([(1.0, self.twice, at), (2.0, once, once), (1.0, at, self.twice)])
 
 
 class DDNTK:
@@ -84,11 +69,14 @@ class DDNTK:
         return derivative(self.expansion.tangent(u).tangent(v), w, self.check)
 
     @torch.inference_mode(False)
-    def second(self, a: Tensor, b: Tensor) -> HessianProduct:
-        """``Σ_{kl} ddII_{i j k l} a_k b_l``, a matrix over pairs of outputs, as an operator; ``.dense()`` forms it."""
+    def second(self, a: Tensor, b: Tensor) -> LinearOperator:
+        """``Σ_{kl} ddII_{i j k l} a_k b_l``, a matrix over pairs of outputs, as an operator; ``.dense()`` forms it.
+
+        It is ``(D_u J) λ (D_w J)ᵀ`` with ``u = λ Jᵀ a``, ``w = λ Jᵀ b``.
+        """
         left = self.expansion.tangent(self._direction(a, "a"))
         right = left if b is a else self.expansion.tangent(self._direction(b, "b"))
-        return HessianProduct(left, right)
+        return left.times(right)
 
     @torch.inference_mode(False)
     def dense(self, memory: Memory = None) -> DenseDDNTK:
@@ -109,7 +97,7 @@ class DDNTK:
                 for k in range(j, size):
                     _fill(first, j, k, tangent.tangent(directions[:, k]).jvp(directions[:, k:]))
                 advance()
-        rates = unit.new_ones(turned.shape[1]) if self.expansion.rates is None else self.expansion.rates
+        rates = unit.new_ones(turned.shape[1]) if self.expansion.rates is None else self.expansion.rates.diagonal
         return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, rates, turned))
 
     def _direction(self, vector: Tensor, name: str) -> Float[Tensor, " p"]:
@@ -120,8 +108,7 @@ class DDNTK:
                 f"{name} must have the shape {tuple(rows.shape)} of the outputs, or be flattened to ({rows.size},), "
                 f"got {got}. It is a vector over (example, output), as a residual is."
             )
-        column = residual_of(self.expansion, vector.reshape(rows.shape)).reshape(-1, 1)
-        return self.expansion.weighted(self.expansion.vjp(column))[:, 0]
+        return step_direction(self.expansion, vector.reshape(rows.shape))
 
     def _check_dense(self, size: int, memory: Memory) -> None:
         budget = memory_budget(memory, self.expansion.device)
@@ -175,12 +162,13 @@ def output_third_order(
 def ntk_acceleration(
     model: nn.Module, x: ModelInput, residual: Residual, *, probe: ModelInput = None,
     check: bool = True, **options: Unpack[ExpansionOptions],
-) -> NTKAccelerationOperator:  # fmt: skip
+) -> LinearOperator:  # fmt: skip
     """The kernel's second derivative along a step, ``K(η) = K + η·velocity + ½ η²·acceleration + O(η³)``.
 
     ``acceleration_{i1 i2} = Σ_{jk} (ddI_{i1 i2 j k} + ddI_{i2 i1 j k} + 2 ddII_{i1 i2 j k}) ε_j ε_k``: all of both
     ddNTKs that the kernel feels of one step. An operator over (example, output), flattened; ``.dense()`` forms it.
-    Arguments are those of ``dntk_velocity``.
+    It is ``J̈ λ Jᵀ + 2 J̇ λ J̇ᵀ + J λ J̈ᵀ``, dots being derivatives along the step. Arguments are those of
+    ``dntk_velocity``.
 
     Reference: PDLT (arXiv:2106.10165) equations (11.151) to (11.153).
 
@@ -192,7 +180,8 @@ def ntk_acceleration(
         0.0
     """
     at, direction = read_step(model, x, residual, probe, options)
-    operator = NTKAccelerationOperator(at, direction)
+    once = at.tangent(direction)
+    twice = once.tangent(direction)
     if check:
-        derivative(operator.twice, direction)
-    return operator
+        derivative(twice, direction)
+    return twice.times(at) + 2.0 * once.times(once) + at.times(twice)

@@ -8,13 +8,11 @@ backward pass gives both sets of rows.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, memory_budget
@@ -25,7 +23,6 @@ from gramscope.kernels.accumulate import Accumulator, Sites, summed_rows
 from gramscope.kernels.contractions import strips
 from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent
 
-R = TypeVar("R")
 # Tensors of the size of the signals that are held for each output: as they came, and arranged for their products.
 OVERHEAD = 3
 # Before the name of a parameter: the part of a direction that belongs to it.
@@ -35,15 +32,22 @@ ALONG = "along "
 def dense_kernel(at: Expansion, memory: Memory) -> Float[Tensor, "u u"]:
     """``J λ Jᵀ``."""
     rows = _WeightedRows(at, at.f)
-    kernel = _product(rows, rows, memory)
+    kernel = _within(at, lambda: _product(rows, rows, memory))
     return (kernel + kernel.T) / 2  # both halves are sums of the same numbers in another order
 
 
 def dense_velocity(tangent: Tangent, memory: Memory) -> Float[Tensor, "u u"]:
     """``J̇ λ Jᵀ + J λ J̇ᵀ``, the derivative of the kernel along the direction of ``tangent``."""
-    moved = _product(_WeightedRows(tangent, tangent.g, tangent.direction), _WeightedRows(tangent, tangent.f), memory)
+    rows = _WeightedRows(tangent, tangent.g, tangent.direction)
+    moved = _within(tangent, lambda: _product(rows, _WeightedRows(tangent, tangent.f), memory))
     check_finite(moved, "second derivatives of the outputs", INFINITE)
     return moved + moved.T
+
+
+def _within(at: Expansion, work: Callable[[], Tensor]) -> Tensor:
+    """A backward pass may call the model again: it is to meet the parameters that the graph was made of."""
+    with at.context(forward=False):
+        return at.function.at(at.leaves, work)
 
 
 class _WeightedRows:
@@ -53,18 +57,16 @@ class _WeightedRows:
         self.expansion, self.outputs, self.v = at, outputs, v
         self.roots: dict[str, Tensor] = {}
         if at.rates is not None:
-            self.roots = dict(zip(at.parameters, (part.flatten() for part in at.split(at.rates.sqrt())), strict=True))
+            self.roots = dict(
+                zip(at.parameters, (part.flatten() for part in at.split(at.rates.diagonal.sqrt())), strict=True)
+            )
 
     @cached_property
     def sites(self) -> WeightSites:
         names = [*self.expansion.parameters, *(f"{ALONG}{name}" for name in self.expansion.parameters)]
         leaves = dict(zip(names, (*self.expansion.leaves, *self.v), strict=False))
         # Coupled examples are as exact, with fewer sites.
-        return self._within(lambda: WeightSites(BackwardGraph(self.outputs, leaves), lambda names: None))
-
-    def _within(self, work: Callable[[], R]) -> R:
-        with self.expansion.context(forward=False):
-            return self.expansion.function.at(self.expansion.leaves, work)
+        return WeightSites(BackwardGraph(self.outputs, leaves, loops=False), lambda names: None)
 
     def bytes_per_output(self) -> int:
         signals = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, self.sites.edges))
@@ -75,7 +77,7 @@ class _WeightedRows:
         n, width = self.expansion.f.shape
         unit = torch.zeros(stop - start, 1, width, dtype=self.expansion.f.dtype, device=self.expansion.device)
         unit[range(stop - start), 0, range(start, stop)] = 1
-        found = self._within(lambda: list(self.sites.sites(unit.expand(-1, n, -1))))
+        found = self.sites.sites(unit.expand(-1, n, -1))
         return {name: sites for group in found for name, sites in group.items()}
 
     def weighted(self, name: str, sites: Sequence[Site]) -> Sequence[Site]:
@@ -109,7 +111,7 @@ def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float
             if columns != rows:
                 theirs, along = right.of_outputs(*columns), ""
             tile = result[:, slice(*rows), :, slice(*columns)]
-            with torch.no_grad(), exact_arithmetic(expansion.function.tf32):
+            with torch.no_grad():
                 accumulator = Accumulator({"": tile}, False, room // 8, symmetric=False, fuse=True)
                 for name in expansion.parameters:
                     if mine.get(name) and theirs.get(along + name):

@@ -10,7 +10,6 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.network import loss_gradient
 from gramscope.kernels.expansion import INFINITE, Expansion, Tangent
-from gramscope.linalg import LinearOperator
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
@@ -23,24 +22,10 @@ DIFFERENCE_LIMIT: Limits = {torch.float64: 1e-4, torch.float32: 5e-2}
 ORDERS = {2: "second", 3: "third"}
 
 
-class JacobianProducts(LinearOperator):
-    """``Σ c A λ Bᵀ`` over ``terms`` (c, A, B), A and B the Jacobian or derivatives of it: no rows, no matrix."""
-
-    def __init__(self, terms: Sequence[tuple[float, Expansion, Expansion]], symmetric: bool = True) -> None:
-        self.terms, at = terms, terms[0][1]
-        super().__init__(at.rows, at.rows, dtype=at.dtype, device=at.device, symmetric=symmetric)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return torch.stack([c * a.jvp(b.weighted(b.vjp(x))) for c, a, b in self.terms]).sum(0)
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return torch.stack([c * b.jvp(a.weighted(a.vjp(x))) for c, a, b in self.terms]).sum(0)
-
-
 def checked_tangent(at: Expansion, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:
-    """The tangent along a direction; with ``check`` its second derivative along the same direction has a witness."""
+    """The tangent along a direction; with ``check`` its second derivative there has a witness, unless it is proven."""
     tangent = at.tangent(direction)
-    if check:
+    if check and not at.proven:
         derivative(tangent, direction)
     return tangent
 
@@ -130,7 +115,7 @@ def _difference(
 
 def step_direction(at: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, " p"]:
     """``v = λ Jᵀ ε``: a step of size η moves θ to ``θ - η v``."""
-    return at.weighted(at.vjp(residual_of(at, residual).reshape(-1, 1)))[:, 0]
+    return at.step(residual_of(at, residual).reshape(-1))
 
 
 def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, "n C"]:

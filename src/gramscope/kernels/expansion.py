@@ -16,11 +16,15 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
+from gramscope.capture.backward_graph import is_leaf, nodes_below
 from gramscope.capture.capturing import check_outputs
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
+from gramscope.capture.node_rules import operation
+from gramscope.linalg import Diagonal, LinearOperator
 from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
+from gramscope.ops.operations import PROVEN
 
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
@@ -78,11 +82,14 @@ def check_options(options: ExpansionOptions) -> None:
         raise InputError(f"bandwidth must be a positive number, got {bandwidth!r}.")
 
 
-class Expansion:
+class Expansion(LinearOperator):
     """``θ ↦ f(θ)`` of a model on fixed examples, at copies of its parameters; later training does not disturb it.
 
+    As an operator it is the Jacobian J, and ``A.times(B)`` is ``A λ Bᵀ``.
+
     ``f`` holds the graph of the outputs. Products with J and Jᵀ are traversals of graphs that are built once: ``Jᵀc``
-    is kept as a linear function of c.
+    is kept as a linear function of c. The second derivatives of a ``proven`` network need no check: it is made of
+    operations whose formulas are tested (``gramscope.ops.operations.PROVEN``), and has no hooks.
     """
 
     path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
@@ -98,17 +105,18 @@ class Expansion:
         self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
         self._open()
         check_outputs(self.f, self.parameters)
-        self.rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
-        self.cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
-        self.dtype = torch.promote_types(self.f.dtype, torch.float32)
-        self.device = self.f.device
-        self.rates = None if (metric := options.get("metric")) is None else self._rates(metric)
+        rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
+        cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
+        super().__init__(rows, cols, dtype=torch.promote_types(self.f.dtype, torch.float32), device=self.f.device)
+        self.rates = None if (metric := options.get("metric")) is None else Diagonal(self._rates(metric), cols)
 
     def _open(self) -> None:
-        self.leaves = self.fresh_leaves()
+        self.leaves, self._hooked = self.fresh_leaves(), False
         with self.context():
             self.f: Tensor = self.run(self.leaves)
-        self.linear_map = LinearMap([self.f], self.leaves)
+        proven = (is_leaf(node) or operation(node) in PROVEN for node in nodes_below([self.f]))
+        self.proven = not self._hooked and all(proven)
+        self.linear_map = LinearMap([self.f], self.leaves, proven=self.proven)
 
     @property
     def point(self) -> Parameters:
@@ -123,8 +131,10 @@ class Expansion:
             with TwiceDifferentiable(), Sides() as watched:
                 self.call(self.sides_at)
             kinks = FixedSides(watched.sides)
-        with TwiceDifferentiable(), kinks:
-            return self.call(parameters)
+        with TwiceDifferentiable() as run, kinks:
+            outputs = self.call(parameters)
+        self._hooked = run.hooked
+        return outputs
 
     def call(self, parameters: Parameters) -> Tensor:
         """The same, whatever a kink means."""
@@ -150,7 +160,21 @@ class Expansion:
 
     def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """``λ v`` for each column v."""
-        return vectors if self.rates is None else self.rates[:, None] * vectors
+        return vectors if self.rates is None else self.rates.matmat(vectors)
+
+    def times(self, other: "Expansion") -> LinearOperator:
+        """``J λ J₂ᵀ`` on vectors over (example, output), flattened: no rows, no matrix."""
+        return self @ other.T if self.rates is None else self @ self.rates @ other.T
+
+    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+        return self.jvp(x)
+
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+        return self.vjp(x)
+
+    def step(self, vector: Float[Tensor, " rows"]) -> Float[Tensor, " p"]:
+        """``λ Jᵀ w``: a step of size η moves θ along ``-η`` times this, w being ``∂loss/∂f``."""
+        return self.weighted(self.vjp(vector[:, None]))[:, 0]
 
     def directions(self) -> Float[Tensor, "p u"]:
         """``λ Jᵀ``: the step that each output alone would make."""

@@ -18,7 +18,7 @@ from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision
 from gramscope.kernels.expansion import Rates, flat_metric, load_forward_mode
-from gramscope.linalg import LinearOperator
+from gramscope.linalg import Composition, Diagonal, LinearOperator
 from gramscope.ops.kinks import TwiceDifferentiable
 
 
@@ -103,26 +103,17 @@ class JacobianOperator(LinearOperator):
         return self._function.jvp(self._map, vectors)
 
 
-class NTKOperator(LinearOperator):
+class NTKOperator(Composition):
     """``K = J D J₂ᵀ``; D a diagonal metric on the parameters (learning rates, a preconditioner), one if None."""
 
     def __init__(self, left: JacobianOperator, right: JacobianOperator, metric: Float[Tensor, " p"] | None) -> None:
         self.jacobian, self.jacobian2, self.metric = left, right, metric
-        super().__init__(left.rows, right.rows, dtype=left.dtype, device=left.device, symmetric=right is left)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return self.jacobian.matmat(self._weighted(self.jacobian2.adjoint().matmat(x)))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return self.jacobian2.matmat(self._weighted(self.jacobian.adjoint().matmat(x)))
+        super().__init__(left, *([] if metric is None else [Diagonal(metric, left.cols)]), right.T)
 
     @property
     def slow(self) -> str:
         """Why products with J take one backward pass for each output; empty where they do not."""
         return self.jacobian.slow or self.jacobian2.slow
-
-    def _weighted(self, v: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        return v if self.metric is None else self.metric[:, None] * v
 
 
 def ntk_operator(

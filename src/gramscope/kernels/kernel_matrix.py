@@ -16,10 +16,10 @@ from gramscope.base.checks import check_finite
 from gramscope.base.class_labels import target_rows
 from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
-from gramscope.base.html import html_table
 from gramscope.base.moments import centered_rows
 from gramscope.base.nested import ModelInput
-from gramscope.base.pyplot import Figure, load_pyplot
+from gramscope.base.pyplot import Axes, Figure, load_pyplot
+from gramscope.base.results import TableResult
 from gramscope.base.rounding import EPS64, Rounding, singular_floor
 from gramscope.base.shares import shares
 from gramscope.base.user_warnings import undefined
@@ -27,7 +27,7 @@ from gramscope.kernels.empirical_ntk import NTKOptions, Reduce, ntk
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class Kernel(TableResult):
     """A tangent kernel: ``total`` (n, C, m, C) or, traced over outputs, (n, m); ``sites`` the same by parameter."""
 
     total: Tensor = field(repr=False)
@@ -151,12 +151,12 @@ class Kernel:
         each = {name: float(e @ (_matrix(site).double() @ e)) for name, site in self.sites.items()}
         return shares(each, why="the loss does not change to first order: is the residual zero?")
 
-    def plot(self, order: Int[Tensor, " n"] | None = None) -> Figure:
+    def plot(self, order: Int[Tensor, " n"] | None = None, *, axes: Axes | None = None) -> Figure:
         """The kernel between examples (traced over outputs) as a picture; ``order`` sorts them, by class say."""
         image = self.total if self.total.dim() == 2 else torch.einsum("ncmc->nm", self.total)
         if order is not None:
             image = image[order][:, order]
-        return heat_map(_array(image), "Tangent kernel", "example", "example")
+        return heat_map(_array(image), "Tangent kernel", "example", "example", axes=axes)
 
     def plot_spectrum(self) -> Figure:
         """Eigenvalues on logarithmic axes."""
@@ -187,16 +187,12 @@ class Kernel:
         shape = " x ".join(map(str, self.total.shape))
         return f"Kernel {shape}, {len(self.sites)} sites"
 
-    def _repr_html_(self) -> str:
-        """In a notebook: each parameter's part of the trace, which is its part of the mean squared gradient."""
-        if self.matrix.shape[0] != self.matrix.shape[1] or not self.sites:
-            return html_table(str(self), [], [])
-        traces = {name: float(_matrix(site).double().trace()) for name, site in self.sites.items()}
-        total = sum(traces.values())
-        rows = [
-            [name, f"{trace:.4g}", f"{100 * trace / total:.1f} %" if total else ""] for name, trace in traces.items()
-        ]
-        return html_table(str(self), ["parameter", "trace", "share of the trace"], rows)
+    def _table(self) -> tuple[dict[str, list[float]], list[str]]:
+        """Each parameter's part of the trace, its part of the mean squared gradient; none between two sets."""
+        square = self.matrix.shape[0] == self.matrix.shape[1]
+        traces = {name: float(_matrix(site).double().trace()) for name, site in self.sites.items() if square}
+        parts = shares(traces) if traces else {}
+        return {"trace": list(traces.values()), "share of the trace": list(parts.values())}, list(traces)
 
     def _square(self) -> Float[Tensor, "rows rows"]:
         matrix = self.matrix

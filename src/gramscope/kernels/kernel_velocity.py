@@ -18,17 +18,11 @@ from gramscope.base.memory_budget import Memory, memory_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.dense import dense_velocity
-from gramscope.kernels.derivatives import JacobianProducts, checked_tangent, derivative, step_direction
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, Tangent
+from gramscope.kernels.derivatives import checked_tangent, derivative, step_direction
+from gramscope.kernels.expansion import Expansion, ExpansionOptions
+from gramscope.linalg import LinearOperator
 
 Residual = Tensor | Callable[[Tensor], Tensor]
-
-
-class NTKVelocityOperator(JacobianProducts):
-    """``dK/dη = -(J̇ λ Jᵀ + J λ J̇ᵀ)`` at η = 0 as products: no rows, no matrix."""
-
-    def __init__(self, at: Expansion, tangent: Tangent) -> None:
-        super().__init__([(-1.0, tangent, at), (-1.0, at, tangent)])
 
 
 @torch.inference_mode(False)
@@ -48,6 +42,7 @@ def dntk_velocity(
         probe: the examples whose kernel is watched; those of the step if None.
         memory: bytes to stay within; half of what is free if None.
         check: compare second derivatives along the step by backward and by forward mode, and refuse if they differ.
+            Networks of operations whose formulas are tested (``gramscope.ops.operations.PROVEN``) need no comparison.
         options: ``metric``, the learning-rate tensor λ: a number, numbers or tensors by parameter name (others get
             zero), a function of (name, parameter), or one flat tensor; ``gs.kernels.layer_rates`` makes λ_b and
             λ_W/fan-in. And ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``.
@@ -72,7 +67,7 @@ def dntk_velocity(
 def dntk_velocity_operator(
     model: nn.Module, x: ModelInput, residual: Residual, *, probe: ModelInput = None,
     check: bool = True, **options: Unpack[ExpansionOptions],
-) -> NTKVelocityOperator:  # fmt: skip
+) -> LinearOperator:  # fmt: skip
     """The velocity of ``dntk_velocity`` as an operator on vectors over (example, output), flattened.
 
     A product differentiates ``θ ↦ J λ Jᵀ w`` along the step: four traversals of graphs that are built once. Nothing
@@ -90,7 +85,8 @@ def dntk_velocity_operator(
         True
     """
     at, direction = read_step(model, x, residual, probe, options)
-    return NTKVelocityOperator(at, checked_tangent(at, direction, check))
+    tangent = checked_tangent(at, direction, check)
+    return -(tangent.times(at) + at.times(tangent))
 
 
 @torch.inference_mode(False)

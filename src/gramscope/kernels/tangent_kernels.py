@@ -146,7 +146,7 @@ def _column(vector: Float[np.ndarray, " v"], at: Expansion) -> Float[Tensor, "v 
 
 def _direction(at: Expansion, vector: Float[np.ndarray, " v"]) -> Float[Tensor, " p"]:
     """``λ Jᵀ v``."""
-    return at.weighted(at.vjp(_column(vector, at)))[:, 0]
+    return at.step(_column(vector, at)[:, 0])
 
 
 def _array(tensor: Tensor) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.checks import check_count, check_finite, check_number
+from gramscope.base.checks import check_count, check_finite, check_lr, check_number
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
@@ -95,7 +95,7 @@ def train_truncated(
     """
     if order not in (1, 2, 3):
         raise InputError(f"order must be 1 (linear), 2 (quadratic) or 3 (cubic), got {order!r}.")
-    lr, tol = check_number(lr, "lr", above=0.0), check_number(tol, "tol", above=0.0)
+    lr, tol = check_lr(lr), check_number(tol, "tol", above=0.0)
     check_count(steps, "steps")
     polynomial = TaylorPolynomial(Expansion(model, x, **options), order)
     t, z, size, step = _descend(polynomial, _targets(polynomial, y), lr, steps, tol)

@@ -4,6 +4,7 @@ Its arithmetic makes the classes of ``algebra``, which derive from it; hence tho
 """
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Union, overload
 
 import torch
@@ -121,21 +122,16 @@ class LinearOperator(ABC):
         import numpy as np
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
-        def through(operator: "LinearOperator", x: "npt.NDArray[np.floating]") -> "npt.NDArray[np.floating]":
+        def products(operator: "LinearOperator", x: "npt.NDArray[np.floating]") -> "npt.NDArray[np.floating]":
             # numpy code casts freely (scipy hands float64 to float32 operators), so this border must.
             columns = torch.from_numpy(np.ascontiguousarray(x)).to(device=self.device, dtype=self.dtype)
-            product = operator.matmat(columns.reshape(columns.shape[0], -1))
+            product = operator.matmat(columns.reshape(len(columns), -1))
             return product.reshape(-1, *columns.shape[1:]).detach().cpu().numpy()
 
-        def forward(x: "npt.NDArray[np.floating]") -> "npt.NDArray[np.floating]":
-            return through(self, x)
-
-        def backward(x: "npt.NDArray[np.floating]") -> "npt.NDArray[np.floating]":
-            return through(self.adjoint(), x)
-
-        numpy_dtype: np.dtype[np.floating] = np.dtype(np.float32 if self.dtype == torch.float32 else np.float64)
+        forward, backward = partial(products, self), partial(products, self.adjoint())
+        dtype: np.dtype[np.floating] = np.dtype(str(self.dtype).removeprefix("torch."))
         return ScipyOperator(
-            self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=numpy_dtype
+            self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=dtype
         )
 
     @overload

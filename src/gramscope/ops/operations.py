@@ -10,6 +10,7 @@
   mean and scale as constants in the formula of their second derivative: differentiated once more, they are silently
   wrong (torch 2.13: 29 % in the velocity of a small layer-norm network). Fused recurrent cells have no second
   derivative at all. Written in plain operations the values are the same to rounding.
+- *Proven* operations need no check at run time: the tests compare their second derivatives with differences.
 """
 
 from collections.abc import Callable, Sequence
@@ -331,3 +332,15 @@ _know("embedding_bag", (F,), definition=_embedding_bag)
 _know("hardsigmoid", (F,), definition=_hardsigmoid_by_definition)
 for _function, _steps in UNROLLED.items():
     _know(_function.__name__, (torch,), definition=_steps)
+
+
+# Proven second derivatives --------------------------------------------------------------------------
+
+# By the names of their nodes in autograd's graph. Each is compared with differences in tests/ops/test_proven.py. Roots
+# and powers are not among them: their second derivatives may be infinite where their values are not.
+PROVEN = frozenset(
+    "Abs AdaptiveAvgPool2D Add Addmm AvgPool2D Baddbmm Bmm Cat Clamp ClampMin Clone Convolution Cos Div Elu Embedding "  # noqa: SIM905
+    "Exp Expand Gelu LeakyRelu Log LogSoftmax Logsumexp MaxPool2DWithIndices Mean Mm Mul Neg Permute Relu ReshapeAlias "
+    "Select Sigmoid Silu Sin Slice Softmax Softplus Squeeze Stack Sub Sum T Tanh Transpose Unsqueeze UnsafeView "
+    "View".split()
+)
