@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site
@@ -114,6 +114,8 @@ class Accumulator:
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace, self.split)
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
+        symmetric, left = right is left, _heard(left)
+        right = left if symmetric else _heard(right)
         shape = Shape(
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
@@ -200,6 +202,24 @@ def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
     for site in sites[1:]:
         total = total + site.whole_rows()
     return total
+
+
+def _heard(site: OuterSite) -> OuterSite:
+    """Only the positions that have signals: in the last block of a transformer, say, those that the outputs read."""
+    if site.positions == 1 or _is_heard(site.signals[:1, :1]).all():  # one example and direction mostly tell
+        return site
+    positions = _is_heard(site.signals).nonzero()[:, 0]
+    if not 0 < len(positions) < site.positions:
+        return site
+    return replace(
+        site,
+        signals=site.signals.index_select(2, positions),
+        make_inputs=lambda examples: site.make_inputs(examples).index_select(1, positions),
+    )
+
+
+def _is_heard(signals: Inexact[Tensor, "n k T g o"]) -> Bool[Tensor, " T"]:
+    return (signals != 0).transpose(0, 2).flatten(1).any(1)
 
 
 def _unused(site: Site) -> bool:
