@@ -6,14 +6,13 @@ forward pass, and no operation is replaced. From each parameter one climbs to th
 are all that a backward pass computes, gradients of weights never.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Inexact
+from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
@@ -47,6 +46,8 @@ CLOSED = VIEWS | frozenset(
 )
 # Operations that take entries of a table, any number of times: no data are mixed in them.
 TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
+# Operations that take entries of one of their tensors, and constants for the others.
+COPIES = VIEWS | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Where", "MaskedFill"}
 # Operations that move, choose and add entries: constants beside the weights change nothing in their gradients.
 MOVES = VIEWS | frozenset(
     "Add Sub Neg Where MaskedFill Sum Mean Cat Stack Expand Repeat Embedding Index IndexSelect Gather "  # noqa: SIM905
@@ -54,6 +55,8 @@ MOVES = VIEWS | frozenset(
 )
 # Words in the names of operations that move entries by the values of data, or that hide what they do.
 ROUTES = ("Index", "Scatter", "Gather", "Masked", "Sort", "Topk", "Take", "Put", "Grouped", "Pack", "Unique", "jit")
+# Bits of a number that every floating dtype holds.
+BITS = 8
 # Entries of gradients that are pulled back to parameters at once.
 PULLED_AT_ONCE = 2**26
 # Layers of so many outputs are looked through for outputs without signals (a GPU must stop to answer); at most one in
@@ -77,7 +80,7 @@ class WeightSites:
         self.slow: dict[str, float] = {}  # seconds that parameters without a rule took, one example at a time
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
-        self._frames: dict[Edge, Frame] = {}
+        self._sources: dict[Edge, tuple[Edge, Int[Tensor, " p"]]] = {}
         if recalled is not None:
             self.cuts = recalled.cuts
             self._owners |= recalled.owners
@@ -325,31 +328,48 @@ class WeightSites:
             held[name].append(_real(RowSite(name, rule, None, gradient), leaf))
 
     def _frame(self, weight: Edge, leaf: Node) -> Frame:
-        """Which entry of the parameter each entry of a view of it is: numbers sent back through it arrive there."""
-        if weight not in self._frames:
-            shape, dtype = incoming(weight)
-            bits = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(dtype, 52)
-            numbers = torch.arange(1, 1 + shape.numel(), device=leaf.variable.device)
-            arrived = torch.zeros(leaf.variable.numel(), dtype=torch.long, device=numbers.device)
-            for digit in range(math.ceil(shape.numel().bit_length() / bits)):
-                sent = (numbers >> (bits * digit)) & ((1 << bits) - 1)
-                (found,) = torch.autograd.grad(
-                    [GradientEdge(*weight)], [leaf.variable], [sent.reshape(shape).to(dtype)], retain_graph=True
-                )
-                arrived += found.reshape(-1).to(torch.long) << (bits * digit)
-            here = arrived.nonzero()[:, 0]
-            entries = torch.empty_like(numbers)
-            entries[arrived[here] - 1] = here
-            self._frames[weight] = Frame(entries, tuple(leaf.variable.shape))
-        return self._frames[weight]
+        """Where the entries of a view of a parameter lie."""
+        return Frame(self._source(weight)[1], tuple(leaf.variable.shape))
+
+    def _source(self, weight: Edge) -> tuple[Edge, Int[Tensor, " p"]]:
+        """The edge whose entries a weight is a copy of, as deep as that goes, and which entry each is: -1 for none."""
+        if weight not in self._sources:
+            source = weight
+            while _copies(source[0]) and len(self.graph.leaving[source[0]]) == 1:
+                source = self.graph.leaving[source[0]][0]
+            self._sources[weight] = source, self._entries(weight, source)
+        return self._sources[weight]
+
+    def _entries(self, weight: Edge, source: Edge) -> Int[Tensor, " p"]:
+        """``J i`` of the numbers i of the source's entries, from 1 on, J the weight by its source; less 1."""
+        (shape, dtype), (below, kind) = incoming(weight), incoming(source)
+        numbers = torch.arange(1, 1 + below.numel(), device=self.graph.f.device).reshape(below)
+        if source == weight:
+            return numbers.flatten() - 1
+        cotangent = torch.zeros(shape, dtype=dtype, device=numbers.device, requires_grad=True)
+        end = source[0].variable if is_leaf(source[0]) else GradientEdge(*source)
+        entries = torch.zeros(shape, dtype=torch.long, device=numbers.device)
+        with torch.enable_grad():
+            (back,) = torch.autograd.grad([GradientEdge(*weight)], [end], [cotangent], create_graph=True)
+        for place in range(0, below.numel().bit_length(), BITS):
+            digit = ((numbers >> place) & ((1 << BITS) - 1)).to(kind)
+            (found,) = torch.autograd.grad(back, cotangent, digit, retain_graph=True)
+            entries += found.real.to(torch.long) << place
+        return entries.flatten() - 1
 
     def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
         """Gradients with respect to the parameters, from gradients with respect to what was made of them."""
-        shape, dtype = incoming(weight)
-        flat = rows.flatten(0, 1).reshape(-1, *shape).to(dtype)
+        flat = rows.flatten(0, 1).to(incoming(weight)[1])
+        source, entries = self._source(weight)
+        shape, dtype = incoming(source)
+        if source != weight:
+            flat = flat.new_zeros(len(flat), shape.numel() + 1).index_add_(1, entries + 1, flat)[:, 1:].to(dtype)
+        if is_leaf(source[0]):
+            return [flat.unflatten(0, rows.shape[:2])]
+        flat = flat.reshape(-1, *shape)
         parts: list[list[Tensor]] = [[] for _ in leaves]
         for some in flat.split(max(1, PULLED_AT_ONCE // max(1, shape.numel()))):
-            found = batched_gradients([GradientEdge(*weight)], [leaf.variable for leaf in leaves], [some])
+            found = batched_gradients([GradientEdge(*source)], [leaf.variable for leaf in leaves], [some])
             for pieces, leaf, gradient in zip(parts, leaves, found, strict=True):
                 whole = leaf.variable.new_zeros(len(some), *leaf.variable.shape) if gradient is None else gradient
                 pieces.append(whole.detach().reshape(len(some), -1))
@@ -362,6 +382,12 @@ def _may_route(node: Node) -> bool:
         return not getattr(getattr(node, "_forward_cls", None), "keeps_places", False)
     name = node.name()
     return any(word in name for word in ROUTES)
+
+
+def _copies(node: Node) -> bool:
+    """Is what a node makes of one tensor copies of its entries, by a derivative that torch can differentiate?"""
+    unusual = operation(node) == "Embedding" and (node._saved_sparse or node._saved_scale_grad_by_freq)
+    return operation(node) in COPIES and not unusual
 
 
 def _edges(node: Node) -> list[Edge]:
