@@ -80,7 +80,7 @@ class WeightSites:
         self.slow: dict[str, float] = {}  # seconds that parameters without a rule took, one example at a time
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
-        self._sources: dict[Edge, tuple[Edge, Int[Tensor, " p"]]] = {}
+        self._copied: dict[Edge, Int[Tensor, " p"]] = {}  # by edges of weights: which entries they are copies of
         if recalled is not None:
             self.cuts = recalled.cuts
             self._owners |= recalled.owners
@@ -329,41 +329,39 @@ class WeightSites:
 
     def _frame(self, weight: Edge, leaf: Node) -> Frame:
         """Where the entries of a view of a parameter lie."""
-        return Frame(self._source(weight)[1], tuple(leaf.variable.shape))
+        return Frame(self._entries(weight, (leaf, 0)), tuple(leaf.variable.shape))
 
-    def _source(self, weight: Edge) -> tuple[Edge, Int[Tensor, " p"]]:
-        """The edge whose entries a weight is a copy of, as deep as that goes, and which entry each is: -1 for none."""
-        if weight not in self._sources:
-            source = weight
-            while _copies(source[0]) and len(self.graph.leaving[source[0]]) == 1:
-                source = self.graph.leaving[source[0]][0]
-            self._sources[weight] = source, self._entries(weight, source)
-        return self._sources[weight]
+    def _source(self, weight: Edge) -> Edge:
+        """The edge whose entries a weight is a copy of, as deep as that goes."""
+        while _copies(weight[0]) and len(self.graph.leaving[weight[0]]) == 1:
+            weight = self.graph.leaving[weight[0]][0]
+        return weight
 
     def _entries(self, weight: Edge, source: Edge) -> Int[Tensor, " p"]:
-        """``J i`` of the numbers i of the source's entries, from 1 on, J the weight by its source; less 1."""
-        (shape, dtype), (below, kind) = incoming(weight), incoming(source)
-        numbers = torch.arange(1, 1 + below.numel(), device=self.graph.f.device).reshape(below)
-        if source == weight:
-            return numbers.flatten() - 1
-        cotangent = torch.zeros(shape, dtype=dtype, device=numbers.device, requires_grad=True)
-        end = source[0].variable if is_leaf(source[0]) else GradientEdge(*source)
-        entries = torch.zeros(shape, dtype=torch.long, device=numbers.device)
-        with torch.enable_grad():
-            (back,) = torch.autograd.grad([GradientEdge(*weight)], [end], [cotangent], create_graph=True)
-        for place in range(0, below.numel().bit_length(), BITS):
-            digit = ((numbers >> place) & ((1 << BITS) - 1)).to(kind)
-            (found,) = torch.autograd.grad(back, cotangent, digit, retain_graph=True)
-            entries += found.real.to(torch.long) << place
-        return entries.flatten() - 1
+        """Of which entry of its source each entry of a weight is a copy, -1 for none: J times their numbers, less 1."""
+        if weight not in self._copied:
+            (shape, dtype), (below, kind) = incoming(weight), incoming(source)
+            numbers = torch.arange(1, 1 + below.numel(), device=self.graph.f.device).reshape(below)
+            cotangent = torch.zeros(shape, dtype=dtype, device=numbers.device, requires_grad=True)
+            end = source[0].variable if is_leaf(source[0]) else GradientEdge(*source)
+            entries = torch.zeros(shape, dtype=torch.long, device=numbers.device)
+            with torch.enable_grad():
+                (back,) = torch.autograd.grad([GradientEdge(*weight)], [end], [cotangent], create_graph=True)
+            for place in range(0, below.numel().bit_length(), BITS):
+                digit = ((numbers >> place) & ((1 << BITS) - 1)).to(kind)
+                (found,) = torch.autograd.grad(back, cotangent, digit, retain_graph=True)
+                entries += found.real.to(torch.long) << place
+            self._copied[weight] = entries.flatten() - 1
+        return self._copied[weight]
 
     def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
         """Gradients with respect to the parameters, from gradients with respect to what was made of them."""
         flat = rows.flatten(0, 1).to(incoming(weight)[1])
-        source, entries = self._source(weight)
+        source = weight if self.graph.whole else self._source(weight)  # hooks may change what passes
         shape, dtype = incoming(source)
         if source != weight:
-            flat = flat.new_zeros(len(flat), shape.numel() + 1).index_add_(1, entries + 1, flat)[:, 1:].to(dtype)
+            entries = self._entries(weight, source) + 1
+            flat = flat.new_zeros(len(flat), shape.numel() + 1).index_add_(1, entries, flat)[:, 1:].to(dtype)
         if is_leaf(source[0]):
             return [flat.unflatten(0, rows.shape[:2])]
         flat = flat.reshape(-1, *shape)
