@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gramscope.base import products
+from gramscope.base import arithmetic
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return multiply(left, right, *rest)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", noted)
-    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
-    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(arithmetic, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(arithmetic, "WORTH", 0)
     return called
 
 
@@ -31,14 +31,14 @@ def test_product_is_that_of_float64(onednn: list[tuple[int, ...]], shape: tuple[
     left, right = (torch.randn(rows, p, generator=generator) for rows in (r, q))
     exact = left.double() @ right.double().T
     for one, other in ((left, right), (left.T.contiguous().T, right), (left, right.repeat(1, 2)[:, :p])):
-        found = products.product_with_transpose(one, other)
+        found = arithmetic.product_with_transpose(one, other)
         assert float((found - exact).norm() / exact.norm()) < 1e-6
     assert onednn == [(r, q, p)] * 3
 
 
 def test_float64_and_mixed_matrices_stay_with_torch(onednn: list[tuple[int, ...]]) -> None:
     left, right = torch.randn(3, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
-    assert torch.equal(products.product_with_transpose(left, right), left @ right.T)
+    assert torch.equal(arithmetic.product_with_transpose(left, right), left @ right.T)
     assert not onednn
-    assert not products.onednn_pays(left, 2**40)
-    assert products.onednn_pays(left.float(), 2**40)
+    assert not arithmetic.onednn_pays(left, 2**40)
+    assert arithmetic.onednn_pays(left.float(), 2**40)

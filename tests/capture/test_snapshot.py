@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import gramscope as gs
@@ -174,3 +175,41 @@ def test_a_loss_before_the_outputs_is_passed_over():
 
     model, x = WithLoss(), torch.randn(4, 3)
     assert torch.equal(gs.capture(model, x).outputs, model.layer(x).detach())
+
+
+class Copied(nn.Module):
+    """A table whose entries reach the data as copies: cast, sliced, looked up, masked, and mixed at the end."""
+
+    def __init__(self, how: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.table = how, nn.Parameter(torch.randn(41, 20, dtype=torch.float64).to(dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table, ids = self.table.to(x), torch.arange(36).reshape(6, 6) % 41
+        if self.how == "slice":
+            return x @ table[1:]
+        if self.how == "mix":  # what is left below the copies is no copy
+            table = torch.cat([table[:20] * 2.0, table[20:].exp()])
+        looked_up = F.embedding(ids, table, padding_idx=7) if self.how == "padded" else table[ids]
+        bias = looked_up.permute(2, 0, 1)[None].expand(1, 20, 6, 6)
+        if self.how == "masked":
+            bias = torch.where(torch.ones(6, 6, dtype=torch.bool).tril(), bias, 3.0)
+        return (x[:, :20, None, None] + bias).tanh().mean((1, 2))
+
+
+@pytest.mark.parametrize("how", ["slice", "look up", "padded", "masked", "mix"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_copies_of_a_table_are_traced_to_their_entries(how, dtype):
+    """820 entries: more than a number of bfloat16 can tell apart."""
+    model, x = Copied(how, dtype), torch.randn(3, 40, dtype=torch.float64)
+    found = gs.capture(model, x)
+    assert found.fallback == ()
+    rows = sum(site.whole_rows() for site in found.sites)
+    f = model(x)
+    one_by_one = [
+        torch.autograd.grad(f[e, c], model.table, retain_graph=True)[0] for e in range(3) for c in range(f.shape[1])
+    ]
+    expected = torch.stack(one_by_one).double().reshape(3, f.shape[1], -1)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-2
+    torch.testing.assert_close(rows.double(), expected, rtol=tolerance, atol=tolerance)

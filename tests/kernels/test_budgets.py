@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramscope as gs
-from gramscope.base import products
+from gramscope.base import arithmetic
 from gramscope.capture.capturing import opened
 from gramscope.capture.working_set import WorkingSet
 from gramscope.kernels import memory as plans
@@ -200,7 +200,7 @@ def test_outputs_of_a_trace_are_contracted_together_where_inputs_would_meet_agai
     x = torch.randn(32, 8, 4, 4)
     monkeypatch.setattr(plans, "ONE_BY_ONE", {"cpu"})
     monkeypatch.setattr(plans, "LARGE", 0)
-    monkeypatch.setattr(products, "WORTH", 2**62)  # torch's own products, which are counted
+    monkeypatch.setattr(arithmetic, "WORTH", 2**62)  # torch's own products, which are counted
     counted = []
     for worth in (1.2, 1e9):
         monkeypatch.setattr(plans, "WORTH", worth)

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.base import products
+from gramscope.base import arithmetic
 from gramscope.capture import OuterSite
+from gramscope.kernels import accumulate
+from gramscope.kernels.accumulate import Accumulator
 from references.jacobian import assert_kernel_close, reference_ntk
 
 
@@ -51,8 +53,8 @@ def test_kernels_by_the_products_of_onednn(monkeypatch, reduce):
     exact = reference_ntk(model.double(), x.double(), reduce=reduce)
     model.float()
     multiply, shapes = torch.ops.mkldnn._linear_pointwise, set()
-    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
-    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(arithmetic, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(arithmetic, "WORTH", 0)
     monkeypatch.setattr("gramscope.capture.sites.OWN_PRODUCT", 0)
     monkeypatch.setattr(
         torch.ops.mkldnn,
@@ -62,3 +64,40 @@ def test_kernels_by_the_products_of_onednn(monkeypatch, reduce):
     found = gs.ntk(model, x, reduce=reduce)
     assert float((found - exact).norm() / exact.norm()) < 2e-6
     assert shapes >= {(120, 18, 16), (15, 16, 30)}  # rows of the first convolution and of a linear layer
+
+
+class LastPositions(nn.Module):
+    """Two layers along five positions, of which the outputs read some: others in each example if ``apart``."""
+
+    def __init__(self, read: tuple[int, ...], apart: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 6))
+        self.mask = torch.zeros(4, 5, 1)
+        for example in range(4):
+            self.mask[example, [(place + example * apart) % 5 for place in read]] = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.mask[: len(x)].to(x)
+        return (self.layers(x) * mask).sum(1)[:, :2] + 0.1 * (self.layers(x) * mask).square().sum(1)[:, 2:4]
+
+
+@pytest.mark.parametrize("reduce", ["none", "trace"])
+@pytest.mark.parametrize(("read", "apart", "contracted"), [((4,), False, 1), ((1, 3), False, 2), ((2,), True, 4)])
+def test_positions_without_signals_are_left_out(monkeypatch, reduce, read, apart, contracted):
+    """They add nothing, and cost nothing: products see the positions that some example's outputs read."""
+    seen = []
+    outer = Accumulator._outer_rows
+
+    def noted(self, left, right):  # type: ignore[no-untyped-def]
+        seen.append(left.positions)
+        return outer(self, left, right)
+
+    monkeypatch.setattr(Accumulator, "_outer_rows", noted)
+    monkeypatch.setattr(accumulate, "cheapest", lambda *_: "rows")
+    model, x = LastPositions(read, apart).double(), torch.randn(4, 5, 3, dtype=torch.float64)
+    found = gs.ntk(model, x, reduce=reduce, coupled="exact")
+    assert set(seen) == {2 * contracted}  # the layers are called twice
+    assert_kernel_close(found, reference_ntk(model, x, None, reduce), 1e-12)
+    whole = gs.capture(model, x, coupled="exact").by_parameter()["layers.0.weight"]
+    assert {site.positions for site in whole} == {5}

@@ -23,7 +23,6 @@ from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose rules know complex signals.
 COMPLEX = {"Add", "Sub", "Mul", "Expand", "Repeat", "Mm", "Addmm", "Bmm", "Baddbmm"}
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,24 +393,17 @@ def summed(
         places = torch.arange(math.prod(sizes), device=directions[0].device).reshape(sizes).expand(size)
         rows = _put_together(use.signal if factor is None else use.signal * factor.conj(), owner, places)
     else:
-        axis, three = owner.axis, (owner.regular[0], owner.n, owner.regular[1])  # the axis of the examples
-        letters = LETTERS[: len(size) + 2]
-        example = letters[axis + 1]
-        kept = "".join(
-            letter
-            for letter, length in zip(letters, (*sizes[:axis], 1, owner.n, 1, *sizes[axis + 1 :]), strict=True)
-            if length != 1 and letter != example
-        )
-        if factor is None and size.numel() == owner.n * math.prod(sizes):
-            # Nothing to sum: the memory of the weight's own signals.
-            rows = use.signal.unflatten(1 + axis, three).movedim(2 + axis, 0)
-        elif factor is None and isinstance(directions.each, Tensor):
-            rows = torch.einsum(f"Z{letters}->{example}Z{kept}", use.signal.unflatten(1 + axis, three))
-        else:
-            # One direction after the other: their products stay in the cache, and nothing is brought into order.
+        axis, (outer, inner) = owner.axis, owner.regular  # of the examples
+        by_example = (*sizes[:axis], 1, owner.n, 1, *sizes[axis + 1 :])
+        layout = (outer, owner.n, inner)
+        alone = size.numel() == owner.n * math.prod(sizes)  # nothing to sum: the memory of the weight's own signals
+        if factor is None and (alone or isinstance(directions.each, Tensor)):
+            whole = use.signal.unflatten(1 + axis, layout)
+            rows = whole.sum_to_size(len(directions), *by_example).movedim(2 + axis, 0)
+        else:  # one direction after the other: their products stay in the cache, and nothing is brought into order
             other = None if factor is None else factor.to(dtype).conj().expand(size)
             parts = (part if other is None else part * other for part in directions)
-            each = [torch.einsum(f"{letters}->{example}{kept}", part.unflatten(axis, three)) for part in parts]
+            each = [part.unflatten(axis, layout).sum_to_size(by_example).movedim(1 + axis, 0) for part in parts]
             rows = torch.stack(each, dim=1)
     rows = rows.reshape(owner.n, len(directions), -1)
     if rows.is_complex() and not use.dtype.is_complex:

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Real
+from jaxtyping import Float, Real, UInt8
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
@@ -19,7 +19,6 @@ from gramscope.capture.network import Outputs, count_examples, evaluate
 MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and kept for the backward pass
 CHUNK_BYTES = 2**26  # of the part of a larger one that is made at a time
 SIGNS_PER_NUMBER = 64  # bits of one random number
-ROWS_UNPACKED = {"cpu": 2**14, "cuda": 2**20}  # whose bits become signs at a time: a cache holds few, a GPU wants many
 
 
 def project(k: SupportsIndex, seed: SupportsIndex = 0, of: Outputs = None) -> "Projection":
@@ -80,30 +79,25 @@ class Projection:
 
     def signs(self, start: int, stop: int, like: Tensor) -> Real[Tensor, "rows k"]:
         """Rows ``start`` to ``stop`` of S, in the dtype and on the device of ``like``."""
-        signs = torch.empty(stop - start, self.k, dtype=like.dtype, device=like.device)
-        for column in range(0, self.k, SIGNS_PER_NUMBER):
-            some = signs[:, column : column + SIGNS_PER_NUMBER]
-            numbers = self._numbers(column // SIGNS_PER_NUMBER, start, stop).to(like.device)
-            places = torch.arange(some.shape[1], device=like.device)
-            step = ROWS_UNPACKED.get(like.device.type, ROWS_UNPACKED["cuda"])
-            for first in range(0, len(signs), step):
-                rows = slice(first, first + step)
-                some[rows] = 1 - 2 * (numbers[rows, None] >> places & 1)
-        return signs
+        streams = range(-(-self.k // SIGNS_PER_NUMBER))
+        bits = np.concatenate([self._bits(stream, start, stop) for stream in streams], axis=1)
+        return 1 - 2 * torch.from_numpy(bits).to(like.device).to(like.dtype)
 
     def chunks(self, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
         """Ranges of outputs whose signs take no more than CHUNK_BYTES."""
         rows = max(1, CHUNK_BYTES // (self.k * itemsize))
         return ((start, min(start + rows, width)) for start in range(0, width, rows))
 
-    def _numbers(self, stream: int, start: int, stop: int) -> Int64[Tensor, " rows"]:
-        """Random numbers of 64 bits, one for each output.
+    def _bits(self, stream: int, start: int, stop: int) -> UInt8[np.ndarray, "rows columns"]:
+        """Random bits of the columns of one stream, which has a number of 64 bits for each output.
 
         From numpy's generator, which can begin anywhere in its stream. torch's own cannot, and refuses to draw in a
         backward pass of many directions at once (vmap).
         """
-        rng = np.random.PCG64(child_seed(self.seed, "project", stream)).advance(start)
-        return torch.from_numpy(rng.random_raw(stop - start).view(np.int64))
+        numbers = np.random.PCG64(child_seed(self.seed, "project", stream)).advance(start).random_raw(stop - start)
+        columns = min(SIGNS_PER_NUMBER, self.k - stream * SIGNS_PER_NUMBER)
+        octets = numbers.astype("<u8").view(np.uint8).reshape(-1, 8)[:, : -(-columns // 8)]
+        return np.unpackbits(octets, axis=1, count=columns, bitorder="little")
 
 
 class _ProductWithSigns(torch.autograd.Function):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
-from gramscope.capture.sites import Frame, HeldInputs, LookupSite, OuterSite, RowSite, Site, Snapshot
+from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site, Snapshot
 
 SCHEMA = 1
 KEY = "gramscope.snapshot"
@@ -89,7 +89,7 @@ def _restored(place: int, fields: JSONObject, tensors: dict[str, Tensor]) -> Sit
     held = tensors[f"{place}.held"]
     if fields["kind"] == "OuterSite":
         named |= {"fan_in": fields["fan_in"], "axes": tuple(fields["axes"]), "order": tuple(fields["order"])}
-        return OuterSite(**named, signals=held, make_inputs=HeldInputs(tensors[f"{place}.inputs"]))
+        return OuterSite(**named, signals=held, inputs_of=tensors[f"{place}.inputs"].__getitem__)
     if fields["kind"] == "LookupSite":
         return LookupSite(**named, ids=tensors[f"{place}.ids"], signals=held, table=fields["table"])
     return RowSite(**named, gradient=held)

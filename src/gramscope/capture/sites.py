@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
+from gramscope.base.arithmetic import onednn_pays, product_with_transpose
 from gramscope.base.html import html_table
-from gramscope.base.products import onednn_pays, product_with_transpose
 
 OWN_PRODUCT = 2**18  # multiply-adds of an example from which it has a product of its own, its signals as they lie
 UNFOLDED = 2  # examples of a convolution whose patches are made at once, at least,
@@ -99,20 +99,11 @@ class Site:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldInputs:
-    """Site inputs in memory."""
-
-    inputs: Inexact[Tensor, "n T g i"]
-
-    def __call__(self, examples: slice) -> Tensor:
-        return self.inputs[examples]
-
-
-@dataclass(frozen=True, eq=False)
 class OuterSite(Site):
     """``u_o = Σ_i W_oi v_i`` at T positions, in g groups: the gradient is ``Σ_T s ⊗ v``.
 
     ``order`` permutes the axes (g, o, i), each possibly compound with sizes ``axes``, to the weight's own.
+    ``inputs_of`` gives the inputs of some examples; for a convolution the unfolded patches, made anew at each call.
 
     >>> import gramscope as gs
     >>> site = gs.capture(torch.nn.Linear(3, 2), torch.randn(5, 3)).by_parameter()["weight"][0]
@@ -120,7 +111,7 @@ class OuterSite(Site):
     (torch.Size([5, 1, 1, 3]), torch.Size([5, 2, 1, 1, 2]))
     """
 
-    make_inputs: Callable[[slice], Tensor] = field(repr=False)
+    inputs_of: Callable[[slice], Inexact[Tensor, "n T g i"]] = field(repr=False)
     signals: Inexact[Tensor, "n k T g o"]
     fan_in: int
     axes: tuple[int, ...]
@@ -128,12 +119,8 @@ class OuterSite(Site):
 
     @property
     def inputs(self) -> Inexact[Tensor, "n T g i"]:
-        """Site inputs v; for a convolution the unfolded patches, made anew at each call."""
-        return self.make_inputs(slice(None))
-
-    def inputs_of(self, examples: slice) -> Inexact[Tensor, "n T g i"]:
-        """The inputs of some examples only."""
-        return self.make_inputs(examples)
+        """Site inputs v of all examples."""
+        return self.inputs_of(slice(None))
 
     @property
     def held(self) -> Inexact[Tensor, "n k *rest"]:
@@ -157,17 +144,17 @@ class OuterSite(Site):
 
     def __getstate__(self) -> dict[str, object]:
         """For pickle: the inputs as they are, since the function that makes them holds the whole forward pass."""
-        return {**self.__dict__, "make_inputs": HeldInputs(self.inputs)}
+        return {**self.__dict__, "inputs_of": self.inputs.__getitem__}
 
     def part(self, examples: slice, directions: slice) -> "OuterSite":
         start, *_ = examples.indices(self.examples)
 
         def inputs(some: slice) -> Tensor:
             low, high, _ = some.indices(len(signals))
-            return self.make_inputs(slice(start + low, start + high))
+            return self.inputs_of(slice(start + low, start + high))
 
         signals = self.signals[examples, directions]
-        return replace(self, make_inputs=inputs, signals=signals)
+        return replace(self, inputs_of=inputs, signals=signals)
 
     def rows(self) -> Inexact[Tensor, "n k p"]:
         out = self.signals.new_empty(self.examples, self.directions, self.entries)

@@ -6,14 +6,13 @@ forward pass, and no operation is replaced. From each parameter one climbs to th
 are all that a backward pass computes, gradients of weights never.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Inexact
+from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
@@ -49,6 +48,8 @@ CLOSED = VIEWS | frozenset(
 )
 # Operations that take entries of a table, any number of times: no data are mixed in them.
 TAKES = CLOSED | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Stack", "Cat"}
+# Operations that take entries of one of their tensors, and constants for the others.
+COPIES = VIEWS | {"Embedding", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Where", "MaskedFill"}
 # Operations that move, choose and add entries: constants beside the weights change nothing in their gradients.
 MOVES = VIEWS | frozenset(
     "Add Sub Neg Where MaskedFill Sum Mean Cat Stack Expand Repeat Embedding Index IndexSelect Gather "  # noqa: SIM905
@@ -56,6 +57,8 @@ MOVES = VIEWS | frozenset(
 )
 # Words in the names of operations that move entries by the values of data, or that hide what they do.
 ROUTES = ("Index", "Scatter", "Gather", "Masked", "Sort", "Topk", "Take", "Put", "Grouped", "Pack", "Unique", "jit")
+# Bits of a number that every floating dtype holds.
+BITS = 8
 # Entries of gradients that are pulled back to parameters at once.
 PULLED_AT_ONCE = 2**26
 # Layers of so many outputs are looked through for outputs without signals (a GPU must stop to answer); at most one in
@@ -79,7 +82,7 @@ class WeightSites:
         self.slow: dict[str, float] = {}  # seconds that parameters without a rule took, one example at a time
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
-        self._frames: dict[Edge, Frame] = {}
+        self._copied: dict[Edge, Int[Tensor, " p"]] = {}  # by edges of weights: which entries they are copies of
         if recalled is not None:
             self.cuts = recalled.cuts
             self._owners |= recalled.owners
@@ -329,31 +332,46 @@ class WeightSites:
             held[name].append(_real(RowSite(name, rule, None, gradient), leaf))
 
     def _frame(self, weight: Edge, leaf: Node) -> Frame:
-        """Which entry of the parameter each entry of a view of it is: numbers sent back through it arrive there."""
-        if weight not in self._frames:
-            shape, dtype = incoming(weight)
-            bits = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(dtype, 52)
-            numbers = torch.arange(1, 1 + shape.numel(), device=leaf.variable.device)
-            arrived = torch.zeros(leaf.variable.numel(), dtype=torch.long, device=numbers.device)
-            for digit in range(math.ceil(shape.numel().bit_length() / bits)):
-                sent = (numbers >> (bits * digit)) & ((1 << bits) - 1)
-                (found,) = torch.autograd.grad(
-                    [GradientEdge(*weight)], [leaf.variable], [sent.reshape(shape).to(dtype)], retain_graph=True
-                )
-                arrived += found.reshape(-1).to(torch.long) << (bits * digit)
-            here = arrived.nonzero()[:, 0]
-            entries = torch.empty_like(numbers)
-            entries[arrived[here] - 1] = here
-            self._frames[weight] = Frame(entries, tuple(leaf.variable.shape))
-        return self._frames[weight]
+        """Where the entries of a view of a parameter lie."""
+        return Frame(self._entries(weight, (leaf, 0)), tuple(leaf.variable.shape))
+
+    def _source(self, weight: Edge) -> Edge:
+        """The edge whose entries a weight is a copy of, as deep as that goes."""
+        while _copies(weight[0]) and len(self.graph.leaving[weight[0]]) == 1:
+            weight = self.graph.leaving[weight[0]][0]
+        return weight
+
+    def _entries(self, weight: Edge, source: Edge) -> Int[Tensor, " p"]:
+        """Of which entry of its source each entry of a weight is a copy, -1 for none: J times their numbers, less 1."""
+        if weight not in self._copied:
+            (shape, dtype), (below, kind) = incoming(weight), incoming(source)
+            numbers = torch.arange(1, 1 + below.numel(), device=self.graph.f.device).reshape(below)
+            cotangent = torch.zeros(shape, dtype=dtype, device=numbers.device, requires_grad=True)
+            end = source[0].variable if is_leaf(source[0]) else GradientEdge(*source)
+            entries = torch.zeros(shape, dtype=torch.long, device=numbers.device)
+            with torch.enable_grad():
+                (back,) = torch.autograd.grad([GradientEdge(*weight)], [end], [cotangent], create_graph=True)
+            for place in range(0, below.numel().bit_length(), BITS):
+                digit = ((numbers >> place) & ((1 << BITS) - 1)).to(kind)
+                (found,) = torch.autograd.grad(back, cotangent, digit, retain_graph=True)
+                entries += found.real.to(torch.long) << place
+            self._copied[weight] = entries.flatten() - 1
+        return self._copied[weight]
 
     def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
         """Gradients with respect to the parameters, from gradients with respect to what was made of them."""
-        shape, dtype = incoming(weight)
-        flat = rows.flatten(0, 1).reshape(-1, *shape).to(dtype)
+        flat = rows.flatten(0, 1).to(incoming(weight)[1])
+        source = weight if self.graph.whole else self._source(weight)  # hooks may change what passes
+        shape, dtype = incoming(source)
+        if source != weight:
+            entries = self._entries(weight, source) + 1
+            flat = flat.new_zeros(len(flat), shape.numel() + 1).index_add_(1, entries, flat)[:, 1:].to(dtype)
+        if is_leaf(source[0]):
+            return [flat.unflatten(0, rows.shape[:2])]
+        flat = flat.reshape(-1, *shape)
         parts: list[list[Tensor]] = [[] for _ in leaves]
         for some in flat.split(max(1, PULLED_AT_ONCE // max(1, shape.numel()))):
-            found = batched_gradients([GradientEdge(*weight)], [leaf.variable for leaf in leaves], [some])
+            found = batched_gradients([GradientEdge(*source)], [leaf.variable for leaf in leaves], [some])
             for pieces, leaf, gradient in zip(parts, leaves, found, strict=True):
                 whole = leaf.variable.new_zeros(len(some), *leaf.variable.shape) if gradient is None else gradient
                 pieces.append(whole.detach().reshape(len(some), -1))
@@ -366,6 +384,12 @@ def _may_route(node: Node) -> bool:
         return not getattr(getattr(node, "_forward_cls", None), "keeps_places", False)
     name = node.name()
     return any(word in name for word in ROUTES)
+
+
+def _copies(node: Node) -> bool:
+    """Is what a node makes of one tensor copies of its entries, by a derivative that torch can differentiate?"""
+    unusual = operation(node) == "Embedding" and (node._saved_sparse or node._saved_scale_grad_by_freq)
+    return operation(node) in COPIES and not unusual
 
 
 def _edges(node: Node) -> list[Edge]:

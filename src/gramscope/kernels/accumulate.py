@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Inexact
 from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site
@@ -114,6 +114,8 @@ class Accumulator:
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace, self.split)
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
+        symmetric, left = right is left, _at_signals(left)
+        right = left if symmetric else _at_signals(right)
         shape = Shape(
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
@@ -202,6 +204,24 @@ def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
     return total
 
 
+def _at_signals(site: OuterSite) -> OuterSite:
+    """Only the positions that have signals: in the last block of a transformer, say, those that the outputs read."""
+    if site.positions == 1 or _has_signals(site.signals[:1, :1]).all():  # one example and direction mostly tell
+        return site
+    positions = _has_signals(site.signals).nonzero()[:, 0]
+    if not 0 < len(positions) < site.positions:
+        return site
+    return replace(
+        site,
+        signals=site.signals.index_select(2, positions),
+        inputs_of=lambda examples: site.inputs_of(examples).index_select(1, positions),
+    )
+
+
+def _has_signals(signals: Inexact[Tensor, "n k T g o"]) -> Bool[Tensor, " T"]:
+    return (signals != 0).transpose(0, 2).flatten(1).any(1)
+
+
 def _unused(site: Site) -> bool:
     """No position of these examples came here (an expert that was given no token)."""
     return isinstance(site, OuterSite | LookupSite) and site.signals.shape[2] == 0
@@ -227,7 +247,7 @@ def _joined(uses: Sequence[Site]) -> Site:
     signals = torch.cat([use.held for use in uses], dim=2)
     if isinstance(first, OuterSite):
         inputs = torch.cat([use.inputs for use in uses if isinstance(use, OuterSite)], dim=1)
-        return replace(first, make_inputs=inputs.__getitem__, signals=signals)
+        return replace(first, inputs_of=inputs.__getitem__, signals=signals)
     assert isinstance(first, LookupSite)
     ids = torch.cat([use.ids for use in uses if isinstance(use, LookupSite)], dim=1)
     return replace(first, ids=ids, signals=signals)
@@ -263,25 +283,22 @@ def _tied(
 
 def _fusible_biases(left: Sites, right: Sites) -> dict[str, str]:
     """weight name -> bias name, where both see the very same signals at one position: ``K = (Q + 1) ∘ (S Sᵀ)``."""
-    memory = {}
-    for name, sites in left.items():
-        if len(sites) == 1 and isinstance(sites[0], RowSite) and sites[0].rule == "bias" and len(right[name]) == 1:
-            memory[sites[0].gradient.data_ptr(), sites[0].gradient.shape] = name
+    pairs = {name: (*left[name], *right[name]) for name in left if len(left[name]) == len(right[name]) == 1}
+    biases = {_memory(sites): name for name, sites in pairs.items() if all(map(_is_bias, sites))}
     fused = {}
-    for name, sites in left.items():
-        site = sites[0] if len(sites) == 1 and len(right[name]) == 1 else None
-        if isinstance(site, OuterSite) and site.positions == 1 and site.groups == 1:
-            key = site.signals.data_ptr(), torch.Size((site.examples, site.directions, site.fan_out))
-            if key in memory and _same_signals(right[name][0], right[memory[key]][0]):
-                fused[name] = memory.pop(key)
+    for name, sites in pairs.items():
+        if _memory(sites) in biases and all(map(_has_one_position, sites)):
+            fused[name] = biases.pop(_memory(sites))
     return fused
 
 
-def _same_signals(outer: Site, bias: Site) -> bool:
-    return (
-        isinstance(outer, OuterSite)
-        and isinstance(bias, RowSite)
-        and outer.positions == 1
-        and outer.signals.data_ptr() == bias.gradient.data_ptr()
-        and outer.signals.numel() == bias.gradient.numel()
-    )
+def _memory(sites: Sequence[Site]) -> tuple[tuple[int, int], ...]:
+    return tuple((site.held.data_ptr(), site.held.numel()) for site in sites)
+
+
+def _is_bias(site: Site) -> bool:
+    return isinstance(site, RowSite) and site.rule == "bias"
+
+
+def _has_one_position(site: Site) -> bool:
+    return isinstance(site, OuterSite) and site.positions == site.groups == 1

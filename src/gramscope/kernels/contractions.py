@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gramscope.base.products import onednn_pays, product_with_transpose
+from gramscope.base.arithmetic import onednn_pays, product_with_transpose
 from gramscope.linalg.split_product import Halves, add_split_product, split_halves, split_product_pays
 
 Range = tuple[int, int]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, Site
 from gramscope.capture.capturing import Opened
-from gramscope.capture.sites import HeldInputs
 from gramscope.measures.norms import squared_norms
 from gramscope.record.objective import IGNORED, Objective
 
@@ -98,7 +97,7 @@ def plain_squares(network: Opened, direction: Float[Tensor, "n C"]) -> dict[str,
 
 def _held(site: Site) -> Site:
     """With its inputs in memory: the patches of a convolution are made once, not at each look."""
-    return replace(site, make_inputs=HeldInputs(site.inputs)) if isinstance(site, OuterSite) else site
+    return replace(site, inputs_of=site.inputs.__getitem__) if isinstance(site, OuterSite) else site
 
 
 def _makes_outputs(site: OuterSite, objective: Objective) -> bool:
