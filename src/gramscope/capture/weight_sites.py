@@ -346,7 +346,8 @@ class WeightSites:
     def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
         """Gradients with respect to the parameters, from gradients with respect to what was made of them."""
         shape, dtype = incoming(weight)
-        flat = rows.flatten(0, 1).reshape(-1, *shape).to(dtype)
+        flat = rows.flatten(0, 1)
+        flat = flat.reshape(len(flat), *shape).to(dtype)
         parts: list[list[Tensor]] = [[] for _ in leaves]
         for some in flat.split(max(1, PULLED_AT_ONCE // max(1, shape.numel()))):
             found = batched_gradients([GradientEdge(*weight)], [leaf.variable for leaf in leaves], [some])
