@@ -19,6 +19,7 @@ from gramscope.base.progress_bar import progress
 from gramscope.base.rng import gaussian, generator
 from gramscope.base.user_warnings import warn
 from gramscope.capture.backward_graph import batched_gradients, dense, is_out_of_memory, nodes_below
+from gramscope.capture.side_effects import gradients_returned
 
 Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
 
@@ -50,7 +51,8 @@ class LinearMap:
             return [None] * len(self.inputs)
         pairs = zip(self.outputs, cotangents, strict=True)
         chosen = [c.to(o.dtype).contiguous() for o, c in pairs if o.requires_grad]
-        return batched_gradients(self._live, self.inputs, chosen)
+        with gradients_returned(self.inputs):
+            return batched_gradients(self._live, self.inputs, chosen)
 
     def jvp(self, tangents: Sequence[Tensor | None], count: int) -> list[Tensor]:
         """``J v`` for ``count`` vectors; None stands for a tangent of zero."""
@@ -105,9 +107,10 @@ class LinearMap:
         if self._transposed is None and not self.slow:
             with torch.enable_grad():
                 self._cotangents = [torch.zeros_like(o, requires_grad=True) for o in self._live]
-                self._transposed = torch.autograd.grad(
-                    self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
-                )
+                with gradients_returned(self.inputs):
+                    self._transposed = torch.autograd.grad(
+                        self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
+                    )
             try:
                 why = "" if self.check(self._twice_backward) else "is right but not differentiable in its cotangent"
             except RuntimeError as error:

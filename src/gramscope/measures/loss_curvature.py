@@ -12,7 +12,9 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import Outputs
+from gramscope.capture.side_effects import gradients_returned
 from gramscope.hierarchy.losses import Targets, loss_function
+from gramscope.kernels.expansion import naming_operations
 from gramscope.kernels.jacobian import linearize
 from gramscope.linalg import LinearOperator, eigenvalues_top
 
@@ -20,13 +22,14 @@ from gramscope.linalg import LinearOperator, eigenvalues_top
 class HessianOperator(LinearOperator):
     """``H = ∂²loss/∂θ²`` on the entries of the parameters, one after the other; a product is two backward passes.
 
-    A ReLU counts as autograd has it: its second derivative is zero.
+    A ReLU counts as autograd has it: its second derivative is zero. Fused attention has none: compute the loss within
+    ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
     """
 
     def __init__(self, loss: Float[Tensor, ""], parameters: Sequence[Tensor]) -> None:
         if not parameters or not all(p.requires_grad for p in parameters):
             raise InputError("parameters must be tensors with requires_grad on which the loss depends.")
-        with torch.enable_grad():
+        with torch.enable_grad(), gradients_returned(parameters):
             gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         self._map, n = LinearMap(gradients, parameters), sum(p.numel() for p in parameters)
         dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.float32
@@ -37,7 +40,9 @@ class HessianOperator(LinearOperator):
             return x
         parameters = self._map.inputs
         parts = x.T.split([p.numel() for p in parameters], dim=1)
-        found = self._map.vjp([part.reshape(len(part), *p.shape) for part, p in zip(parts, parameters, strict=True)])
+        vectors = [part.reshape(len(part), *p.shape) for part, p in zip(parts, parameters, strict=True)]
+        with naming_operations():
+            found = self._map.vjp(vectors)
         filled = [
             torch.zeros_like(part) if f is None else f.reshape(len(f), -1) for f, part in zip(found, parts, strict=True)
         ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, Site
 from gramscope.capture.capturing import Opened
+from gramscope.capture.side_effects import gradients_returned
 from gramscope.capture.sites import HeldInputs
 from gramscope.measures.norms import squared_norms
 from gramscope.record.objective import IGNORED, Objective
@@ -91,7 +92,8 @@ def _in_one(each: Sequence[Tensor]) -> Tensor:
 def _plain_squares(network: Opened, direction: Float[Tensor, "n C"]) -> dict[str, float]:
     """Squared norm of the gradient of each parameter that is reached."""
     named = network.parameters
-    found = torch.autograd.grad(network.f, list(named.values()), direction, retain_graph=True, allow_unused=True)
+    with gradients_returned(named.values()):
+        found = torch.autograd.grad(network.f, list(named.values()), direction, retain_graph=True, allow_unused=True)
     return squared_norms({name: g for name, g in zip(named, found, strict=True) if g is not None})
 
 
