@@ -17,7 +17,7 @@ from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs, Precision
+from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
 from gramscope.kernels.expansion import Rates, flat_metric, load_forward_mode
 from gramscope.linalg import LinearOperator
 from gramscope.ops.kinks import TwiceDifferentiable
@@ -179,9 +179,11 @@ class LinearizedModel:
 
     def __call__(self, parameters: nn.Module | Mapping[str, Tensor]) -> Float[Tensor, "n C"]:
         """The outputs at other parameters: a module's, or tensors by name (those not named stay at θ₀)."""
-        given = dict(parameters.named_parameters()) if isinstance(parameters, nn.Module) else dict(parameters)
         if isinstance(parameters, nn.Module):
-            given = {name: value for name, value in given.items() if name in self.jacobian.parameters}
+            own = named_parameters(unwrap(parameters))
+            given = {name: value for name, value in own.items() if name in self.jacobian.parameters}
+        else:
+            given = dict(parameters)
         real = {name: real_view(value) for name, value in given.items()}
         return self.outputs + self.change({name: value - self._start(name, value) for name, value in real.items()})
 
