@@ -7,6 +7,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import UnsupportedError
 from gramscope.kernels.kernel_velocity import dntk_velocity
+from gramscope.kernels.memory import make_plan
 from references.jacobian import assert_kernel_close, reference_jacobian, reference_ntk
 from zoo.case import Call, weight
 
@@ -80,7 +81,7 @@ def test_velocity_where_nested_forward_mode_is_wrong_in_torch(run):
 def test_the_hessian_of_fused_attention_says_what_to_do():
     model = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
     x = torch.randn(3, 2, 4)
-    with pytest.raises(UnsupportedError, match="SDPBackend.MATH"):
+    with pytest.raises(UnsupportedError, match=r"SDPBackend\.MATH"):
         gs.measures.sharpness(model(x).square().sum(), list(model.parameters()))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         loss = model(x).square().sum()
@@ -201,3 +202,51 @@ def test_a_probe_of_complex_numbers():
     with gs.watch(model, probe=(torch.cat([x, x]), torch.randn(12, 2)), measures="probe_facts") as scope:
         scope.step()
     assert scope.records[0]["scalars"]["probe/duplicates"] == 0.5
+
+
+def test_an_input_without_entries():
+    """No history yet: a sequence of length zero."""
+    model = Call(lambda m, x, past: m.a(x) + m.b(past).sum(1), a=nn.Linear(3, 2), b=nn.Linear(4, 2))
+    x = (torch.randn(4, 3), torch.randn(4, 0, 4))
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), TIGHT)
+
+
+def test_the_hessian_of_parameters_in_two_precisions():
+    """The first of them is in float32; the others are not rounded to it."""
+    a, b = torch.ones(2, dtype=torch.float32, requires_grad=True), torch.randn(3, requires_grad=True)
+    hessian = gs.measures.HessianOperator((a.double().sum() * b**3).sum(), [a, b])
+    assert hessian.dtype == torch.float64
+    torch.testing.assert_close(hessian.dense()[2:, 2:], torch.diag(12 * b.detach()))
+
+
+@pytest.mark.parametrize(("outputs", "known"), [(5, -1), (3000, 3000)])
+def test_a_small_network_with_many_outputs_is_cut_by_memory(outputs, known):
+    """All signals of 50,000 outputs at once took 60 gigabytes, of a network of one layer and six examples."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)), torch.randn(6, 3)
+    options = {"blocked": True, "memory": None, "outputs": None, "frozen": False, "precision": None}
+    assert make_plan(model, x, None, trace=True, **options).outputs == known
+    h, readout = torch.tanh(model[0](x)), model[2].weight
+    slope = 1 - h**2
+    inner = torch.einsum("ni,mi,oi->nm", slope, slope, readout**2) * (x @ x.T + 1)
+    want = outputs * (h @ h.T + 1) + inner
+    assert_kernel_close(gs.ntk(model, x, reduce="trace"), want.detach(), TIGHT)
+
+
+def test_a_compiled_network_moves_its_linearisation():
+    """Compiling puts a prefix before the names of the parameters; none was found, and nothing moved."""
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    compiled, x = torch.compile(plain, backend="eager"), torch.randn(5, 3)
+    flat, small = gs.linearize(compiled, x), 1e-4
+    with torch.no_grad():
+        before = plain(x)
+        for parameter in plain.parameters():
+            parameter += small * torch.randn_like(parameter)
+        moved = plain(x) - before
+    torch.testing.assert_close(flat(compiled) - before, moved, rtol=0, atol=1e-2 * float(moved.abs().max()))
+    torch.testing.assert_close(flat(compiled), flat(plain))
+
+
+def test_features_inside_a_transform_are_refused_in_words():
+    model = Call(lambda m, x: torch.vmap(lambda row: m.layer(row))(x), layer=nn.Linear(3, 2))
+    with pytest.raises(UnsupportedError, match="inside a transform"):
+        gs.measures.network_richness(model, torch.randn(5, 3))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -32,7 +33,7 @@ class HessianOperator(LinearOperator):
         with torch.enable_grad(), gradients_returned(parameters):
             gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         self._map, n = LinearMap(gradients, parameters), sum(p.numel() for p in parameters)
-        dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.float32
+        dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
         super().__init__(n, n, dtype=dtype, device=parameters[0].device, symmetric=True)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
