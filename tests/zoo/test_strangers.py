@@ -1,11 +1,13 @@
 """Networks that a stranger brought, and what broke on them: a test for each repair."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.base.errors import UnsupportedError
+from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.kernels.kernel_velocity import dntk_velocity
 from gramscope.kernels.memory import make_plan
 from references.jacobian import assert_kernel_close, reference_jacobian, reference_ntk
@@ -250,3 +252,20 @@ def test_features_inside_a_transform_are_refused_in_words():
     model = Call(lambda m, x: torch.vmap(lambda row: m.layer(row))(x), layer=nn.Linear(3, 2))
     with pytest.raises(UnsupportedError, match="inside a transform"):
         gs.measures.network_richness(model, torch.randn(5, 3))
+
+
+def test_a_model_made_in_inference_mode():
+    x = torch.randn(4, 3)
+    with torch.inference_mode():
+        model = nn.Linear(3, 2)
+    for call in (gs.ntk, gs.ntk_operator, gs.capture):
+        with pytest.raises(InputError, match="inference mode"):
+            call(model, x)
+    assert gs.ntk(copy.deepcopy(model), x).shape == (4, 2, 4, 2)
+
+
+def test_a_lazy_model_stays_lazy():
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(InputError, match="lazy"):
+        gs.ntk(model, torch.randn(4, 3))
+    assert torch.nn.parameter.is_lazy(model[0].weight)
