@@ -181,10 +181,8 @@ class LinearizedModel:
         """The outputs at other parameters: a module's, or tensors by name (those not named stay at θ₀)."""
         if isinstance(parameters, nn.Module):
             own = named_parameters(unwrap(parameters))
-            given = {name: value for name, value in own.items() if name in self.jacobian.parameters}
-        else:
-            given = dict(parameters)
-        real = {name: real_view(value) for name, value in given.items()}
+            parameters = {name: value for name, value in own.items() if name in self.jacobian.parameters}
+        real = {name: real_view(value) for name, value in parameters.items()}
         return self.outputs + self.change({name: value - self._start(name, value) for name, value in real.items()})
 
     def change(self, step: Mapping[str, Tensor] | Float[Tensor, " p"]) -> Float[Tensor, "n C"]:
