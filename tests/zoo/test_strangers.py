@@ -269,3 +269,18 @@ def test_a_lazy_model_stays_lazy():
     with pytest.raises(InputError, match="lazy"):
         gs.ntk(model, torch.randn(4, 3))
     assert torch.nn.parameter.is_lazy(model[0].weight)
+
+
+def test_a_step_of_a_network_that_casts_its_own_parameters():
+    """As the router of some mixtures of experts does, to float32, in its first forward pass."""
+
+    def run(m, x):
+        m.router.float()
+        return m.layer(x) * m.router(x.float()).double().sigmoid()
+
+    model = Call(run, router=nn.Linear(3, 2), layer=nn.Linear(3, 2))
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    step = gs.explain_step(model, x, y, lr=0.1, loss="half_squared")
+    assert model.router.weight.dtype == torch.float64
+    want = -0.1 * torch.einsum("acbd,bd->ac", reference_ntk(model, x), run(model, x).detach() - y)
+    assert_kernel_close(step.predicted, want, 1e-5)

@@ -188,7 +188,11 @@ class _Rehearsal:
         if residual is None:
             raise _independent_loss()
         check_finite(residual, "the loss's gradient at the outputs", "The loss is: look for a root or a norm at zero.")
-        gradients: dict[str, Tensor | None] = dict(zip(self.parameters, found, strict=True))
+        # A model may cast its parameters in the forward pass (routers of experts, to float32); they are put back.
+        gradients = {
+            name: None if gradient is None else gradient.to(parameter.dtype)
+            for (name, parameter), gradient in zip(self.parameters.items(), found, strict=True)
+        }
         return value.detach(), residual.detach().reshape(self.n, -1), gradients, f.detach().reshape(self.n, -1)
 
     def _checked_loss(self, f: Tensor) -> Tensor:
