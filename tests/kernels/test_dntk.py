@@ -521,15 +521,36 @@ def test_an_operation_without_a_second_derivative_is_named(model, name):
     assert_same_fingerprint(before, state(model, x))
 
 
-def test_disagreeing_second_derivatives_are_refused(monkeypatch):
-    """Backward and forward mode are each other's witness where operations are not proven: here a log of a sigmoid."""
-    model, x = nn.Sequential(nn.Linear(3, 4), nn.LogSigmoid(), nn.Linear(4, 2)).double(), torch.randn(5, 3).double()
+STEPS = (dntk_velocity, output_curvature, dntk_velocity_operator)
+
+
+def not_proven():
+    """A network with an operation whose derivatives are checked at each call: a log of a sigmoid."""
+    return nn.Sequential(nn.Linear(3, 4), nn.LogSigmoid(), nn.Linear(4, 2)).double(), torch.randn(5, 3).double()
+
+
+def test_a_difference_decides_where_second_derivatives_disagree(monkeypatch):
+    """Torch's nested forward mode may be wrong: backward mode is taken where a central difference confirms it."""
+    model, x = not_proven()
+    want = output_curvature(model, x, lambda f: f.square().sum())
     right = derivatives.by_forward_mode
     monkeypatch.setattr(derivatives, "by_forward_mode", lambda *args: 1.01 * right(*args))
-    for function in (dntk_velocity, output_curvature, dntk_velocity_operator):
-        with pytest.raises(UnsupportedError, match="same by backward and by forward mode"):
-            function(model, x, lambda f: f.square().sum())
-        function(model, x, lambda f: f.square().sum(), check=False)
+    torch.testing.assert_close(output_curvature(model, x, lambda f: f.square().sum()), want)
+
+
+@pytest.mark.parametrize("function", STEPS)
+def test_second_derivatives_that_no_difference_confirms_are_refused(function, monkeypatch):
+    """Backward and forward mode are each other's witness: a wrong formula in one of them does not pass."""
+    model, x = not_proven()
+    right, difference = derivatives.by_forward_mode, derivatives._difference
+    monkeypatch.setattr(derivatives, "by_forward_mode", lambda *args: 1.01 * right(*args))
+    monkeypatch.setattr(derivatives, "_difference", lambda *args: 1.01 * difference(*args))
+    with pytest.raises(UnsupportedError, match="not the derivative of its first"):
+        function(model, x, lambda f: f.square().sum())
+    monkeypatch.setitem(derivatives.DIFFERENCE_LIMIT, x.dtype, 0.1)  # as in low precision, where it tells nothing
+    with pytest.raises(UnsupportedError, match="same by backward and by forward mode"):
+        function(model, x, lambda f: f.square().sum())
+    function(model, x, lambda f: f.square().sum(), check=False)
 
 
 class ConstantSlope(torch.autograd.Function):

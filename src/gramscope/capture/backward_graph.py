@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.autograd.graph import Node as AutogradNode
 
 from gramscope.base.errors import UnsupportedError
+from gramscope.capture.side_effects import gradients_returned
 
 Node = Any  # an AutogradNode, with what its own kind has beside
 Edge = tuple[Node, int]
@@ -101,6 +102,7 @@ class BackwardGraph:
         self.whole, self.loops = whole, loops
         root = get_gradient_edge(f)
         self.f, self.root = f, (root.node, root.output_nr)
+        self.parameters = list(parameters.values())
         names = {id(parameter): name for name, parameter in parameters.items()}
         ordered = _topological(root.node)
         self.names: dict[Node, str] = {
@@ -173,7 +175,8 @@ class BackwardGraph:
             ends = [*targets, *crossing] if sources else []
             given = [pending.pop(edge) for edge in sources]
             outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
-            arrived = _gradients(outputs, inputs, given, together) if sources else []
+            with gradients_returned(self.parameters):
+                arrived = _gradients(outputs, inputs, given, together) if sources else []
             found = {edge: signals for edge, signals in zip(ends, arrived, strict=True) if signals is not None}
             for edge in crossing:
                 if edge in found:

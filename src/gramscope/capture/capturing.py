@@ -257,6 +257,7 @@ def outputs_of(
 ) -> Float[Tensor, "n C"]:
     """The outputs alone, from the random state that a capture starts from."""
     model, x = at_precision(model, x, precision)
+    check_model(model, x, frozen)
     # With gradients, because the outputs may themselves be derivatives (a PDE residual).
     with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
         return evaluate(model, x, count_examples(x), outputs).detach()

@@ -19,6 +19,7 @@ from gramscope.base.progress_bar import progress
 from gramscope.base.rng import gaussian, generator
 from gramscope.base.user_warnings import warn
 from gramscope.capture.backward_graph import batched_gradients, dense, is_out_of_memory, nodes_below
+from gramscope.capture.side_effects import gradients_returned
 
 Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
 
@@ -57,7 +58,8 @@ class LinearMap:
             self._transpose([c[0] for c in chosen])
             assert self._transposed is not None
             return [None if g is None else g.detach()[None] for g in self._transposed]
-        return batched_gradients(self._live, self.inputs, chosen)
+        with gradients_returned(self.inputs):
+            return batched_gradients(self._live, self.inputs, chosen)
 
     def jvp(self, tangents: Sequence[Tensor | None], count: int) -> list[Tensor]:
         """``J v`` for ``count`` vectors; None stands for a tangent of zero."""
@@ -129,9 +131,10 @@ class LinearMap:
         """``Jᵀ c`` with its graph."""
         with torch.enable_grad():
             self._cotangents = [c.detach().clone().requires_grad_() for c in cotangents]
-            self._transposed = torch.autograd.grad(
-                self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
-            )
+            with gradients_returned(self.inputs):
+                self._transposed = torch.autograd.grad(
+                    self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
+                )
 
     def _twice_backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         assert self._transposed is not None

@@ -79,7 +79,7 @@ class ModelFunction:
         """Columns over all parameters as one tensor (k, *shape) for each parameter."""
         own = list(self.parameters.values())
         pieces = torch.split(vectors.T, [p.numel() for p in own], dim=1)
-        return [piece.reshape(-1, *p.shape).to(p.dtype) for piece, p in zip(pieces, own, strict=True)]
+        return [piece.reshape(len(piece), *p.shape).to(p.dtype) for piece, p in zip(pieces, own, strict=True)]
 
     def join(self, parts: Sequence[Tensor | None], count: int) -> Float[Tensor, "p k"]:
         """The inverse of :meth:`split` for ``count`` columns; None stands for zeros."""

@@ -180,6 +180,12 @@ def check_model(model: nn.Module, x: ModelInput, frozen: bool) -> dict[str, nn.P
                 f"parameter {name!r} must have a shape, but it is lazy and not initialised. Call model(x) once first."
             )
         check_plain(parameter, f"parameter {name!r}", complex_numbers=True)
+    for name, tensor in chain(named.items(), model.named_buffers()):
+        if tensor.is_inference():
+            raise InputError(
+                f"parameters and buffers must be made outside inference mode, which allows no gradients, but {name!r} "
+                "was made inside. Build or load the model outside torch.inference_mode(), or copy.deepcopy it there."
+            )
     inexact = {name: p for name, p in named.items() if p.is_floating_point() or p.is_complex()}
     chosen = {name: p for name, p in inexact.items() if frozen or p.requires_grad}
     if not chosen:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from gramscope.capture.backward_graph import Directions, Node
+from gramscope.capture.backward_graph import Directions, Node, incoming
 from gramscope.capture.owners import Owner
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
@@ -467,13 +467,21 @@ def by_example(use: NodeUse) -> Site:
 BY_EXAMPLE = "autograd"  # the rule of sites that had none
 
 
+def _with_zeros(node: Node, signals: list[Tensor | None]) -> list[Tensor]:
+    some = next(signal for signal in signals if signal is not None)
+    wanted = [incoming((node, number)) for number in range(len(signals))]
+    return [
+        some.new_zeros(shape, dtype=dtype) if signal is None else signal
+        for signal, (shape, dtype) in zip(signals, wanted, strict=True)
+    ]
+
+
 def _called(use: NodeUse, signals: list[Tensor | None]) -> Tensor:
     """What the node hands to the weight for these signals."""
     node, slot = use.node, use.slot
-    if isinstance(
-        node, BackwardCFunction
-    ):  # a function of the user's own, which may have arguments that are no tensors
-        found = node.apply(*signals)
+    if isinstance(node, BackwardCFunction):
+        # A function of the user's own: it may have arguments that are no tensors, and expects zeros for no gradient.
+        found = node.apply(*_with_zeros(node, signals))
         needed = [place for place, needs in enumerate(node.needs_input_grad) if needs]
         slot = needed[[place for place, (child, _) in enumerate(node.next_functions) if child is not None].index(slot)]
     else:

@@ -108,9 +108,9 @@ def exponents(n: int, dtype: torch.dtype, device: torch.device) -> list[Int[Tens
 def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> Owner | None:
     """The usual layout, examples first, where one product and one comparison prove it."""
     n = len(exponent)
-    if plain.dim() == 0 or plain.shape[0] == 0 or plain.shape[0] % n:
+    if plain.dim() == 0 or (plain.numel() and plain.shape[0] % n):
         return None
-    if not bool(plain[0].any()) and not bool(plain.any()):  # which tells nothing of the layout
+    if not plain.numel() or (not bool(plain[0].any()) and not bool(plain.any())):  # which tells nothing of the layout
         return Owner(n, 0, plain.device, found=torch.full((len(plain),), -1, device=plain.device))
     each = plain.shape[0] // n
     weights = torch.exp2(exponent.to(scaled.real.dtype)).repeat_interleave(each)

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import tensors_in
 from gramscope.base.streams import streams_put_back
 from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
@@ -139,7 +140,7 @@ def _refill(collection: Collection, kept: Collection) -> None:
 
 @contextmanager
 def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite]:
-    """Random streams, parameters, buffers, plain attributes and flags after the block as before, also after an error.
+    """Random streams, parameters, ``.grad``, buffers, plain attributes and flags after the block as before.
 
     Other threads that draw from torch's global stream meanwhile will draw the same numbers again. Unless
     ``throughout``, the caller enters what it is given around the model's own code, which alone may write to
@@ -152,12 +153,46 @@ def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite
         # Streams and switches belong to the whole process: one measurement at a time.
         stack.enter_context(_ONE_AT_A_TIME)
         stack.enter_context(streams_put_back())
+        stack.enter_context(gradients_set_aside(model.parameters()))
         stack.callback(_restorer(model))
         written = CopyOnWrite(model)
         stack.callback(written.put_back)
         if throughout:
             stack.enter_context(written)
         yield written
+
+
+@contextmanager
+def gradients_set_aside(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """No parameter has a ``.grad`` in the block; after it each has its own again, the same tensor."""
+    before = [(parameter, parameter.grad) for parameter in parameters if parameter.is_leaf]
+    for parameter, gradient in before:
+        if gradient is not None:
+            parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+
+@contextmanager
+def gradients_returned(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Backward passes in the block must return all gradients: what they add to ``.grad`` themselves would be missed."""
+    leaves = [parameter for parameter in parameters if parameter.is_leaf]
+    with gradients_set_aside(leaves):
+        try:
+            yield
+        finally:
+            # Whatever else went wrong: such a backward pass can often be taken only once.
+            if any(leaf.grad is not None for leaf in leaves):
+                raise UnsupportedError(
+                    "every backward pass must return its gradients, but one of the model calls backward() itself and "
+                    "adds to the .grad of parameters, as reversible layers and hand-written checkpointing do: these "
+                    "would be missed. Switch that off while you measure, or make the parameters arguments of the "
+                    "autograd.Function."
+                )
 
 
 @contextmanager

@@ -368,7 +368,7 @@ class WeightSites:
             flat = flat.new_zeros(len(flat), shape.numel() + 1).index_add_(1, entries, flat)[:, 1:].to(dtype)
         if is_leaf(source[0]):
             return [flat.unflatten(0, rows.shape[:2])]
-        flat = flat.reshape(-1, *shape)
+        flat = flat.reshape(len(flat), *shape)
         parts: list[list[Tensor]] = [[] for _ in leaves]
         for some in flat.split(max(1, PULLED_AT_ONCE // max(1, shape.numel()))):
             found = batched_gradients([GradientEdge(*source)], [leaf.variable for leaf in leaves], [some])

@@ -27,7 +27,7 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap_with_input,
 )
-from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.capture.side_effects import gradients_returned, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.losses import Loss, Targets, loss_function
 from gramscope.hierarchy.optimizer_step import (
@@ -182,12 +182,17 @@ class _Rehearsal:
             if not f.requires_grad:
                 raise InputError("the model's output must depend on its parameters, but it carries no gradient.")
             value = self._checked_loss(f)
-            residual, *found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
+            with gradients_returned(self.parameters.values()):
+                residual, *found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
         sides.heights.clear()  # they hold the graph
         if residual is None:
             raise _independent_loss()
         check_finite(residual, "the loss's gradient at the outputs", "The loss is: look for a root or a norm at zero.")
-        gradients: dict[str, Tensor | None] = dict(zip(self.parameters, found, strict=True))
+        # A model may cast its parameters in the forward pass (routers of experts, to float32); they are put back.
+        gradients = {
+            name: None if gradient is None else gradient.to(parameter.dtype)
+            for (name, parameter), gradient in zip(self.parameters.items(), found, strict=True)
+        }
         return value.detach(), residual.detach().reshape(self.n, -1), gradients, f.detach().reshape(self.n, -1)
 
     def _checked_loss(self, f: Tensor) -> Tensor:

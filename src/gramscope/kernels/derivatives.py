@@ -20,6 +20,15 @@ LIMITS: Limits = {torch.float64: 1e-5, torch.float32: 1e-3}
 DIFFERENCE = {torch.float64: 1e-5, torch.float32: 5e-3}
 DIFFERENCE_LIMIT: Limits = {torch.float64: 1e-4, torch.float32: 5e-2}
 ORDERS = {2: "second", 3: "third"}
+WRONG_BACKWARD = (
+    "every operation of the model must have a {name} derivative, but one of them, of torch or of a custom "
+    "autograd.Function, has one that is not the derivative of its first. Write it in simpler operations, or its "
+    "backward pass in differentiable operations of its saved inputs and outputs; what else it saves counts as constant."
+)
+DISAGREEING = (
+    "{name} derivatives must be the same by backward and by forward mode, but they differ, and rounding hides which is "
+    "right: an operation of the model has a wrong higher derivative in torch. Pass precision='float64'."
+)
 
 
 def checked_tangent(at: Expansion, direction: Float[Tensor, " p"], check: bool = True) -> Tangent:
@@ -34,30 +43,27 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
     """The derivative of the outputs along the direction of a tangent (both, of a tangent's tangent) and one more.
 
     By forward mode applied two or three times, with backward mode as its witness: torch's formulas for higher
-    derivatives are not all right (see ``gramscope.ops.operations``), and they do not err alike in both modes. Where
-    they disagree there is no telling which is right, so the answer is refused. Custom functions that have no forward
-    derivative go through the graph, with a difference of lower derivatives as the witness.
+    derivatives are not all right, and they do not err alike in both modes. Where they disagree (torch takes the
+    factors of ``linalg.solve`` and ``det`` for constants in nested forward mode), and for custom functions that have no
+    forward derivative, a difference of lower derivatives decides: backward mode must agree with it, and forward mode
+    must not. All else is refused.
     """
     directions = (*tangent.path, direction)
     name = ORDERS[len(directions)]
-    answer = by_forward_mode(tangent, directions)
-    if answer is not None:
-        check_finite(answer, f"{name} derivatives of the outputs", INFINITE)
-        if check and not _agrees(answer, tangent.vjp(_weights(answer))[:, 0] * direction, LIMITS, tangent):
-            raise UnsupportedError(
-                f"{name} derivatives must be the same by backward and by forward mode, but they differ: an operation "
-                "of the model has a wrong higher derivative in torch. Write it in simpler operations; a matrix solve "
-                "and fused operations are candidates."
-            )
-        return answer
-    answer = tangent.jvp(direction[:, None]).reshape(tangent.rows.shape)
-    if check and not _agrees(answer, _difference(tangent, directions, _weights(answer)), DIFFERENCE_LIMIT, tangent):
-        raise UnsupportedError(
-            f"every operation of the model must have a {name} derivative, but that of a custom autograd.Function is "
-            "not the derivative of its first. Write its backward pass in differentiable operations of its saved inputs "
-            "and outputs; what else it saves counts as constant."
-        )
-    return answer
+    forward = by_forward_mode(tangent, directions)
+    if forward is not None:
+        check_finite(forward, f"{name} derivatives of the outputs", INFINITE)
+        if not check or _agrees(forward, tangent.vjp(_weights(forward))[:, 0] * direction, LIMITS, tangent):
+            return forward
+    backward = tangent.jvp(direction[:, None]).reshape(tangent.rows.shape)
+    if not check:
+        return backward
+    witness = _difference(tangent, directions, _weights(backward))
+    if not _agrees(backward, witness, DIFFERENCE_LIMIT, tangent):
+        raise UnsupportedError(WRONG_BACKWARD.format(name=name))
+    if forward is not None and _agrees(forward, witness, DIFFERENCE_LIMIT, tangent):
+        raise UnsupportedError(DISAGREEING.format(name=name))
+    return backward
 
 
 def by_forward_mode(expansion: Expansion, directions: Sequence[Tensor]) -> Float[Tensor, "n C"] | None:

@@ -270,9 +270,15 @@ def naming_operations() -> Iterator[None]:
             raise
         raise UnsupportedError(
             f"every operation of the model must have a second derivative, but {name} has none that torch can compute "
-            f"({str(error).splitlines()[0]}). Replace it by operations that do, or write its backward pass with "
-            "differentiable operations; nothing is approximated here."
+            f"({str(error).splitlines()[0]}). Replace it by operations that do{_fused(name)}, or write its backward "
+            "pass with differentiable operations; nothing is approximated here."
         ) from error
+
+
+def _fused(name: str) -> str:
+    """Attention has another form, which is chosen around the forward pass."""
+    attention = "scaled_dot_product" in name
+    return " (run the model within torch.nn.attention.sdpa_kernel(SDPBackend.MATH))" if attention else ""
 
 
 def _culprit(message: str) -> str | None:

@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs, Precision
+from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
 from gramscope.kernels.expansion import Rates, flat_metric, load_forward_mode
 from gramscope.linalg import Composition, Diagonal, LinearOperator
 from gramscope.ops.kinks import TwiceDifferentiable
@@ -169,14 +170,16 @@ class LinearizedModel:
 
     def __call__(self, parameters: nn.Module | Mapping[str, Tensor]) -> Float[Tensor, "n C"]:
         """The outputs at other parameters: a module's, or tensors by name (those not named stay at θ₀)."""
-        given = dict(parameters.named_parameters()) if isinstance(parameters, nn.Module) else dict(parameters)
         if isinstance(parameters, nn.Module):
-            given = {name: value for name, value in given.items() if name in self.jacobian.parameters}
-        return self.outputs + self.change({name: value - self._start(name, value) for name, value in given.items()})
+            own = named_parameters(unwrap(parameters))
+            parameters = {name: value for name, value in own.items() if name in self.jacobian.parameters}
+        real = {name: real_view(value) for name, value in parameters.items()}
+        return self.outputs + self.change({name: value - self._start(name, value) for name, value in real.items()})
 
     def change(self, step: Mapping[str, Tensor] | Float[Tensor, " p"]) -> Float[Tensor, "n C"]:
         """``J Δθ`` for a step in the parameters: tensors by name (others do not move), or one flat vector."""
-        flat = step if isinstance(step, Tensor) else flat_metric(step, self.jacobian.parameters)
+        real = step if isinstance(step, Tensor) else {name: real_view(part) for name, part in step.items()}
+        flat = real if isinstance(real, Tensor) else flat_metric(real, self.jacobian.parameters)
         with torch.no_grad():
             moved = flat.detach().to(dtype=self.jacobian.dtype, device=self.jacobian.device)
             return self.jacobian.matvec(moved).reshape(self.outputs.shape)

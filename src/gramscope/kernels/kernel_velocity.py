@@ -41,8 +41,9 @@ def dntk_velocity(
         residual: ``∂loss/∂f`` (n, C), or the loss itself as a function of the outputs.
         probe: the examples whose kernel is watched; those of the step if None.
         memory: bytes to stay within; half of what is free if None.
-        check: compare second derivatives along the step by backward and by forward mode, and refuse if they differ.
-            Networks of operations whose formulas are tested (``gramscope.ops.operations.PROVEN``) need no comparison.
+        check: compare second derivatives along the step by backward and by forward mode; where they differ, and no
+            difference of first derivatives confirms the backward ones, refuse. Networks of operations whose formulas
+            are tested (``gramscope.ops.operations.PROVEN``) need no comparison.
         options: ``metric``, the learning-rate tensor λ: a number, numbers or tensors by parameter name (others get
             zero), a function of (name, parameter), or one flat tensor; ``gs.kernels.layer_rates`` makes λ_b and
             λ_W/fan-in. And ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``.

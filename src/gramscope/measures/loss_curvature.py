@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -13,7 +14,9 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.results import Result
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import Outputs
+from gramscope.capture.side_effects import gradients_returned
 from gramscope.hierarchy.losses import Targets, loss_function
+from gramscope.kernels.expansion import naming_operations
 from gramscope.kernels.jacobian import linearize
 from gramscope.linalg import LinearOperator, eigenvalues_top
 
@@ -21,7 +24,8 @@ from gramscope.linalg import LinearOperator, eigenvalues_top
 class HessianOperator(LinearOperator):
     """``H = ∂²loss/∂θ²`` on the entries of the parameters, one after the other; a product is two backward passes.
 
-    A ReLU counts as autograd has it: its second derivative is zero.
+    A ReLU counts as autograd has it: its second derivative is zero. Fused attention has none: compute the loss within
+    ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
     """
 
     def __init__(self, loss: Float[Tensor, ""], parameters: Iterable[Tensor]) -> None:
@@ -33,10 +37,10 @@ class HessianOperator(LinearOperator):
                 f"loss must be one number with a graph to the parameters, got shape {tuple(loss.shape)}. Compute it "
                 "with gradients on, and do not detach it."
             )
-        with torch.enable_grad():
+        with torch.enable_grad(), gradients_returned(parameters):
             gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         self._map, n = LinearMap(gradients, parameters), sum(p.numel() for p in parameters)
-        dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.float32
+        dtype = reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
         super().__init__(n, n, dtype=dtype, device=parameters[0].device, symmetric=True)
 
     def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
@@ -44,7 +48,9 @@ class HessianOperator(LinearOperator):
             return x
         parameters = self._map.inputs
         parts = x.T.split([p.numel() for p in parameters], dim=1)
-        found = self._map.vjp([part.reshape(len(part), *p.shape) for part, p in zip(parts, parameters, strict=True)])
+        vectors = [part.reshape(len(part), *p.shape) for part, p in zip(parts, parameters, strict=True)]
+        with naming_operations():
+            found = self._map.vjp(vectors)
         filled = [
             torch.zeros_like(part) if f is None else f.reshape(len(f), -1) for f, part in zip(found, parts, strict=True)
         ]

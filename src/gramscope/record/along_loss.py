@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, Site
 from gramscope.capture.capturing import Opened
+from gramscope.capture.side_effects import gradients_returned
 from gramscope.measures.norms import squared_norms
 from gramscope.record.objective import IGNORED, Objective
 
@@ -90,7 +91,8 @@ def _in_one(each: Sequence[Tensor]) -> Tensor:
 def plain_squares(network: Opened, direction: Float[Tensor, "n C"]) -> dict[str, float]:
     """Squared norm of the gradient of each parameter; 0 of those that are not reached."""
     named = network.parameters
-    found = torch.autograd.grad(network.f, list(named.values()), direction, retain_graph=True, allow_unused=True)
+    with gradients_returned(named.values()):
+        found = torch.autograd.grad(network.f, list(named.values()), direction, retain_graph=True, allow_unused=True)
     reached = {name: g for name, g in zip(named, found, strict=True) if g is not None}
     return dict.fromkeys(named, 0.0) | squared_norms(reached)
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from gramscope.base.complex_numbers import real_view
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.capture.network import count_examples
 from gramscope.record.objective import IGNORED, Objective
@@ -28,7 +29,8 @@ def probe_facts(x: ModelInput, y: Tensor | None, objective: Objective) -> dict[s
     tensors = [t for t in tensors_in(x) if t.numel()]
     if not tensors:
         return {}
-    rows = tensors[0][:MOST].detach().reshape(len(tensors[0][:MOST]), -1).cpu()
+    some = real_view(tensors[0][:MOST].detach())
+    rows = some.reshape(len(some), -1).cpu()
     discrete = not rows.is_floating_point() or len(rows.unique()) <= SYMBOLS
     found = {"probe/discrete": float(discrete), "probe/duplicates": duplicates(rows)}
     found["probe/chance_duplicates"] = chance_duplicates(rows)

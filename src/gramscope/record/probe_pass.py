@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.capture.network import count_examples, evaluate, named_parameters, prepare_input
-from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.capture.side_effects import gradients_returned, plain_execution, untouched
 from gramscope.measures.norms import squared_norms
 from gramscope.record.along_loss import AlongLoss
 from gramscope.record.condensed import precision_of
@@ -39,7 +39,8 @@ def probe_pass(
     ):
         with written, mode or nullcontext():
             outputs = evaluate(subject.model, x, count_examples(x), subject.outputs)
-        yield outputs
+        with gradients_returned(subject.model.parameters()):
+            yield outputs
 
 
 @dataclass(eq=False)

@@ -1,0 +1,286 @@
+"""Networks that a stranger brought, and what broke on them: a test for each repair."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gramscope as gs
+from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.kernels.kernel_velocity import dntk_velocity
+from gramscope.kernels.memory import make_plan
+from references.jacobian import assert_kernel_close, reference_jacobian, reference_ntk
+from zoo.case import Call, weight
+
+TIGHT = 1e-10
+
+
+@pytest.fixture(autouse=True)
+def _in_float64():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class SeveralResults(torch.autograd.Function):
+    """Of its three results one is used; one is no number at all. Its backward pass counts on zeros for the others."""
+
+    @staticmethod
+    def forward(x, w):
+        return x @ w.T, x > 0, x.sum(1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, signal, _, of_sum):
+        x, w = ctx.saved_tensors
+        return signal @ w + of_sum[:, None], signal.T @ x
+
+
+def test_a_function_with_results_that_are_not_used():
+    model = Call(lambda m, x: torch.tanh(SeveralResults.apply(x, m.w)[0]), w=weight(4, 3))
+    x = torch.randn(5, 3)
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), TIGHT)
+
+
+# Second derivatives ---------------------------------------------------------------------------------
+
+
+def solved(m, x):
+    return torch.linalg.solve(4 * torch.eye(3) + m.a @ m.a.T, torch.tanh(m.layer(x)).mT).mT
+
+
+def volume(m, x):
+    """What a normalising flow adds to the logarithm of a density."""
+    return torch.tanh(m.layer(x)) + torch.linalg.slogdet(m.a + torch.diag_embed(x.exp()))[1][:, None]
+
+
+def reflected(m, x):
+    """As the orthogonal parametrisation of torch does it."""
+    return torch.tanh(m.layer(x)) @ torch.linalg.householder_product(m.a.tril(), m.t)
+
+
+@pytest.mark.parametrize("run", [solved, volume, reflected])
+def test_velocity_where_nested_forward_mode_is_wrong_in_torch(run):
+    """It takes the factors of a matrix for constants. Backward mode is right, as a difference of kernels shows."""
+    model, x = Call(run, layer=nn.Linear(3, 3), a=weight(3, 3), t=weight(3)), torch.randn(4, 3)
+    residual = torch.randn(4, 3)
+    jacobian = reference_jacobian(model, x)
+    step = {name: -torch.einsum("nc...,nc->...", rows, residual) for name, rows in jacobian.items()}
+    sides = []
+    for size in (1e-6, -1e-6):
+        moved = Call(run, layer=nn.Linear(3, 3), a=weight(3, 3), t=weight(3))
+        moved.load_state_dict({name: value + size * step[name] for name, value in model.state_dict().items()})
+        sides.append(reference_ntk(moved, x))
+    assert_kernel_close(dntk_velocity(model, x, residual), (sides[0] - sides[1]) / 2e-6, 1e-5)
+
+
+def test_the_hessian_of_fused_attention_says_what_to_do():
+    model = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    x = torch.randn(3, 2, 4)
+    with pytest.raises(UnsupportedError, match=r"SDPBackend\.MATH"):
+        gs.measures.sharpness(model(x).square().sum(), list(model.parameters()))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        loss = model(x).square().sum()
+    assert gs.measures.sharpness(loss, list(model.parameters())).value > 0
+
+
+# Backward passes that keep their gradients for themselves --------------------------------------------------
+
+
+class OwnCheckpoint(torch.autograd.Function):
+    """Checkpointing by hand: the parameters are no arguments, and get their gradients from a backward pass inside."""
+
+    @staticmethod
+    def forward(ctx, run, x):
+        ctx.run = run
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx, signal):
+        inputs = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.run(inputs), signal)
+        return None, inputs.grad
+
+
+CALLS = {
+    "ntk": lambda model, x, y: gs.ntk(model, x),
+    "trace": lambda model, x, y: gs.ntk(model, x, reduce="trace"),
+    "capture": lambda model, x, y: gs.capture(model, x),
+    "sketch": lambda model, x, y: gs.sketch(model, x),
+    "Jᵀ c": lambda model, x, y: gs.ntk_operator(model, x).jacobian.T @ torch.ones(8),
+    "J v": lambda model, x, y: gs.linearize(model, x).change(dict(model.named_parameters())),
+    "explain_step": lambda model, x, y: gs.explain_step(model, x, y, lr=0.1),
+    "sharpness": lambda model, x, y: gs.measures.sharpness(model(x).square().sum(), list(model.parameters())),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_that_a_backward_pass_does_not_return_are_not_missed_in_silence(name):
+    """The kernel came without the parameters inside, and their ``.grad`` was written."""
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model = Call(
+        lambda m, x: m.o(OwnCheckpoint.apply(m.inner, m.i(x))), i=nn.Linear(3, 4), inner=inner, o=nn.Linear(4, 2)
+    )
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    model(x).square().sum().backward()
+    before = {parameter: (parameter.grad, parameter.grad.clone()) for parameter in model.parameters()}
+    with pytest.raises(UnsupportedError, match="must return its gradients"):
+        CALLS[name](model, x, y)
+    for parameter, (gradient, value) in before.items():
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, value)
+
+
+@pytest.mark.filterwarnings("ignore:the measure")
+def test_watching_such_a_network_leaves_its_gradients_alone():
+    def train(watched):
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        model = Call(
+            lambda m, x: m.o(OwnCheckpoint.apply(m.inner, m.i(x))), i=nn.Linear(3, 4), inner=inner, o=nn.Linear(4, 2)
+        )
+        x, y = torch.randn(4, 3), torch.randn(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scope = gs.watch(model, probe=(x, y), overhead=None) if watched else None
+        for _ in range(3):  # gradients add up over the steps
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            if scope is not None:
+                scope.step(loss=loss)
+        if scope is not None:
+            scope.close()
+        return [(parameter.detach(), parameter.grad) for parameter in model.parameters()]
+
+    for plain, watched in zip(train(False), train(True), strict=True):
+        assert all(map(torch.equal, plain, watched))
+
+
+# Shapes and numbers -------------------------------------------------------------------------------------
+
+
+def test_a_parameter_without_entries():
+    """As detection transformers have for extra layers that there are none of."""
+    model = Call(lambda m, x: torch.tanh(m.layer(x)) + m.none.sum(), layer=nn.Linear(3, 2), none=weight(0, 1, 4))
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    want = reference_ntk(model, x).reshape(8, 8)
+    assert_kernel_close(gs.ntk_operator(model, x).dense(), want, TIGHT)
+    assert_kernel_close(gs.ntk(model, x).reshape(8, 8), want, TIGHT)
+    assert gs.explain_step(model, x, y, lr=0.1).errors["all"] < 0.5
+
+
+def test_complex_parameters_linearised():
+    """A step may be given as complex numbers, as the model has them."""
+    model = Call(
+        lambda m, x: m.out(m.layer(x).abs()), layer=nn.Linear(3, 4, dtype=torch.complex128), out=nn.Linear(4, 2)
+    )
+    x = torch.randn(5, 3, dtype=torch.complex128)
+    flat, rows = gs.linearize(model, x), reference_jacobian(model, x)
+    torch.testing.assert_close(flat(model), model(x).detach())
+    step = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+    want = sum(
+        torch.einsum("ncp,p->nc", rows[name].flatten(2), (torch.view_as_real(s) if s.is_complex() else s).flatten())
+        for name, s in step.items()
+    )
+    torch.testing.assert_close(flat.change(step), want)
+    torch.testing.assert_close(flat({n: p.detach() + step[n] for n, p in model.named_parameters()}), model(x) + want)
+
+
+@pytest.mark.filterwarnings("error:the measure")
+def test_a_probe_of_complex_numbers():
+    model = Call(
+        lambda m, x: m.out(m.layer(x).abs()), layer=nn.Linear(3, 4, dtype=torch.complex128), out=nn.Linear(4, 2)
+    )
+    x = torch.randn(6, 3, dtype=torch.complex128)
+    with gs.watch(model, probe=(torch.cat([x, x]), torch.randn(12, 2)), measures="probe_facts") as scope:
+        scope.step()
+    assert scope.records[0]["scalars"]["probe/duplicates"] == 0.5
+
+
+def test_an_input_without_entries():
+    """No history yet: a sequence of length zero."""
+    model = Call(lambda m, x, past: m.a(x) + m.b(past).sum(1), a=nn.Linear(3, 2), b=nn.Linear(4, 2))
+    x = (torch.randn(4, 3), torch.randn(4, 0, 4))
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), TIGHT)
+
+
+def test_the_hessian_of_parameters_in_two_precisions():
+    """The first of them is in float32; the others are not rounded to it."""
+    a, b = torch.ones(2, dtype=torch.float32, requires_grad=True), torch.randn(3, requires_grad=True)
+    hessian = gs.measures.HessianOperator((a.double().sum() * b**3).sum(), [a, b])
+    assert hessian.dtype == torch.float64
+    torch.testing.assert_close(hessian.dense()[2:, 2:], torch.diag(12 * b.detach()))
+
+
+@pytest.mark.parametrize(("outputs", "known"), [(5, -1), (3000, 3000)])
+def test_a_small_network_with_many_outputs_is_cut_by_memory(outputs, known):
+    """All signals of 50,000 outputs at once took 60 gigabytes, of a network of one layer and six examples."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)), torch.randn(6, 3)
+    options = {"blocked": True, "memory": None, "outputs": None, "frozen": False, "precision": None}
+    assert make_plan(model, x, None, trace=True, **options).outputs == known
+    h, readout = torch.tanh(model[0](x)), model[2].weight
+    slope = 1 - h**2
+    inner = torch.einsum("ni,mi,oi->nm", slope, slope, readout**2) * (x @ x.T + 1)
+    want = outputs * (h @ h.T + 1) + inner
+    assert_kernel_close(gs.ntk(model, x, reduce="trace"), want.detach(), TIGHT)
+
+
+def test_a_compiled_network_moves_its_linearisation():
+    """Compiling puts a prefix before the names of the parameters; none was found, and nothing moved."""
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    compiled, x = torch.compile(plain, backend="eager"), torch.randn(5, 3)
+    flat, small = gs.linearize(compiled, x), 1e-4
+    with torch.no_grad():
+        before = plain(x)
+        for parameter in plain.parameters():
+            parameter += small * torch.randn_like(parameter)
+        moved = plain(x) - before
+    torch.testing.assert_close(flat(compiled) - before, moved, rtol=0, atol=1e-2 * float(moved.abs().max()))
+    torch.testing.assert_close(flat(compiled), flat(plain))
+
+
+def test_features_inside_a_transform_are_refused_in_words():
+    model = Call(lambda m, x: torch.vmap(lambda row: m.layer(row))(x), layer=nn.Linear(3, 2))
+    with pytest.raises(UnsupportedError, match="inside a transform"):
+        gs.measures.network_richness(model, torch.randn(5, 3))
+
+
+def test_a_model_made_in_inference_mode():
+    x = torch.randn(4, 3)
+    with torch.inference_mode():
+        model = nn.Linear(3, 2)
+    for call in (gs.ntk, gs.ntk_operator, gs.capture):
+        with pytest.raises(InputError, match="inference mode"):
+            call(model, x)
+    assert gs.ntk(copy.deepcopy(model), x).shape == (4, 2, 4, 2)
+
+
+def test_a_lazy_model_stays_lazy():
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(InputError, match="lazy"):
+        gs.ntk(model, torch.randn(4, 3))
+    assert torch.nn.parameter.is_lazy(model[0].weight)
+
+
+def test_a_step_of_a_network_that_casts_its_own_parameters():
+    """As the router of some mixtures of experts does, to float32, in its first forward pass."""
+
+    def run(m, x):
+        m.router.float()
+        return m.layer(x) * m.router(x.float()).double().sigmoid()
+
+    model = Call(run, router=nn.Linear(3, 2), layer=nn.Linear(3, 2))
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    step = gs.explain_step(model, x, y, lr=0.1, loss="half_squared")
+    assert model.router.weight.dtype == torch.float64
+    want = -0.1 * torch.einsum("acbd,bd->ac", reference_ntk(model, x), run(model, x).detach() - y)
+    assert_kernel_close(step.predicted, want, 1e-5)
