@@ -596,6 +596,18 @@ def test_derivatives_that_are_silently_wrong_are_found(hook):
             function(model, x, lambda f: f.square().sum())
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", CASES)
+def test_the_check_would_not_refuse_a_proven_network(name):
+    case = CASES[name]
+    model, x, _ = case.build()
+    at = Expansion(model, x, outputs=case.outputs)
+    if at.proven:
+        residual = torch.cos(torch.arange(at.rows.size, dtype=torch.float64)).reshape(at.rows.shape)
+        direction = derivatives.step_direction(at, residual)
+        derivatives.derivative(at.tangent(direction), direction)
+
+
 def test_no_second_derivative_at_all():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     residual = torch.ones(4, 2)

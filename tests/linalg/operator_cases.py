@@ -16,7 +16,6 @@ from gramscope.linalg import (
     Kronecker,
     LinearOperator,
     LowRank,
-    Zero,
 )
 
 Case = Callable[[torch.dtype, str], tuple[LinearOperator, Tensor]]
@@ -49,11 +48,12 @@ def _identity(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
 
 
 def _zero(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    return Zero(3, Axes(unit=5), dtype=dtype, device=device), torch.zeros((3, 5), dtype=dtype, device=device)
+    left, right = (torch.ones(n, 0, dtype=dtype, device=device) for n in (3, 5))
+    return LowRank(left, right, cols=Axes(unit=5)), torch.zeros((3, 5), dtype=dtype, device=device)
 
 
 def _zero_square(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:
-    return Zero(3, 3, dtype=dtype, device=device), torch.zeros((3, 3), dtype=dtype, device=device)
+    return 0.0 * Identity(3, dtype=dtype, device=device), torch.zeros((3, 3), dtype=dtype, device=device)
 
 
 def _diagonal(dtype: torch.dtype, device: str) -> tuple[LinearOperator, Tensor]:

@@ -14,7 +14,6 @@ from gramscope.linalg import (
     Kronecker,
     LowRank,
     Sum,
-    Zero,
 )
 from linalg.operator_cases import matrix
 
@@ -67,8 +66,8 @@ D = Diagonal(torch.arange(3, dtype=F64))
         (HadamardGram(matrix(3, 1, F64), S), True),
         (HadamardGram(matrix(3, 1, F64), A), False),
         (HadamardGram(matrix(3, 1, F64), S, matrix(3, 1, F64, seed=1)), False),
-        (Zero(3, 3, dtype=F64), True),
-        (Zero(Axes(a=3), Axes(b=3), dtype=F64), False),
+        ((0.0 * Identity(3, dtype=F64)), True),
+        (LowRank(*2 * [torch.ones(3, 0, dtype=F64)], rows=Axes(a=3), cols=Axes(b=3)), False),
     ],
 )
 def test_symmetry_is_carried_on_and_true(op, symmetric: bool) -> None:  # type: ignore[no-untyped-def]

@@ -15,7 +15,6 @@ from gramscope.linalg import (
     LinearOperator,
     LowRank,
     RitzPairs,
-    Zero,
     eigenvalues_top,
 )
 from gramscope.linalg.eigen import KrylovSpace
@@ -148,7 +147,7 @@ class TestEigenvaluesTop:
         ("op", "values"),
         [
             (Identity(9, dtype=F64), [1.0] * 9),
-            (Zero(9, 9, dtype=F64), [0.0] * 9),
+            ((0.0 * Identity(9, dtype=F64)), [0.0] * 9),
             (LowRank(torch.ones(9, 1, dtype=F64)), [9.0] + [0.0] * 8),
             (-1 * LowRank(torch.ones(9, 1, dtype=F64)), [0.0] * 8 + [-9.0]),
             (Diagonal(torch.tensor([1.0, -1.0] + [0.0] * 7, dtype=F64)), [1.0] + [0.0] * 7 + [-1.0]),

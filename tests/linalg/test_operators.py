@@ -17,7 +17,6 @@ from gramscope.linalg import (
     Kronecker,
     LinearOperator,
     LowRank,
-    Zero,
 )
 from linalg.operator_cases import CASES, matrix
 
@@ -153,7 +152,7 @@ def test_to_scipy_solves_with_scipy() -> None:
             lambda: Function(lambda x: x[:1], torch.neg, 2, 2, dtype=torch.float64) @ torch.ones(2).double(),
             r"must return shape \(2, 1\)",
         ),
-        (lambda: Zero(Axes(a=2), Axes(a=-1), dtype=torch.float32), "size >= 0, got -1"),
+        (lambda: Identity(Axes(a=-1), dtype=torch.float32), "size >= 0, got -1"),
     ],
 )
 def test_bad_parts_are_named(build, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gramscope.linalg.elementary import Function as Function
     from gramscope.linalg.elementary import Identity as Identity
     from gramscope.linalg.elementary import LowRank as LowRank
-    from gramscope.linalg.elementary import Zero as Zero
     from gramscope.linalg.elementary import as_operator as as_operator
     from gramscope.linalg.exchangeable_trace import xtrace as xtrace
     from gramscope.linalg.hadamard import HadamardGram as HadamardGram

@@ -24,7 +24,7 @@ def are_adjoint(a: LinearOperator, b: LinearOperator) -> bool:
 def require_operators(operators: tuple[LinearOperator, ...], purpose: str) -> None:
     """Raise unless there is an operator, and all share one dtype and one device."""
     if not operators:
-        raise InputError(f"{purpose} needs at least one operator, got none. For an empty one use Zero(...).")
+        raise InputError(f"{purpose} needs at least one operator, got none. A zero map is 0.0 * Identity(n).")
     require_same_kind(f"the parts of a {purpose}", *operators)
 
 

@@ -64,34 +64,6 @@ class Identity(LinearOperator):
         return torch.eye(self.rows.size, dtype=self.dtype, device=self.device)
 
 
-class Zero(LinearOperator):
-    """The zero map, of any shape; symmetric where rows and columns are one space.
-
-    >>> Zero(2, 3, dtype=torch.float64).shape
-    (2, 3)
-    """
-
-    def __init__(
-        self,
-        rows: Axes | int,
-        cols: Axes | int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        symmetric = Axes.of(rows).matches(Axes.of(cols))
-        super().__init__(rows, cols, dtype=dtype, device=device, symmetric=symmetric)
-
-    def _matmat(self, x: Float[Tensor, "cols k"]) -> Float[Tensor, "rows k"]:
-        return x.new_zeros((self.rows.size, x.shape[1]))
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "cols k"]:
-        return x.new_zeros((self.cols.size, x.shape[1]))
-
-    def dense(self, *, block: int = 256) -> Float[Tensor, "rows cols"]:
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-
-
 class Diagonal(LinearOperator):
     """``diag(d)``.
 
