@@ -5,7 +5,7 @@
     python benchmarks/diagnosis.py table /tmp/runs --set third                     # the table, from what was recorded
     python benchmarks/diagnosis.py scores --set ninth                              # only how well healthy runs learn
 
-Sets: ``quick`` and ``calibration`` (the rules were fitted on these); ``third`` and ``tenth`` (other networks and data, of
+Sets: ``quick`` and ``calibration`` (the rules were fitted on these); ``third`` and ``tenth`` (others, with data of
 Fashion-MNIST and MNIST under $GRAMSCOPE_DATA or in ../shared/data), ``fourth``, ``fifth``, ``ninth`` and ``eleventh``
 (other people's networks and faults; the last two need transformers), all held out until they were first judged;
 ``draw-9``: settings and faults drawn at random, with a number that nobody has drawn a set that nobody has seen.
