@@ -29,8 +29,8 @@ def find(history: History) -> Finding | None:
     rule look the same. What may tell them apart is whether the inputs are tokens. Where the loss of the batches falls
     at nearly every step, each batch holds the same examples.
     """
-    known, modes = history.has("probe/chance"), (history.probe_loss, history.get("train_mode/loss"))
-    probe = float(np.fmin(*map(end_of, modes)))
+    known = history.has("probe/chance")
+    probe = float(np.fmin(end_of(history.probe_loss), end_of(history.get("train_mode/loss"))))
     fitted, chance = removed_in_batches(history), history.value("probe/chance") if known else history.probe_loss.first
     left = end_of(history.batch_loss) / max(chance, 1e-30)
     learnt = fitted > FITTED and left < BELOW and probe > WORSE * chance
