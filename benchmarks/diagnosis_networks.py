@@ -55,12 +55,6 @@ def tokens(task: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]) -> Cal
     return data
 
 
-def third_token(n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Eight tokens of seven kinds; the label is the third of them."""
-    x = torch.randint(0, 7, (n, 8), generator=rng)
-    return x, x[:, 2]
-
-
 def majority(n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Ten tokens of six kinds; the label is the most frequent one (the lowest of equals)."""
     x = torch.randint(0, 6, (n, 10), generator=rng)

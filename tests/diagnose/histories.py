@@ -126,6 +126,10 @@ def _bounded(step):
     return 1.5 + 0.8 * np.exp(-step / 60)
 
 
+def _rising(step):
+    return 2.3 + step / 50
+
+
 FLAT = np.full(250, 2.3) * np.random.default_rng(1).uniform(0.95, 1.05, 250)
 
 
@@ -166,7 +170,7 @@ BROKEN = {
     "rank_collapse": lambda: history(_set(feature_rank__all=lambda s: 1.2 if s else 6.0, loss__probe=1.9), losses=FLAT),
     "lazy": lambda: history(_set(kernel__drift=0.03, richness__initial_similarity=0.999)),
     "memorization": lambda: history(
-        _set(loss__probe=lambda s: 2.3 + s / 50, probe__discrete=1.0), losses=batch_losses() - 0.15),
+        _set(loss__probe=_rising, train_mode__loss=_rising, probe__discrete=1.0), losses=batch_losses() - 0.15),
     "loss_spikes": lambda: history(losses=_spiked()),
     "doubled_examples": lambda: history(_set(probe__duplicates=0.3)),
     "softmax_twice": lambda: history(

@@ -132,7 +132,8 @@ def test_gradients_that_vanish_and_are_overcome_are_left_alone():
 
 
 def test_memory_is_told_by_the_first_loss_where_chance_is_not_known():
-    worse = history(histories._set(loss__probe=lambda step: 2.3 + step / 50), losses=batch_losses() - 0.3)
+    rises = histories._set(loss__probe=histories._rising, train_mode__loss=histories._rising)
+    worse = history(rises, losses=batch_losses() - 0.3)
     assert kinds(worse.leaving_out(("probe/chance",)))[0] == "memorization"
     better = history(histories._set(loss__probe=2.2), losses=batch_losses() - 0.3)
     assert "memorization" not in kinds(better.leaving_out(("probe/chance",)))
@@ -439,7 +440,7 @@ def test_batches_of_another_task_make_the_probe_worse():
 
 def test_the_same_batch_is_told_by_a_loss_that_falls_at_every_step():
     def half(step, scalars):
-        scalars["loss/probe"] = 2.3 - 0.5 * (1 - np.exp(-step / 20))
+        scalars["loss/probe"] = scalars["train_mode/loss"] = 2.3 - 0.5 * (1 - np.exp(-step / 20))
 
     smooth = 2.3 * np.exp(-np.arange(250) / 25)
     noisy = smooth * np.random.default_rng(0).uniform(0.5, 1.5, 250)
@@ -721,3 +722,9 @@ def test_what_dropout_costs_the_batches_must_be_known():
     assert "labels" not in kinds(harder.leaving_out(("train_mode/",)))
     plain = harder.leaving_out(("train_mode/", "training_mode", "dropout"))
     assert kinds(plain)[0] == "labels"
+
+
+def test_a_probe_that_is_learnt_in_training_mode_is_not_taken_for_one_that_is_not_learnt():
+    """Batch norm: one batch of another size spoils the running means, and with them evaluation mode alone."""
+    lost = history(histories._set(loss__probe=histories._rising), losses=batch_losses() - 0.15)
+    assert "memorization" not in kinds(lost)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gramscope.diagnose.alerts import find_alerts
 from gramscope.diagnose.divergence import Divergence, find_divergence
 from gramscope.diagnose.finding import Evidence, Finding
 from gramscope.diagnose.history import History, Series
@@ -32,7 +31,7 @@ def find(history: History) -> Finding | None:
     """Steps that are too long for the loss: gradient descent is stable while ``lr · sharpness < 2``.
 
     1. The loss or the weights end not finite or blown up (:mod:`gramscope.diagnose.divergence`, which the report goes
-       by too), or the last losses all lie far above the first (:mod:`gramscope.diagnose.alerts`).
+       by too).
     2. Or layers moved by 30 % of their norm in one step, and the loss rose above its start. Healthy runs move by up
        to 9 %; the runs with too large a rate by 100 % and more, in their first steps, after which many are dead.
     3. Or the run has not learnt (half of the first loss is still there), and the optimiser's own step, rehearsed on
@@ -92,14 +91,7 @@ def _diverged(history: History) -> Finding | None:
     series = {"loss": batches, "loss/probe": history.probe_loss}
     state = {name: s for name, s in series.items() if len(s)} | {"norm/parameters": history.get("norm/parameters")}
     end = find_divergence(state, history.steps.astype(int).tolist(), history.ruined)
-    if end is not None:
-        return _ended(end, state, history)
-    found = find_alerts({name: (s.steps.astype(int).tolist(), s.values.tolist()) for name, s in series.items()})
-    for alert in found:
-        if alert.what == "divergence" and not _fits_batches(history):
-            above = Evidence(alert.where, alert.value, "above", alert.threshold)
-            return _finding("The loss has grown far above its start.", [above], history, float(alert.step))
-    return None
+    return None if end is None else _ended(end, state, history)
 
 
 def _ended(end: Divergence, state: Mapping[str, Series], history: History) -> Finding:
@@ -111,11 +103,6 @@ def _ended(end: Divergence, state: Mapping[str, Series], history: History) -> Fi
     verb = "is" if end.what == "loss" else "are"
     evidence = [Evidence(f"{end.what} from step {end.step} on", math.nan, "equal to", math.nan)]
     return _finding(f"The {end.what} {verb} not finite.", evidence, history, float(end.step))
-
-
-def _fits_batches(history: History) -> bool:
-    """Whether the training batches are learnt all the same: then the probe's loss rises by overfitting."""
-    return removed_in_batches(history) > LEARNT
 
 
 def _steps_that_raise(history: History) -> list[Evidence]:

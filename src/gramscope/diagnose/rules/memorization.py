@@ -23,12 +23,14 @@ def find(history: History) -> Finding | None:
     At most half of the loss of these is left to the batches: targets far from zero have a first loss next to which
     their variance is nothing, and a run that has only found their mean has learnt no example. Or next to nothing (5 %)
     is left to the batches, and half of it to the probe. With a loss of one's own, whose best constant is not known, the
-    probe's first loss takes its place: the batches are learnt, and the probe costs more than before training.
+    probe's first loss takes its place: the batches are learnt, and the probe costs more than before training. The probe
+    costs so much in both modes: where it does in evaluation mode alone, it is the means of batch norm that are wrong.
     So far this is what grokking looks like before it generalises (Power et al., arXiv:2201.02177); labels without a
     rule look the same. What may tell them apart is whether the inputs are tokens. Where the loss of the batches falls
     at nearly every step, each batch holds the same examples.
     """
-    known, probe = history.has("probe/chance"), end_of(history.probe_loss)
+    known = history.has("probe/chance")
+    probe = float(np.fmin(end_of(history.probe_loss), end_of(history.get("train_mode/loss"))))
     fitted, chance = removed_in_batches(history), history.value("probe/chance") if known else history.probe_loss.first
     left = end_of(history.batch_loss) / max(chance, 1e-30)
     learnt = fitted > FITTED and left < BELOW and probe > WORSE * chance
