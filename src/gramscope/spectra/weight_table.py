@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import repeat
@@ -153,15 +154,20 @@ def _choose(
 
 
 def _rows(chosen: list[Weight], plan: _Plan, workers: int, step: Callable[[], None]) -> list[Row]:
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
     rows: list[Row] = []
-    # Each of several workers multiplies on one core: weights side by side scale better than threads of one product.
-    with threadpool_limits(1 if workers > 1 else None, "blas"), ThreadPoolExecutor(max(workers, 1)) as pool:
+    with _one_core_each() if workers > 1 else nullcontext(), ThreadPoolExecutor(max(workers, 1)) as pool:
         for row in pool.map(_row, chosen, repeat(plan)):  # where one fails, those in the queue are cancelled
             rows.append(row)
             step()
     return rows
+
+
+def _one_core_each() -> AbstractContextManager[object]:
+    """Each worker multiplies on one core: weights side by side scale better than the threads of one product."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return limits
 
 
 @torch.no_grad()
