@@ -189,7 +189,7 @@ class _Rehearsal:
             raise _independent_loss()
         check_finite(residual, "the loss's gradient at the outputs", "The loss is: look for a root or a norm at zero.")
         # A model may cast its parameters in the forward pass (routers of experts, to float32); they are put back.
-        gradients = {
+        gradients: dict[str, Tensor | None] = {
             name: None if gradient is None else gradient.to(parameter.dtype)
             for (name, parameter), gradient in zip(self.parameters.items(), found, strict=True)
         }
