@@ -212,7 +212,7 @@ def test_bad_input():
         train_truncated(model, x, torch.ones(3, 1), lr=0.1, order=4)
     with pytest.raises(InputError, match=r"y must have the shape \(3, 1\)"):
         train_truncated(model, x, torch.ones(3), lr=0.1)
-    resting = train_truncated(model, x, torch.ones(3, 1), lr=0.0, steps=2)  # one rule for lr: zero is a step of no length
+    resting = train_truncated(model, x, torch.ones(3, 1), lr=0.0, steps=2)  # a step of no length
     assert not resting.change.any()
     assert not resting.converged
     with pytest.raises(InputError, match="ran away after 1 steps with lr=50"):
