@@ -212,6 +212,9 @@ def test_bad_input():
         train_truncated(model, x, torch.ones(3, 1), lr=0.1, order=4)
     with pytest.raises(InputError, match=r"y must have the shape \(3, 1\)"):
         train_truncated(model, x, torch.ones(3), lr=0.1)
+    resting = train_truncated(model, x, torch.ones(3, 1), lr=0.0, steps=2)  # a step of no length
+    assert not resting.change.any()
+    assert not resting.converged
     with pytest.raises(InputError, match="ran away after 1 steps with lr=50"):
         train_truncated(model, x, 10 * torch.ones(3, 1), lr=50.0, order=2)
     with pytest.raises(InputError, match=r"meta must have shape \(1, 1, 1\)"):
