@@ -17,11 +17,6 @@ from gramscope.base.errors import InputError, UnsupportedError
 
 def check_plain(tensor: Tensor, what: str, complex_numbers: bool = False) -> None:
     """Raise unless ``tensor`` is dense, on a real device, not quantised and, unless allowed, real."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise UnsupportedError(
-            f"{what} must be known outside the model, but it is inside a transform of torch.func (vmap, jvp, grad). "
-            "Choose a layer that runs outside it."
-        )
     if tensor.is_meta:
         raise UnsupportedError(
             f"{what} must hold values, but it is on the meta device. Materialise the model "
