@@ -177,7 +177,11 @@ class _WatchedCalls:
                     f"the {side} of layer {name!r} must hold a floating tensor, got {type(value).__name__}. Leave this "
                     "layer out, or choose the other side with at='input' or at='output'."
                 )
-            _check_outside_transforms(tensor, f"the {side} of layer {name!r}")
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                raise UnsupportedError(
+                    f"the {side} of layer {name!r} must be known outside the model, but it is inside a transform of "
+                    "torch.func (vmap, jvp, grad). Choose a layer that runs outside it."
+                )
             check_plain(tensor, f"the {side} of layer {name!r}")
             tensor = tensor.detach()
             kept = tensor if self.reader is None else self.reader(tensor, visit)
@@ -229,11 +233,3 @@ def _plain(name: str) -> str:
     for prefix in PREFIXES:
         name = name.replace(prefix, "")
     return name
-
-
-def _check_outside_transforms(tensor: Tensor, what: str) -> None:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise UnsupportedError(
-            f"{what} must be known outside the model, but it is inside a transform of torch.func (vmap, jvp, grad). "
-            "Choose a layer that runs outside it."
-        )

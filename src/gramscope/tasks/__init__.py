@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from gramscope.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from gramscope.tasks.captured_step import CapturedStep as CapturedStep
     from gramscope.tasks.cifar import cifar10 as cifar10
     from gramscope.tasks.cifar import crop_and_flip as crop_and_flip
     from gramscope.tasks.cognitive import context_integration as context_integration
