@@ -79,7 +79,8 @@ def measure_dead_units(measurement: Measurement) -> MeasuredValues:
 
 @watched_measure(
     "sharpness",
-    "Greatest eigenvalue of the Hessian of the probe's loss; gradient descent is stable below 2 / learning rate.",
+    "Greatest eigenvalue of the Hessian of the probe's loss; gradient descent is stable below 2 / learning rate, with "
+    "momentum β below 2 (1 + β) / learning rate.",
     guess=seconds(passes=3 * LANCZOS_STEPS),  # each product goes twice through the backward pass
     ready=lambda subject: not rehearses_losses(subject.objective),  # second derivatives of a vocabulary would not fit
 )

@@ -51,7 +51,7 @@ def find(history: History) -> Finding | None:
     evidence += [Evidence("probe/target_rank", needed, "above", DIRECTIONS)] if needed > DIRECTIONS else []
     return Finding(
         "rank_collapse",
-        f"The outputs of layer {layer} vary along {rank:.2g} directions only"
+        f"The outputs of layer {layer} vary along {_directions(rank)} only"
         + (f"; the targets along {needed:.2g}." if needed > DIRECTIONS else ", and so do those of all hidden layers."),
         tuple(evidence),
         "Units are copies of one another: equal initial weights, or a collapse with depth.",
@@ -59,6 +59,10 @@ def find(history: History) -> Finding | None:
         (layer,),
         float(family[layer].steps[0]) if copied else _since(family[layer], narrow),
     )  # fmt: skip
+
+
+def _directions(rank: float) -> str:
+    return "one direction" if f"{rank:.2g}" == "1" else f"{rank:.2g} directions"
 
 
 def _since(rank: Series, bound: float) -> float:
