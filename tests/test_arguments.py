@@ -67,7 +67,8 @@ def test_every_argument_has_a_meaning():
     uses = arguments()
     missing = {name: where[:3] for name, where in uses.items() if name not in listed}
     assert not missing, f"give these a row in docs/arguments.md, or the name that the page already has: {missing}"
-    assert not set(listed) - set(uses), "no public callable has these arguments of docs/arguments.md"
+    unused = set(listed) - set(uses)
+    assert not unused, f"no public callable has these arguments of docs/arguments.md: {unused}"
 
 
 def test_no_second_word_for_one_thing():
