@@ -92,10 +92,10 @@ def test_a_kernel_larger_than_memory_is_refused_at_once(monkeypatch):
     monkeypatch.setattr("gramscope.base.memory_budget.free_memory", lambda device: 10**9)
     calls = []
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 10))
-    model.register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    model.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(InputError, match=r"at least 57,6\d\d,\d\d\d,\d\d\d bytes .* 1,000,000,000 are free"):
         gs.ntk(model, torch.randn(12_000, 8))
-    assert calls == [3, 3]  # examples: for the number of outputs, and for what they take
+    assert len(calls) == 1  # nothing but the outputs is computed
     assert gs.ntk(model, torch.randn(1000, 8), reduce="trace").shape == (1000, 1000)
 
 

@@ -185,12 +185,14 @@ class _Job:
             self._note_slow(network)
             return taken
 
-    def _together(self, outputs: Range) -> Iterator[Range]:
-        """The outputs of a trace that are contracted together; all, of unknown number, where the plan says 0."""
-        start, stop = outputs
-        if not self.plan.passes:
+    def _together(self, outputs: Range, f: Tensor | None = None) -> Iterator[Range]:
+        """The outputs of a trace that are contracted together. Where the plan leaves it open, their cotangents fit."""
+        (start, stop), passes = outputs, self.plan.passes
+        if not passes and f is not None:
+            stop, passes = f.shape[1], max(1, self.plan.signals // max(1, f.nbytes))
+        if not passes:
             return iter([outputs])
-        return ((start + low, start + high) for low, high in strips(stop - start, self.plan.passes))
+        return ((start + low, start + high) for low, high in strips(stop - start, passes))
 
     def _add_pairs(self, x: ModelInput, x2: ModelInput, pairs: Sequence[Pair]) -> None:
         """Two blocks at a time, both in one forward pass."""
@@ -228,7 +230,7 @@ class _Job:
     def _directions(self, network: Opened, mine: Block, theirs: Block) -> Iterator[tuple[Tensor, slice, slice]]:
         """Cotangents, and which of them belong to the rows and to the columns: some at a time for a trace."""
         if self.trace:
-            for some in self._together(mine.outputs):
+            for some in self._together(mine.outputs, network.f):
                 yield network.cotangents(some=_slice(some)), slice(None), slice(None)
             return
         own = network.cotangents(some=_slice(mine.outputs))

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import ModelInput, tensors_in
-from gramscope.capture.capturing import ForwardOptions, Survey, outputs_of, survey
+from gramscope.capture.capturing import ForwardOptions, Survey, survey
 from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import Outputs, Precision, count_examples, same_outputs, slice_examples
 from gramscope.capture.sites import UNFOLDED
@@ -39,7 +39,6 @@ FEW = 3  # examples that are looked at first: what they take, and where their si
 SEARCHED = 12
 # Inputs and models whose forward pass will fit: entries of x, so many for each id (it stands for a vector), parameters.
 SMALL_INPUT, ID, SMALL_MODEL = 2**18, 64, 10**7
-FEW_OUTPUTS = 2**12  # of all examples together, whose signals fit in any case
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,8 @@ def make_plan(
     budget = memory_budget(memory, device)
     together, large = n if x2 is None else n + m, device.type in ONE_BY_ONE
     size = None
-    options: ForwardOptions = {"outputs": outputs, "frozen": frozen, "precision": precision}
-    if blocked and not (memory is None and is_small(model, x) and _has_few_outputs(model, x, n, **options)):
-        look = partial(_survey, model, x, n, **options)
+    if blocked and not (memory is None and is_small(model, x)):
+        look = partial(_survey, model, x, n, outputs=outputs, frozen=frozen, precision=precision)
         size = look(large=large)
         if size is not None and large and together * size.largest < LARGE:
             large, size = False, look(large=False)
@@ -270,15 +268,6 @@ def is_small(model: object, x: ModelInput) -> bool:
 
 def _blocks(n: int, examples: int, width: int, columns: int) -> tuple[Block, ...]:
     return tuple(Block(some, part) for some in strips(n, examples) for part in strips(width, columns))
-
-
-def _has_few_outputs(model: nn.Module, x: ModelInput, n: int, **options: Unpack[ForwardOptions]) -> bool:
-    """All examples together, as a few examples tell."""
-    try:
-        width = outputs_of(model, slice_examples(x, n, slice(0, min(n, FEW))), **options).shape[1]
-    except Exception:
-        return True  # as in _survey
-    return n * width <= FEW_OUTPUTS
 
 
 def _survey(model: nn.Module, x: ModelInput, n: int, large: bool, **options: Unpack[ForwardOptions]) -> Survey | None:
