@@ -189,7 +189,7 @@ def test_the_dntk_moves_by_both():
     residual = torch.randn(3, 1, dtype=torch.float64)
     gradients = torch.autograd.grad((model(x) * residual).sum(), list(model.parameters()))
     dH = dntk(model, x).reshape(3, 3, 3)
-    kernels = CubicKernels(model(x).detach(), gs.ntk(model, x).reshape(3, 3), dH, *DDNTK(model, x).dense())
+    kernels = CubicKernels(model(x), gs.ntk(model, x).reshape(3, 3), dH, *DDNTK(model, x).dense())
     gaps = []
     for lr in (0.02, 0.01):
         moved = copy.deepcopy(model)

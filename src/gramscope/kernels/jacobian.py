@@ -173,6 +173,11 @@ class LinearizedModel:
         if isinstance(parameters, nn.Module):
             own = named_parameters(unwrap(parameters))
             parameters = {name: value for name, value in own.items() if name in self.jacobian.parameters}
+        if not isinstance(parameters, Mapping):
+            raise InputError(
+                "a linearised model is called with a module, or with tensors by parameter name, got "
+                f"{type(parameters).__name__}. Its examples are those it was made with: gs.linearize(model, other_x)."
+            )
         real = {name: real_view(value) for name, value in parameters.items()}
         return self.outputs + self.change({name: value - self._start(name, value) for name, value in real.items()})
 

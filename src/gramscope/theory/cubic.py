@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gramscope.base.checks import check_count, check_finite, check_number
 from gramscope.base.errors import InputError
-from gramscope.base.results import Result
+from gramscope.base.results import Result, as_column
 
 Array = NDArray[Any]
 Features = Callable[[Array], Array]
@@ -48,7 +48,7 @@ class CubicKernels(Result):
     second: Numbers
 
     def __post_init__(self) -> None:
-        given = {name: np.asarray(getattr(self, name)).astype(np.float64) for name in self.__dataclass_fields__}
+        given = {name: np.asarray(as_column(getattr(self, name)), np.float64) for name in self.__dataclass_fields__}
         size = given["outputs"].size
         for name, axes in (("outputs", 1), ("kernel", 2), ("meta", 3), ("first", 4), ("second", 4)):
             array = given[name] if name != "outputs" else given[name].reshape(-1)
