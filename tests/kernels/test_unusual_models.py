@@ -174,7 +174,9 @@ MODELS = {
     ),
     "a_layer_without_units": lambda: nn.Sequential(nn.Linear(4, 0), nn.ReLU(), nn.Linear(0, 2)),
     "a_weight_without_entries_used_twice": lambda: Model(
-        lambda model, x: model.a(x) + F.linear(x[:, :0], model.e) + model.e.sum(), a=nn.Linear(4, 2), e=torch.empty(2, 0)
+        lambda model, x: model.a(x) + F.linear(x[:, :0], model.e) + model.e.sum(),
+        a=nn.Linear(4, 2),
+        e=torch.empty(2, 0),
     ),
 }
 
