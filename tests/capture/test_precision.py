@@ -41,6 +41,21 @@ def test_buffers_of_another_dtype_are_brought_along():
     torch.testing.assert_close(gs.ntk(model, x, precision="float64"), expected, rtol=1e-6, atol=1e-7)
 
 
+class CastsInside(nn.Sequential):
+    def forward(self, x):
+        return self[1](self[0](x).float())
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [gs.ntk, gs.ntk_operator, gs.linearize, gs.capture, lambda m, x, **o: gs.explain_step(m, x, x, lr=1.0, **o)],
+)
+def test_a_model_that_casts_inside_is_told_so(measure):
+    model = CastsInside(nn.Linear(3, 3), nn.Linear(3, 3))
+    with pytest.raises(gs.InputError, match=r"must compute in the dtype of its parameters, torch.float64.*precision="):
+        measure(model, torch.randn(4, 3), precision="float64")
+
+
 def test_the_room_has_the_signature_of_its_entry_point():
     assert inspect.signature(gs.capture) == inspect.signature(capture)
 

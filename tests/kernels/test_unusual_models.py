@@ -172,6 +172,12 @@ MODELS = {
         lambda model, x: torch.tanh(model.c(x.view(-1, 1, 2, 2)))[:, [0, 1], [1, 0]].flatten(1),
         c=nn.Conv2d(1, 2, 2, padding=1),
     ),
+    "a_layer_without_units": lambda: nn.Sequential(nn.Linear(4, 0), nn.ReLU(), nn.Linear(0, 2)),
+    "a_weight_without_entries_used_twice": lambda: Model(
+        lambda model, x: model.a(x) + F.linear(x[:, :0], model.e) + model.e.sum(),
+        a=nn.Linear(4, 2),
+        e=torch.empty(2, 0),
+    ),
 }
 
 

@@ -162,6 +162,16 @@ def test_lyapunov_exponents(kind, wrapped):
     assert lyapunov_spectrum(g, 2).shape == (2, 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_directions_that_a_step_erases_have_no_exponent(dtype):
+    torch.manual_seed(1)
+    model = nn.RNN(2, 5, nonlinearity="relu", batch_first=True).to(dtype)
+    g = GlobalNTK(model, torch.randn(6, 1, 2, dtype=dtype), torch.randn(1, 6, 5, dtype=dtype))
+    on = (g.values.reshape(6, -1) > 0).sum(1)  # one step: units that are off pass nothing on
+    assert (on < 5).any()
+    assert torch.equal(lyapunov_spectrum(g).isfinite().sum(1), on)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_lyapunov_exponents_count_the_steps_of_each_trial(wrapped):
     cell, x = nn.GRUCell(2, 3).double(), torch.randn(2, 8, 2, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """The user's side: unwrapping a model, calling it on x, choosing its outputs, and saying what is wrong with either."""
 
 import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -397,6 +398,12 @@ def _explain(error: Exception, model: nn.Module, x: ModelInput) -> InputError | 
                     f"x must have the model's dtype {floats[0]}, got {tensor.dtype}. Call x.to({floats[0]}), or pass "
                     f"precision='float64' to run a float64 copy of the model. The model said: {message}"
                 )
+        if len(set(re.findall(r"\b(bfloat16|half|float|double)\b", message.lower()))) > 1:
+            return InputError(
+                f"the model must compute in the dtype of its parameters, {floats[0] if floats else 'one'}, but its "
+                "forward pass makes tensors of another (x.float(), say). If you gave precision=, "
+                f"leave it out; or cast to the parameters' dtype. The model said: {message}"
+            )
     if any(word in message for word in ("shape", "size", "dimension", "Expected", "expected", "elements")):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(x))
         return InputError(

@@ -177,10 +177,10 @@ class OuterSite(Site):
                 continue
             s = s.permute(0, 3, 1, 4, 2).flatten(2, 3)  # (n, g, ko, T)
             if g == 1:
-                torch.bmm(s[:, 0], v[:, 0], out=out[some].view(-1, k * width, self.fan_in))
+                torch.bmm(s[:, 0], v[:, 0], out=out[some].view(len(s), k * width, self.fan_in))
             else:
                 grouped = torch.matmul(s, v).unflatten(2, (k, width))
-                out[some].unflatten(2, (g, width, -1)).copy_(grouped.transpose(1, 2))
+                out[some].unflatten(2, (g, width, self.fan_in)).copy_(grouped.transpose(1, 2))
         return out
 
     def own_axes(self, gradient: Inexact[Tensor, "n k p"]) -> Inexact[Tensor, "n k p"]:

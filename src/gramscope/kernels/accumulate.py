@@ -283,7 +283,8 @@ def _tied(
 
 def _fusible_biases(left: Sites, right: Sites) -> dict[str, str]:
     """weight name -> bias name, where both see the very same signals at one position: ``K = (Q + 1) ∘ (S Sᵀ)``."""
-    pairs = {name: (*left[name], *right[name]) for name in left if len(left[name]) == len(right[name]) == 1}
+    single = (name for name in left if len(left[name]) == len(right[name]) == 1 and left[name][0].entries)
+    pairs = {name: (*left[name], *right[name]) for name in single}
     biases = {_memory(sites): name for name, sites in pairs.items() if all(map(_is_bias, sites))}
     fused = {}
     for name, sites in pairs.items():

@@ -167,7 +167,7 @@ def lyapunov_spectrum(g: GlobalNTK, k: int | None = None) -> Float64[Tensor, "tr
 
     ``Q_t R_t = A_t Q_{t-1}``; exponent i is the mean of ``log |R_t|_ii`` over the run (Benettin et al., Meccanica 15,
     1980). Q_0 is the identity: a short run depends on it, and in the long-time limit they are the logarithms of the
-    singular values. A direction that a step erases altogether gives -inf.
+    singular values. A direction that a step erases, to rounding, gives -inf.
 
     Which directions grow fastest is known only at the end, so all S H of them are followed whatever ``k`` is: T
     steps of (S H)³ operations, and (S H)² numbers, for each trial.
@@ -186,8 +186,13 @@ def lyapunov_spectrum(g: GlobalNTK, k: int | None = None) -> Float64[Tensor, "tr
     basis, runs = _identity(g, n, sites, width), _valid(g, steps, n)
     sums = torch.zeros(n, whole, dtype=torch.float64, device=g.values.device)
     for t in range(steps):
-        q, r = torch.linalg.qr(advance(t, basis, None).flatten(2).permute(1, 2, 0))
-        growth = r.diagonal(dim1=1, dim2=2).abs().double().log()
+        moved = advance(t, basis, None).flatten(2).permute(1, 2, 0)
+        q, r = torch.linalg.qr(moved)
+        size = r.diagonal(dim1=1, dim2=2).abs()
+        erased = size <= 4 * whole**0.5 * torch.finfo(size.dtype).eps * moved.norm(
+            dim=1
+        )  # QR leaves its rounding there
+        growth = size.masked_fill(erased, 0.0).double().log()
         sums += torch.where(runs[t][:, None], growth, 0.0)
         turned = q.permute(2, 0, 1).reshape(whole, n, sites, width)
         basis = torch.where(runs[t][:, None, None], turned, basis)
