@@ -502,8 +502,10 @@ def test_kernels_of_any_size(factor):
         assert measure.compute(reduce(measure.merge, order)) == pytest.approx(1.0, abs=1e-14)
     with pytest.warns(Undefined, match="the first kernel is constant"):
         gs.measures.alignment(torch.full((8, 8), factor, dtype=torch.float64), b, center=True)
-    with pytest.raises(InputError, match=r"a must have a largest entry between 2\^-400 and 2\^400"):
-        gs.measures.alignment(a * factor**3, b)
+    too_large = r"a must have a largest entry between 2\^-400 and 2\^400"
+    for kernel, centred in ((a * factor**3, False), ((a + 1e9) * 1e146, True)):  # of the second only the mean is
+        with pytest.raises(InputError, match=too_large):
+            gs.measures.alignment(kernel, b, center=centred)
 
 
 def test_a_similarity_names_the_layers_it_has():

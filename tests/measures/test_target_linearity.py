@@ -40,7 +40,7 @@ def test_against_the_dense_projector(n, p, rank, targets, center, dtype, seed):
     assert found == pytest.approx(reference_target_linearity(h, y, center), abs=1e-10)
     centred = h.double() - h.double().mean(0) if center else h.double()
     assert found.rank == int(torch.linalg.matrix_rank(centred, rtol=1e-10))
-    assert found.null == found.rank / n
+    assert found.null == found.rank / (n - center)  # centring takes one direction from features and targets
     assert 0 <= found <= 1
 
 
@@ -123,9 +123,10 @@ def test_null_baseline_and_permutations():
     assert math.isnan(target_linearity(h, y).permuted)
 
 
-def test_more_features_than_examples_fit_anything_and_the_null_says_so():
+@pytest.mark.parametrize("center", [False, True])
+def test_more_features_than_examples_fit_anything_and_the_null_says_so(center):
     torch.manual_seed(0)
-    found = target_linearity(torch.randn(10, 50), torch.randn(10))
+    found = target_linearity(torch.randn(10, 50), torch.randn(10), center=center)
     assert found == pytest.approx(1)
     assert found.null == 1
     assert math.isnan(found.excess)

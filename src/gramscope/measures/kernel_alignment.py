@@ -115,6 +115,7 @@ def alignment(a: KernelLike, b: KernelLike, *, center: bool = False) -> float:
     if shapes[0] != shapes[1]:
         raise InputError(f"two kernels must have one shape as matrices, got {shapes[0]} and {shapes[1]}.")
     for place, given in enumerate((a, b)) if center else ():
+        check_size(kernels[place], "ab"[place], power=2)
         half = kernels[place] - kernels[place].mean(0, keepdim=True)
         scale = float(kernels[place].norm())
         kernels[place] = half - half.mean(2, keepdim=True)

@@ -31,13 +31,15 @@ class TargetLinearityValue(
     """The target linearity, a float in [0, 1], with what is needed to judge it.
 
     ``rank`` of the features over ``examples`` rows, ``null`` what targets with no relation to the features reach:
-    ``rank / n``. ``permuted`` and ``permuted_std`` are mean and standard deviation over permutations of the targets
-    (NaN if none were drawn); ``excess`` is ``(TL - null) / (1 - null)``: 0 for chance, 1 for a perfect fit;
-    ``held_out`` is the value on unseen examples (NaN if not asked for).
+    ``rank / n``, or ``rank / (n - 1)`` where the features are centred, as the targets always are. ``permuted`` and
+    ``permuted_std`` are mean and standard deviation over permutations of the targets (NaN if none were drawn);
+    ``excess`` is ``(TL - null) / (1 - null)``: 0 for chance, 1 for a perfect fit; ``held_out`` is the value on unseen
+    examples (NaN if not asked for).
     """
 
     rank: int
     examples: int
+    center: bool
     permuted: float
     permuted_std: float
     held_out: float
@@ -47,17 +49,19 @@ class TargetLinearityValue(
         value: float,
         rank: int,
         examples: int,
+        center: bool = False,
         permuted: float = math.nan,
         permuted_std: float = math.nan,
         held_out: float = math.nan,
     ) -> "TargetLinearityValue":
         made = super().__new__(cls, value)
-        made.rank, made.examples, made.held_out = rank, examples, held_out
+        made.rank, made.examples, made.center, made.held_out = rank, examples, center, held_out
         made.permuted, made.permuted_std = permuted, permuted_std
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (float(self), self.rank, self.examples, self.permuted, self.permuted_std, self.held_out)
+        chance = (self.rank, self.examples, self.center, self.permuted, self.permuted_std)
+        return type(self), (float(self), *chance, self.held_out)
 
     def __repr__(self) -> str:
         """The value beside what chance reaches, without which it says nothing."""
@@ -69,13 +73,13 @@ class TargetLinearityValue(
 
     @property
     def null(self) -> float:
-        """``rank(H) / n``, the null baseline."""
-        return self.rank / self.examples
+        """``rank(H) / n``, the null baseline; of centred features ``rank(H) / (n - 1)``."""
+        return self.rank / max(self.examples - self.center, 1)
 
     @property
     def excess(self) -> float:
         """``(TL - null) / (1 - null)``; NaN where the features span everything and any target fits."""
-        return (float(self) - self.null) / (1 - self.null) if self.rank < self.examples else math.nan
+        return (float(self) - self.null) / (1 - self.null) if self.null < 1 else math.nan
 
 
 def target_linearity(
@@ -104,7 +108,7 @@ def target_linearity(
         permutations: draw this many seeded permutations of the targets, for ``.permuted`` and ``.permuted_std``.
         seed: of the permutations; torch's global stream is not touched.
 
-    Returns a float with ``.rank``, ``.null`` (rank(H)/n, which unrelated targets reach), ``.excess``, ``.permuted``.
+    Returns a float with ``.rank``, ``.null`` (what unrelated targets reach), ``.excess``, ``.permuted``.
     Read it only beside ``.null``: with as many features as examples TL is 1 whatever they are; see
     :func:`held_out_target_linearity`. Reference: arXiv:2605.06258, Target Linearity.
 
@@ -118,12 +122,12 @@ def target_linearity(
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
     state = measure._stacked(features, _as_rows_alike(targets)[0], least=1)
     span, centred = measure._span(state)
-    value = _value(span, centred, state.n)
+    value = _value(span, centred, state.n, center)
     if permutations == 0 or math.isnan(value):
         return value
     drawn = _permuted(span, centred, permutations, seed)
     std = float(drawn.std()) if permutations > 1 else math.nan
-    return TargetLinearityValue(float(value), value.rank, value.examples, float(drawn.mean()), std)
+    return TargetLinearityValue(float(value), value.rank, value.examples, center, float(drawn.mean()), std)
 
 
 def held_out_target_linearity(
@@ -306,7 +310,7 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
     def compute(self, state: TriangularState) -> TargetLinearityValue:
         if state.n == 0:
             raise InputError("target linearity needs examples, got none.")
-        return _value(*self._span(state), state.n)
+        return _value(*self._span(state), state.n, self.center)
 
     def _stacked(self, features: Tensor, targets: Tensor, least: int) -> TriangularState:
         """The rows [H, 1, Y] themselves, an example each: the state before its QR factorisation."""
@@ -335,12 +339,13 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         return u[:, (s > self.tol * s[0]) & (s > EPS64 * lengths.norm())]
 
 
-def _value(span: Tensor, centred: Tensor, n: int) -> TargetLinearityValue:
+def _value(span: Tensor, centred: Tensor, n: int, center: bool) -> TargetLinearityValue:
     total = float(centred.square().sum())
     if total == 0:
         nan = undefined("target linearity", f"the targets do not vary over the {n} examples")
-        return TargetLinearityValue(nan, span.shape[1], n)
-    return TargetLinearityValue(min(1.0, float((span.mT @ centred).square().sum()) / total), span.shape[1], n)
+        return TargetLinearityValue(nan, span.shape[1], n, center)
+    value = min(1.0, float((span.mT @ centred).square().sum()) / total)
+    return TargetLinearityValue(value, span.shape[1], n, center)
 
 
 def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Float[Tensor, " draws"]:
