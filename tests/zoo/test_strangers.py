@@ -1,6 +1,9 @@
 """Networks that a stranger brought, and what broke on them: a test for each repair."""
 
+import ast
 import copy
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,37 +122,98 @@ CALLS = {
     "sketch": lambda model, x, y: gs.sketch(model, x),
     "Jᵀ c": lambda model, x, y: gs.ntk_operator(model, x).jacobian.T @ torch.ones(8),
     "J v": lambda model, x, y: gs.linearize(model, x).change(dict(model.named_parameters())),
+    "velocity": lambda model, x, y: dntk_velocity(model, x, y),
     "explain_step": lambda model, x, y: gs.explain_step(model, x, y, lr=0.1),
     "sharpness": lambda model, x, y: gs.measures.sharpness(model(x).square().sum(), list(model.parameters())),
+    "pullback": lambda model, x, y: gs.hierarchy.NetworkPullback(model, x, "i"),
+    "states": lambda model, x, y: gs.propagators.GlobalNTK(model, x),
+    "features": lambda model, x, y: gs.measures.feature_learning(model, x, lambda f: (f - y).square().sum()),
+    "training": lambda model, x, y: gs.measures.moving_target(model, x, y, "mse", lr=0.1, steps=3, starts=(2,)),
+    "influence": lambda model, x, y: gs.measures.tracin(model, x, y, x, y, loss="mse"),
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_gradients_that_a_backward_pass_does_not_return_are_not_missed_in_silence(name):
-    """The kernel came without the parameters inside, and their ``.grad`` was written."""
-    inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    model = Call(
-        lambda m, x: m.o(OwnCheckpoint.apply(m.inner, m.i(x))), i=nn.Linear(3, 4), inner=inner, o=nn.Linear(4, 2)
-    )
-    x, y = torch.randn(4, 3), torch.randn(4, 2)
+def with_own_checkpoint(place):
+    """The parameters in the function lie between others, or nothing comes after them."""
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), *([nn.Linear(4, 2)] if place == "last" else []))
+    last = nn.Identity() if place == "last" else nn.Linear(4, 2)
+    run = lambda m, x: m.o(OwnCheckpoint.apply(m.inner, m.i(x)))  # noqa: E731
+    return Call(run, i=nn.Linear(3, 4), inner=inner, o=last)
+
+
+@contextmanager
+def gradients_left_alone(model, x):
     model(x).square().sum().backward()
     before = {parameter: (parameter.grad, parameter.grad.clone()) for parameter in model.parameters()}
-    with pytest.raises(UnsupportedError, match="must return its gradients"):
-        CALLS[name](model, x, y)
+    yield
     for parameter, (gradient, value) in before.items():
         assert parameter.grad is gradient
         assert torch.equal(gradient, value)
+
+
+@pytest.mark.parametrize("place", ["middle", "last"])
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_that_a_backward_pass_does_not_return_are_not_missed_in_silence(name, place):
+    """The kernel came without the parameters inside, and their ``.grad`` was written."""
+    model, x, y = with_own_checkpoint(place), torch.randn(4, 3), torch.randn(4, 2)
+    with gradients_left_alone(model, x), pytest.raises(UnsupportedError, match="must return its gradients"):
+        CALLS[name](model, x, y)
+
+
+@pytest.mark.filterwarnings("ignore:The backward pass of OwnCheckpoint")
+@pytest.mark.parametrize("place", ["middle", "last"])
+def test_what_such_a_backward_pass_returns_is_right(place):
+    """Gradients at the input pass through it like any other; only products J v are slower, and said so."""
+    model, x = with_own_checkpoint(place), torch.randn(4, 3)
+    rows = torch.autograd.functional.jacobian(lambda x: model.o(model.inner(model.i(x))).sum(0), x).transpose(0, 1)
+    want = torch.einsum("nca,ncb->ab", rows, rows) / len(x)
+    with gradients_left_alone(model, x):
+        torch.testing.assert_close(gs.measures.agop(model, x), want)
+        torch.testing.assert_close(gs.measures.agop_operator(model, x).dense(), want)
+        transport = gs.hierarchy.Transport(model, x, "input", "o").dense().reshape(4, 2, 4, 3)
+        torch.testing.assert_close(torch.einsum("ncna->nca", transport), rows)
+
+
+# Where backward passes are taken, and why none of them may miss a gradient.
+PASSES = {
+    "capture/side_effects.py": "checked_gradients itself",
+    "capture/backward_graph.py": "its callers check: signals and LinearMap.vjp by parameters, all others by inputs",
+    "capture/linear_map.py": "through the graph of a checked pass, and the check for parameters in custom functions",
+    "capture/weight_sites.py": "between a parameter and the weight that was made of it, both found in the graph",
+    "capture/network.py": "a loss by the outputs alone",
+    "hierarchy/network_pullback.py": "by layers and data, after the check for parameters in custom functions",
+    "measures/gradient_outer_product.py": "by the input",
+    "measures/influence.py": "a loss by the outputs alone",
+    "measures/loss_curvature.py": "checked, with a graph of its own",
+    "measures/moving_linearization.py": "a loss by the outputs alone",
+    "propagators/neural_ode.py": "an ODE's own adjoint, which returns all",
+    "propagators/state_recorder.py": "no pass: the name of one that is refused",
+    "record/condensed.py": "a loss by the outputs alone",
+    "tasks/greedy_training.py": "our own network",
+    "cli/training_loop.py": "the training loop of the demonstration",
+    "theory/activation_functions.py": "one activation function",
+}
+
+
+def test_a_backward_pass_elsewhere_is_a_checked_one():
+    """A pass by parameters of the user's model goes through ``checked_gradients``; a new file here needs a reason."""
+    source, found = Path(gs.__file__).parent, set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in (
+                "torch.autograd.grad",
+                "value.backward",
+                "loss.backward",
+            ):
+                found.add(path.relative_to(source).as_posix())
+    assert found == set(PASSES)
 
 
 @pytest.mark.filterwarnings("ignore:the measure")
 def test_watching_such_a_network_leaves_its_gradients_alone():
     def train(watched):
         torch.manual_seed(0)
-        inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-        model = Call(
-            lambda m, x: m.o(OwnCheckpoint.apply(m.inner, m.i(x))), i=nn.Linear(3, 4), inner=inner, o=nn.Linear(4, 2)
-        )
-        x, y = torch.randn(4, 3), torch.randn(4, 2)
+        model, x, y = with_own_checkpoint("middle"), torch.randn(4, 3), torch.randn(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scope = gs.watch(model, probe=(x, y), overhead=None) if watched else None
         for _ in range(3):  # gradients add up over the steps

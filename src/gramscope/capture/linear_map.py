@@ -7,7 +7,7 @@ checked once for every map; where it fails, ``J`` is taken row by row in plain b
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from gramscope.base.errors import UnsupportedError
 from gramscope.base.progress_bar import progress
 from gramscope.base.rng import gaussian, generator
 from gramscope.base.user_warnings import warn
-from gramscope.capture.backward_graph import batched_gradients, dense, is_out_of_memory, nodes_below
-from gramscope.capture.side_effects import gradients_returned
+from gramscope.capture.backward_graph import batched_gradients, dense, is_out_of_memory, leaves_below, nodes_below
+from gramscope.capture.side_effects import checked_gradients, gradients_returned
 
 Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
 
@@ -94,7 +94,7 @@ class LinearMap:
         or wrong shows, however small its gradient is beside those of the others.
         """
         w = [_random_like(o) for o in self._live]
-        found = torch.autograd.grad(self._live, self.inputs, w, retain_graph=True, allow_unused=True)
+        found = checked_gradients(self._live, self.inputs, w, retain_graph=True)
         gradients = [None if g is None else dense(g) for g in found]
         norms = [0.0 if g is None else _norm(g) for g in gradients]
         if not 0 < max(norms, default=0.0) < math.inf or any(math.isnan(norm) for norm in norms):
@@ -131,10 +131,7 @@ class LinearMap:
         """``Jᵀ c`` with its graph."""
         with torch.enable_grad():
             self._cotangents = [c.detach().clone().requires_grad_() for c in cotangents]
-            with gradients_returned(self.inputs):
-                self._transposed = torch.autograd.grad(
-                    self._live, self.inputs, self._cotangents, create_graph=True, allow_unused=True
-                )
+            self._transposed = checked_gradients(self._live, self.inputs, self._cotangents, create_graph=True)
 
     def _twice_backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         assert self._transposed is not None
@@ -174,6 +171,18 @@ class LinearMap:
                 unit = [o.new_zeros(len(entries), *o.shape) for o in self._live]
                 unit[place].view(len(entries), -1)[range(len(entries)), entries] = 1
                 yield place, entries, batched_gradients(self._live, self.inputs, unit)
+
+
+def check_custom_functions(outputs: Sequence[Tensor], parameters: Iterable[Tensor]) -> None:
+    """Raise where parameters hide in a custom function of the graph, which is searched for them.
+
+    Its backward pass then calls another one, which adds to their ``.grad``: one pass of zeros tells.
+    """
+    live = [output for output in outputs if output.requires_grad]
+    if any(isinstance(node, BackwardCFunction) for node in nodes_below(live)):
+        with gradients_returned(parameters):
+            zeros = [torch.zeros_like(output) for output in live]
+            torch.autograd.grad(live, list(leaves_below(live).values()), zeros, retain_graph=True, allow_unused=True)
 
 
 def _slow_path(outputs: Sequence[Tensor], why: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -193,6 +193,17 @@ def gradients_returned(parameters: Iterable[Tensor]) -> Iterator[None]:
                     "would be missed. Switch that off while you measure, or make the parameters arguments of the "
                     "autograd.Function."
                 )
+
+
+def checked_gradients(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Tensor | Sequence[Tensor] | None = None,
+    **options: bool,
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad`` of a backward pass that must return all gradients; None for inputs that none reaches."""
+    with gradients_returned(inputs):
+        return torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
 
 
 @contextmanager

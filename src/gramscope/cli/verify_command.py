@@ -25,7 +25,7 @@ from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.base.rng import seeded
 from gramscope.capture.network import count_examples, evaluate, in_dtype, prepare_input, slice_examples, unwrap
-from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.capture.side_effects import checked_gradients, plain_execution, untouched
 from gramscope.kernels.gradients import gradient_gram
 
 # Code that stands between us and the user's own, or is called by it.
@@ -198,7 +198,7 @@ def _witness(model: nn.Module, x: ModelInput, examples: int) -> tuple[Witness, s
         rows = []
         with progress("gradients by plain autograd", f.numel()) as done:
             for value in f.flatten():
-                found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+                found = checked_gradients(value, parameters, retain_graph=True)
                 rows.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten()
                                        for g, p in zip(found, parameters, strict=True)]))  # fmt: skip
                 done()

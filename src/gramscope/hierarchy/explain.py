@@ -27,7 +27,7 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap_with_input,
 )
-from gramscope.capture.side_effects import gradients_returned, plain_execution, untouched
+from gramscope.capture.side_effects import checked_gradients, plain_execution, untouched
 from gramscope.hierarchy.explained import ExplainedStep, Flips
 from gramscope.hierarchy.losses import Loss, Targets, loss_function
 from gramscope.hierarchy.optimizer_step import (
@@ -182,8 +182,7 @@ class _Rehearsal:
             if not f.requires_grad:
                 raise InputError("the model's output must depend on its parameters, but it carries no gradient.")
             value = self._checked_loss(f)
-            with gradients_returned(self.parameters.values()):
-                residual, *found = torch.autograd.grad(value, (f, *self.parameters.values()), allow_unused=True)
+            residual, *found = checked_gradients(value, (f, *self.parameters.values()))
         sides.heights.clear()  # they hold the graph
         if residual is None:
             raise _independent_loss()

@@ -20,7 +20,7 @@ from gramscope.base.axes import Axes
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.backward_graph import nodes_below, nodes_under
-from gramscope.capture.linear_map import LinearMap
+from gramscope.capture.linear_map import LinearMap, check_custom_functions
 from gramscope.capture.network import Outputs, Precision
 from gramscope.capture.retained_run import RetainedRun, WeightUse, open_layers
 from gramscope.linalg import LinearOperator
@@ -104,7 +104,7 @@ class NetworkPullback(LinearOperator):
         self._delta, self._f, self._within = run.perturbations[layer], run.f, run.within
         self.value = run.values[layer].detach()
         _check_seen(run, self._delta)
-        self._uses = _above(run, self._delta)
+        self._uses = run.within(lambda: _above(run, self._delta))
         self._to_data = LinearMap([t for use in self._uses for t in use.data], [self._delta])
         self._to_weights = LinearMap([w for use in self._uses for w in use.weights], list(run.parameters.values()))
         n = len(self._f)
@@ -192,6 +192,7 @@ class NetworkPullback(LinearOperator):
 
 def _check_seen(run: RetainedRun, delta: Tensor) -> None:
     """Raise where a parameter meets data that depends on the layer inside a custom function, out of sight."""
+    run.within(lambda: check_custom_functions([run.f], run.parameters.values()))
     names = {get_gradient_edge(p).node: name for name, p in run.parameters.items()}
     moving = get_gradient_edge(delta).node
     for node in nodes_below([run.f]):

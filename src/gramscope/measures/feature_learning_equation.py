@@ -25,7 +25,7 @@ from gramscope.capture.network import (
     prepare_input,
     unwrap_with_input,
 )
-from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.capture.side_effects import checked_gradients, plain_execution, untouched
 from gramscope.hierarchy.losses import Targets
 from gramscope.measures.by_weight import ByWeight
 from gramscope.measures.measure import Measure
@@ -295,7 +295,7 @@ def _plain_gradients(model: nn.Module, x: ModelInput, loss: Loss, *, tf32: bool)
         n = count_examples(x)
         value = loss(evaluate(model, prepare_input(x), n, None))
         named = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
-        gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+        gradients = checked_gradients(value, list(named.values()))
     zeros = (torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), gradients, strict=True))
     return float(value.detach()), dict(zip(named, zeros, strict=True))
 

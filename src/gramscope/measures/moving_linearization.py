@@ -22,7 +22,7 @@ from gramscope.base.progress_bar import progress
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import TableResult
 from gramscope.capture.network import copied
-from gramscope.capture.side_effects import untouched
+from gramscope.capture.side_effects import checked_gradients, untouched
 from gramscope.hierarchy.losses import Loss, loss_function
 from gramscope.kernels.empirical_ntk import ntk
 
@@ -173,7 +173,7 @@ def _curves(losses: list[tuple[float, float | None]]) -> tuple[Tensor, Tensor | 
 
 
 def _descend(network: nn.Module, free: list[nn.Parameter], loss: Loss, x: Tensor, y: Tensor, lr: float) -> None:
-    gradients = torch.autograd.grad(loss(network(x), y), free, allow_unused=True)
+    gradients = checked_gradients(loss(network(x), y), free)
     with torch.no_grad():
         for parameter, gradient in zip(free, gradients, strict=True):
             if gradient is not None:

@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from gramscope.base.axes import Axes
 from gramscope.base.complex_numbers import real_view
 from gramscope.capture.backward_graph import leaves_below
-from gramscope.capture.linear_map import LinearMap
+from gramscope.capture.linear_map import LinearMap, check_custom_functions
 from gramscope.propagators.layout import StateLayout
 from gramscope.propagators.stack import Stack
 from gramscope.propagators.state_recorder import Node
@@ -135,6 +135,7 @@ class NetworkStates:
     ) -> None:
         self.valid = valid  # of a cell: which steps exist, (T, B)
         self.initial = initial  # of a cell: from its initial state to its first one
+        check_custom_functions([*(made for node in nodes for made in node.outputs), output], parameters.values())
         leaves = [leaf for node in nodes for leaf in node.leaves]
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
         names = {get_gradient_edge(parameter).node: name for name, parameter in parameters.items()}

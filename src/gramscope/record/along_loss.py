@@ -1,7 +1,7 @@
 """One backward pass along the loss: how large the gradient of each weight is, and what each weight is given."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, Site
 from gramscope.capture.capturing import Opened
-from gramscope.capture.side_effects import gradients_returned
+from gramscope.capture.side_effects import checked_gradients
 from gramscope.measures.norms import squared_norms
 from gramscope.record.objective import IGNORED, Objective
 
@@ -59,7 +59,7 @@ def pull_back(
     found = AlongLoss(dict.fromkeys(network.parameters, 0.0))
     sizes = dict[str, Sizes]()  # on the device, which need not stop for them
     if places is not None:
-        found.squares = plain_squares(network, direction[0])
+        found.squares = plain_squares(network.f, network.parameters, direction[0], retain_graph=True)
     for group in network.sites(direction, room):
         for name, sites in group.items():
             if sites and places is None:
@@ -88,11 +88,11 @@ def _in_one(each: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(each) if len({one.device for one in each}) == 1 else [one.cpu() for one in each])
 
 
-def plain_squares(network: Opened, direction: Float[Tensor, "n C"]) -> dict[str, float]:
+def plain_squares(
+    value: Tensor, named: Mapping[str, Tensor], cotangent: Tensor | None = None, **options: bool
+) -> dict[str, float]:
     """Squared norm of the gradient of each parameter; 0 of those that are not reached."""
-    named = network.parameters
-    with gradients_returned(named.values()):
-        found = torch.autograd.grad(network.f, list(named.values()), direction, retain_graph=True, allow_unused=True)
+    found = checked_gradients(value, list(named.values()), cotangent, **options)
     reached = {name: g for name, g in zip(named, found, strict=True) if g is not None}
     return dict.fromkeys(named, 0.0) | squared_norms(reached)
 

@@ -178,7 +178,7 @@ class Measurement:
             except CoupledExamplesError:
                 self.memory.coupled = True
         if self.memory.coupled:
-            return AlongLoss(plain_squares(network, direction[0]))
+            return AlongLoss(plain_squares(network.f, network.parameters, direction[0], retain_graph=True))
         if self.condensed is not None and places is not None and found.last is not None:
             noted = self._units.last
             same = noted is not None and noted.agrees(found.features.get(found.last), places)

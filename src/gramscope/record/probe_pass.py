@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.capture.network import count_examples, evaluate, named_parameters, prepare_input
 from gramscope.capture.side_effects import gradients_returned, plain_execution, untouched
-from gramscope.measures.norms import squared_norms
-from gramscope.record.along_loss import AlongLoss
+from gramscope.record.along_loss import AlongLoss, plain_squares
 from gramscope.record.condensed import precision_of
 from gramscope.record.signals import SignalWatch
 from gramscope.record.subject import Subject, evaluating
@@ -65,12 +63,11 @@ def plain_pass(
     with probe_pass(subject, units, large=True) as f:
         y = y.to(f.device)
         loss = objective.loss(f, y)
-        free = {name: p for name, p in named_parameters(subject.model).items() if p.requires_grad}
-        found = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+        squares = plain_squares(
+            loss, {name: p for name, p in named_parameters(subject.model).items() if p.requires_grad}
+        )
         f = f.detach()
         accuracy, some = objective.accuracy(f, y), objective.by_class(f)[places[:rows].to(f.device)]
-    reached = {name: g for name, g in zip(free, found, strict=True) if g is not None}
-    squares = dict.fromkeys(free, 0.0) | squared_norms(reached)
     inputs = None if units.last is None else units.last.rows
     assert inputs is not None  # as it was in the first pass, with which it was compared
     along = AlongLoss(squares, {last: inputs[places.to(inputs.device)]}, last)
