@@ -123,7 +123,7 @@ class GatedNetwork(nn.Module):
         if fresh:
             self.other_gates = tuple(sorted({*self.other_gates, *fresh}))
             warn(
-                f"the model has kinks or jumps that cannot be frozen ({', '.join(fresh)}): they go on deciding by the "
+                f"the model has kinks or jumps that cannot be frozen ({', '.join(fresh)}): they still follow the "
                 "values network. Replace them by ReLUs, clamps or maxima for a control of masks alone."
             )
 

@@ -199,7 +199,8 @@ class GramOnly:
         inner = inner_optimizer(optimizer)
         if inner is None:
             raise UnsupportedError(
-                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. Take each by itself."
+                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. "
+                "Wrap each optimizer by itself."
             )
         check_choice(keep, "keep", get_args(Keep))
         check_choice(method, "method", get_args(Method))
