@@ -26,7 +26,7 @@ from gramscope.measures.weight_matrices import WeightForm, example_blocks, weigh
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightLinearity(Result):
-    """Target linearity of what one weight reads, ``inputs``, and of its virtual update, ``virtual`` (None: no loss).
+    """Target linearity of the inputs of one weight, ``inputs``, and of its virtual update, ``virtual`` (None: no loss).
 
     ``rows`` counts the samples, ``positions`` the rows of one example. ``covariance`` is ``HᵀH`` and
     ``virtual_covariance`` ``H̃ᵀH̃`` over the same samples (p, p), p the fan-in of all groups.
@@ -104,7 +104,7 @@ def weight_target_linearity(
     center: bool = False,
     precision: Precision = "float64",
 ) -> "WeightLinearities":
-    """Target linearity of what every weight reads, as it is and after a virtual update; any layer with a weight matrix.
+    """Target linearity of the inputs of every weight matrix, as they are and after a virtual update.
 
     ``TL`` of H and of ``H̃ = H - η ∇_H L``, H the rows that the weight is multiplied with, ∇_H L the part of the
     gradient through this weight.

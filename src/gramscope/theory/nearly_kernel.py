@@ -50,7 +50,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
     ``z(b) = k_bA v + Π[μ_{a . b} Z_A^{ab}]_b + ½ Π[μ_{. ab} v^a v^b]_b`` with ``v = k̃⁻¹ y``; for direct optimisation
     this is (11.132). It interpolates the training data, as kernel regression does, unless there is a ridge; targets
-    outside the range of a singular kernel cannot be met, which draws a warning. Features that move by more than a
+    outside the range of a singular kernel cannot be fitted; a warning says so. Features that move by more than a
     quarter of their size draw an :class:`OutsideRegimeWarning`.
 
     Args:
