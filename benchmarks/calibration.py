@@ -311,7 +311,7 @@ def page_part(fit: dict[str, tuple[float, float]], found: Sequence[Row], elsewhe
 
 def elsewhere_part(found: Sequence[Row]) -> list[str]:
     """The same thresholds where nothing was fitted: other networks and batches."""
-    lines = ["| elsewhere | runs right | told wrong |", "|---|---|---|"]
+    lines = ["| elsewhere | runs right | wrong verdicts |", "|---|---|---|"]
     for setting in dict.fromkeys(row.setting for row in found):
         own = [row for row in found if row.setting == setting]
         wrong = Counter((row.kind, row.truth, row.verdict) for row in own if row.verdict != row.truth)

@@ -176,7 +176,7 @@ REFUSED = {
     "m.pt.gz": (write_gzip, "gzip", "gunzip"),
     "m.h5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(64)), "HDF5", "safetensors"),
     "m.gguf": (lambda path: path.write_bytes(b"GGUF" + bytes(64)), "GGUF", "safetensors"),
-    "notes.txt": (lambda path: path.write_text("no tensors here"), "of no kind", "safetensors"),
+    "notes.txt": (lambda path: path.write_text("no tensors here"), "not one of these", "safetensors"),
 }
 
 

@@ -584,7 +584,7 @@ def test_an_axis_of_classes_that_is_not_plain_is_refused(shape):
     torch.manual_seed(0)
     model, x = nn.Linear(4, shape[-1]).double(), torch.randn(5, *shape[:-1], 4).double()
     labels = torch.randint(0, shape[-1], (5, *shape[:-1]))
-    with pytest.raises(InputError, match="plain which axis of the outputs holds the classes"):
+    with pytest.raises(InputError, match="clear which axis of the outputs holds the classes"):
         gs.explain_step(model, x, labels, lr=0.1, loss="cross_entropy")
     step = gs.explain_step(model, x, labels, lr=0.1, loss=lambda f, y: F.cross_entropy(f.movedim(-1, 1), y))
     tokens = F.cross_entropy(model(x).flatten(0, -2), labels.flatten()).detach()

@@ -358,5 +358,5 @@ def test_bad_input_is_explained():
         with pytest.raises(InputError, match=words):
             call()
     measure = gs.measures.Collapse()
-    with pytest.raises(InputError, match="every batch or for none"):
+    with pytest.raises(InputError, match="every batch must have the same entries"):
         measure.merge(measure.update(features, labels), measure.update(features, labels, features))

@@ -415,7 +415,7 @@ class TestCurves:
     def test_effective_dimension_of_nothing_and_of_negative_eigenvalues(self):
         with pytest.warns(gs.measures.UndefinedMeasureWarning, match="all eigenvalues are zero"):
             assert math.isnan(gs.measures.effective_dimension(torch.zeros(3)))
-        with pytest.raises(InputError, match="at least 0, got -1 as the least"):
+        with pytest.raises(InputError, match="at least 0, got values from -1"):
             gs.measures.effective_dimension(torch.tensor([5.0, -1.0, 2.0]))
         rounded = gs.measures.effective_dimension(torch.tensor([9.0, 1.0, 1.0, -1e-7]))
         assert rounded == gs.measures.effective_dimension(torch.tensor([9.0, 1.0, 1.0, 0.0]))

@@ -519,7 +519,7 @@ def test_a_similarity_names_the_layers_it_has():
 def test_a_similarity_is_read_by_two_layers(as_users_run_it):
     found = gs.measures.CKA()({"0": torch.randn(5, 2), "1": torch.randn(5, 2)})
     for wrong in ("0", "01", ("0",), ("0", "1", "1")):
-        with pytest.raises(InputError, match="read by two layers"):
+        with pytest.raises(InputError, match="needs the names of two layers"):
             found[wrong]
 
 

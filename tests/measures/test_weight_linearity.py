@@ -140,7 +140,7 @@ def test_bad_input(images):
     for call, words in (
         (lambda: weight_target_linearity(model, x, y, samples="pixels"), "samples must be"),
         (lambda: weight_target_linearity(model, x, y[:4]), "9 rows"),
-        (lambda: weight_target_linearity(model, x, torch.zeros(9, 7).long()), "as many positions"),
+        (lambda: weight_target_linearity(model, x, torch.zeros(9, 7).long()), "must have the .* positions"),
         (lambda: weight_target_linearity(model, x, torch.full((9,), -100)), "classes from 0"),
         (lambda: weight_target_linearity(model, x, torch.zeros(9, 9).long(), samples="examples"), "by position need"),
         (lambda: weight_target_linearity(model, x, y, weights="nothing"), "must match a weight"),

@@ -111,7 +111,7 @@ def test_states_of_training_features_keep_their_examples():
         merged = measure.merge(state, merged)
     whole, found = m.richness_curves(X, X, X[:, :1], X), measure.compute(merged)
     assert torch.allclose(found.quality, whole.quality, atol=1e-10)
-    with pytest.raises(InputError, match="for every batch or for none"):
+    with pytest.raises(InputError, match="every batch must have the same entries"):
         measure.merge(measure.update(X, X[:, :1]), measure.update(X, X[:, :1], X))
 
 

@@ -110,7 +110,7 @@ def test_a_dataset_that_cannot_be_looked_up():
         def __iter__(self):
             yield from zip(X, Y, strict=True)
 
-    with pytest.raises(InputError, match="can only be gone through"):
+    with pytest.raises(InputError, match="can only be iterated"):
         gs.watch(network(), torch.utils.data.DataLoader(Stream(), batch_size=4))
     with pytest.raises(InputError, match="is empty"):
         gs.watch(network(), torch.utils.data.TensorDataset(X[:0], Y[:0]))

@@ -60,9 +60,9 @@ def test_what_one_rank_refuses_all_refuse(tmp_path):
     assert first["flat"] == second["flat"]
     assert "fully_shard (FSDP2), which is watched" in first["flat"]
     assert "taken" in first["rank 0's"]
-    assert "rank 0 could not open the watch, and so no rank does: StoreError" in second["rank 0's"]
+    assert "rank 0 could not open the watch, so no rank does: StoreError" in second["rank 0's"]
     assert "got (16, 5). The model said" in first["probe"]
-    assert "rank 0 could not open the watch, and so no rank does: InputError" in second["probe"]
+    assert "rank 0 could not open the watch, so no rank does: InputError" in second["probe"]
     assert "not all of them came. Call gs.watch and scope.step" in first["alone"]
     assert first["left alone"].count("From here on nothing is measured; training goes on.") == 1
     assert first["records"] == [0]

@@ -324,7 +324,7 @@ def test_names_are_texts(tmp_path: Path, name: object) -> None:
         for content in ([{name: 1.0}, {}], [{}, {name: [1.0]}]):
             with pytest.raises(Exception, match=r"name|str"):
                 writer.append(0, *content)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="safetensors keeps"):
+        with pytest.raises(InputError, match="safetensors reserves"):
             writer.append(0, {}, {"__metadata__": [1.0]})
     assert open_run(tmp_path / "a").steps == []
 

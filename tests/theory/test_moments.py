@@ -199,5 +199,5 @@ def test_what_is_refused():
         gaussian_moments(resolve("relu"), torch.zeros(1, 1, dtype=torch.float64))
     with pytest.raises(InputError, match="tol"):
         smooth_moments(tanh, torch.eye(1, dtype=torch.float64), 1e-20)
-    with pytest.raises(InputError, match="must settle"):
+    with pytest.raises(InputError, match="must converge"):
         smooth_moments(softened(1.0, 0.0, 40.0), torch.eye(1, dtype=torch.float64), 1e-10)

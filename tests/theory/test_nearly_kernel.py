@@ -366,7 +366,7 @@ def test_bad_ridges():
     twice = np.concatenate([x, x[:1]])
     with pytest.raises(InputError, match=r"ridge must be above 0 for a singular kernel.*rank 4 for 5 rows"):
         NearlyKernelRegressor(algorithm="ridge", ridge=0).fit(twice, np.concatenate([y, y[:1]]))
-    with pytest.warns(UserWarning, match=r"but 0\.\d+ of their size lies in modes where the kernel is zero"):
+    with pytest.warns(UserWarning, match=r"but 0\.\d+ of their size is in modes where the kernel is zero"):
         NearlyKernelRegressor().fit(twice, np.concatenate([y, y[:1] + 1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

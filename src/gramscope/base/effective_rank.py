@@ -78,8 +78,8 @@ def check_eigenvalues(eigenvalues: Tensor) -> Float[Tensor, " p"]:
     rounding = torch.finfo(eigenvalues.dtype if eigenvalues.is_floating_point() else torch.float64).eps
     if float(values.min()) < -rounding * len(values) * largest:
         raise InputError(
-            "eigenvalues must be those of a positive semi-definite matrix, so at least 0, got "
-            f"{float(values.min()):.3g} as the least and {float(values.max()):.3g} as the greatest."
+            "eigenvalues must be those of a positive semi-definite matrix, so at least 0, got values from "
+            f"{float(values.min()):.3g} to {float(values.max()):.3g}."
         )
     return values.clamp(min=0)
 

@@ -151,8 +151,8 @@ class _WatchedCalls:
             for module, name in self.names.items():
                 if isinstance(module, torch.jit.ScriptModule):
                     raise UnsupportedError(
-                        f"layer {name!r} must be a Python module for its activations to be read, but it is compiled by "
-                        "TorchScript. Measure the model before scripting or tracing it."
+                        f"layer {name!r} must be a Python module to have its activations measured, but TorchScript "
+                        "compiled it. Measure the model before scripting or tracing it."
                     )
                 side = self.at if isinstance(self.at, str) else self.at.get(name, "output")
                 hook = module.register_forward_pre_hook if side == "input" else module.register_forward_hook

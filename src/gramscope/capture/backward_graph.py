@@ -42,7 +42,7 @@ def incoming(edge: Edge) -> tuple[torch.Size, torch.dtype]:
     metadata = node._input_metadata[number]
     if metadata.is_nested_tensor:
         raise UnsupportedError(
-            "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
+            "weights must multiply dense tensors, but the model applies one to a nested tensor. Pad and mask it."
         )
     return torch.Size(metadata.shape), metadata.dtype
 

@@ -43,8 +43,8 @@ class WeightUse:
             if tensor._version != version:
                 name = getattr(self.func, "__name__", "operation")
                 raise UnsupportedError(
-                    f"the operands of a {name} must be as they were when weight and data met, but one was overwritten "
-                    "in place later. Write the model without that in-place operation."
+                    f"the operands of a {name} must not change after its call, but one was overwritten in place "
+                    "later. Write the model without that in-place operation."
                 )
         data = [t.detach().requires_grad_() for t in self.data]
         weights = [t.detach().requires_grad_() for t in self.weights]

@@ -188,9 +188,9 @@ def gradients_returned(parameters: Iterable[Tensor]) -> Iterator[None]:
             # Whatever else went wrong: such a backward pass can often be taken only once.
             if any(leaf.grad is not None for leaf in leaves):
                 raise UnsupportedError(
-                    "every backward pass must return its gradients, but one of the model calls backward() itself and "
-                    "adds to the .grad of parameters, as reversible layers and hand-written checkpointing do: these "
-                    "would be missed. Switch that off while you measure, or make the parameters arguments of the "
+                    "every backward pass must return its gradients, but one of the model calls backward() and adds to "
+                    "the .grad of parameters, as in reversible layers and hand-written checkpointing. These gradients "
+                    "would be missing. Switch that off while you measure, or make the parameters arguments of the "
                     "autograd.Function."
                 )
 

@@ -51,7 +51,7 @@ class Frame:
 class Site:
     """One use of a weight.
 
-    ``name`` is the parameter's, ``rule`` says how it met its input, ``frame`` tells which entries of the parameter the
+    ``name`` is the parameter's, ``rule`` says how it was used, ``frame`` tells which entries of the parameter the
     weight was, as it was used (None: all, in their own order).
     """
 

@@ -80,7 +80,7 @@ class WeightUses(TorchFunctionMode):
     def _meet(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         if any(tensor.is_nested for tensor in tensors_in((args, kwargs))):
             raise UnsupportedError(
-                "weights must meet dense tensors, but the model applies one to a nested tensor. Pad and mask it."
+                "weights must multiply dense tensors, but the model applies one to a nested tensor. Pad and mask it."
             )
         if func in UNROLLED:
             return self.recurrent(func, args, kwargs)

@@ -152,9 +152,7 @@ def load(path: Path) -> object:
     if _is_pickle(path):
         raise _refusal(path, PICKLE)
     began = head.startswith(b"\x80")  # as pickles do
-    raise _refusal(
-        path, CUT_SHORT if began else f"it is of no kind that is read here: {KINDS}. Save it as safetensors."
-    )
+    raise _refusal(path, CUT_SHORT if began else f"its format is not one of these: {KINDS}. Save it as safetensors.")
 
 
 def _refusal(path: Path, why: str) -> InputError:
@@ -191,7 +189,7 @@ def _torch(path: Path) -> object:
         named = re.search(r"GLOBAL (\S+)", str(error))
         of = f" of {named.group(1)}" if named else ""
         why = (
-            f"it holds objects{of}, which reading would have to run code for (it is read with weights_only=True). "
+            f"it holds objects{of}, and reading them would run code (it is read with weights_only=True). "
             "Save model.state_dict() instead of the model, or write safetensors."
         )
         refused = named or re.search(r"Trying to|Can only|Only persistent", str(error))
@@ -239,9 +237,7 @@ def _arrays(path: Path) -> dict[str, object]:
         raise
     except Exception as error:
         if "allow_pickle" in str(error):
-            raise _refusal(
-                path, "it is an array of Python objects, which reading would have to run code for."
-            ) from error
+            raise _refusal(path, "it is an array of Python objects, and reading it would run code.") from error
         raise _refusal(path, CUT_SHORT) from error
 
 
@@ -251,7 +247,7 @@ def _array(name: str, archive: Any) -> Tensor | Skipped:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        return Skipped(name, (), "an array of Python objects, which reading would have to run code for")
+        return Skipped(name, (), "an array of Python objects: reading it would run code")
 
 
 def _tensor(name: str, array: np.ndarray) -> Tensor | Skipped:

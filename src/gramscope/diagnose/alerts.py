@@ -29,10 +29,10 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Alert:
-    """A problem that is reported at once while a network trains, by a warning or by ``gs.watch(..., on_alert=...)``.
+    """A problem reported while a network trains, by a warning or by ``gs.watch(..., on_alert=...)``.
 
     ``what`` is "divergence", "not finite", "gradient explosion" or "dead layer"; ``where`` is the series. A finding of
-    the diagnosis is told in the same way: ``what`` is its kind, ``advice`` its sentence and remedy.
+    the diagnosis is reported in the same way: ``what`` is its kind, ``advice`` its sentence and remedy.
     """
 
     what: str

@@ -147,7 +147,7 @@ def flow_share(change: Float[Tensor, "N d"], subspace: CoactivationSubspace) -> 
 
 
 class AccumulatedFlow:
-    """Adds up the changes of a weight, each split by the subspace of its own time: eq. 213 as a sum over steps.
+    """Adds up the changes of a weight, each split by the subspace at its time: eq. 213 as a sum over steps.
 
     The split is exact: ``inside + outside = Σ_s ΔW_s``. Two matrices of the weight's size are kept.
 

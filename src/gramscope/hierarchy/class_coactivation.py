@@ -60,9 +60,9 @@ def shared_activation(
     """Co-activation overlap within and between classes, and how far shuffled labels reach.
 
     ``within`` is the mean of ``c_{μν}`` over pairs μ ≠ ν of one class, ``between`` over pairs of two classes, with
-    ``c_{μν} = σ_μ·σ_ν / (|σ_μ| |σ_ν|)`` ("cosine", which knows no rate of firing) or ``σ_μ·σ_ν / N`` ("units", the
-    paper's overlap). All pairs are counted through sums over classes, ``Σ_{μ∈a,ν∈b} c_{μν} = s_a·s_b``; no n × n matrix
-    is formed.
+    ``c_{μν} = σ_μ·σ_ν / (|σ_μ| |σ_ν|)`` ("cosine", which does not depend on the rate of firing) or
+    ``σ_μ·σ_ν / N`` ("units", the paper's overlap). All pairs are counted through sums over classes,
+    ``Σ_{μ∈a,ν∈b} c_{μν} = s_a·s_b``; no n × n matrix is formed.
 
     Args:
         masks: σ (n, N), or slopes of another activation.

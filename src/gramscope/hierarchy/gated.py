@@ -56,10 +56,10 @@ class _Gates(Sides):
 class GatedNetwork(nn.Module):
     """The weights of ``values`` with the masks of ``gates``: ``h ↦ σ(h_gates) · h_values`` at every ReLU.
 
-    Make it with :func:`frozen_masks` or :func:`masks_only`. Every piecewise-linear operation is met, in modules and in
+    Make it with :func:`frozen_masks` or :func:`masks_only`. Every piecewise-linear operation counts, in modules and in
     functions: ReLUs of any kind, clamps, maxima, and max pooling, of which the gates choose the places. Masks are
     matched by the order of the calls. Kinks and jumps of other operations keep deciding by the values network;
-    ``other_gates`` names those that were met, and a warning does so once.
+    ``other_gates`` names those that were called, and a warning does so once.
 
     Args:
         values: the network whose weights carry the signal.
@@ -123,7 +123,7 @@ class GatedNetwork(nn.Module):
         if fresh:
             self.other_gates = tuple(sorted({*self.other_gates, *fresh}))
             warn(
-                f"the model has kinks or jumps that cannot be frozen ({', '.join(fresh)}): they go on deciding by the "
+                f"the model has kinks or jumps that cannot be frozen ({', '.join(fresh)}): they still follow the "
                 "values network. Replace them by ReLUs, clamps or maxima for a control of masks alone."
             )
 
@@ -156,7 +156,7 @@ def masks_only(model: nn.Module, reference: nn.Module | None = None, *, sharpnes
 
     Args:
         model: any module with ReLUs; its parameters are trained (those of ``result.gates``).
-        reference: whose weights carry the signal; by default a copy of the model as it stands.
+        reference: whose weights carry the signal; by default a copy of the model as it is.
         sharpness: β of the surrogate sigmoid.
 
     Example:

@@ -42,9 +42,9 @@ def _cross_entropy(f: Tensor, y: Targets) -> Tensor:
     last, first = y.shape == f.shape[:-1], y.shape == (f.shape[0], *f.shape[2:])
     if f.dim() > 2 and last and first:
         raise InputError(
-            f"it must be plain which axis of the outputs holds the classes, got outputs of shape {tuple(f.shape)} and "
-            f"y of {tuple(y.shape)}. Pass loss=lambda f, y: F.cross_entropy(f.movedim(-1, 1), y) where it is the last, "
-            "loss=F.cross_entropy where it is the second."
+            f"it must be clear which axis of the outputs holds the classes, got outputs of shape {tuple(f.shape)} and "
+            f"y of {tuple(y.shape)}. Pass loss=lambda f, y: F.cross_entropy(f.movedim(-1, 1), y) if it is the last, "
+            "loss=F.cross_entropy if it is the second."
         )
     return _checked_cross_entropy(f.movedim(-1, 1) if f.dim() > 2 and last else f, y)
 

@@ -33,7 +33,7 @@ def overlap_rank(field: Masks, *, center: bool = False) -> float:
 
     Between 1 and min(n, N). ``center`` takes the mean over examples off first: fields that are never negative share
     one large direction, which hides the others. So the plain rank of masks of many independent units that are on half
-    of the time lies near 4, however many examples there are; the centred one counts the patterns beside the mean one.
+    of the time is near 4 for any number of examples; the centred one counts the patterns beside the mean one.
     NaN, with a warning, if there is nothing to rank: a field that is zero (or, centred, the same for all examples).
 
     >>> overlap_rank(torch.eye(3, dtype=torch.float64))

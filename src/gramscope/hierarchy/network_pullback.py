@@ -202,8 +202,9 @@ def _check_seen(run: RetainedRun, delta: Tensor) -> None:
         own = [names[n] for reach in below if moving not in reach for n in reach if n in names]
         if own and any(moving in reach for reach in below):
             raise UnsupportedError(
-                f"a pullback must see every weight meet its data, but parameter {own[0]!r} does so inside the custom "
-                f"autograd.Function {node.name().removesuffix('Backward')}. Write it in torch operations here."
+                f"a pullback must see where every weight multiplies its data, but parameter {own[0]!r} does so "
+                f"inside the custom autograd.Function {node.name().removesuffix('Backward')}. Write it in "
+                "torch operations here."
             )
 
 

@@ -178,7 +178,7 @@ class _Job:
             if other is not None and other.outputs.shape[1] != width:
                 raise InputError(
                     f"x and x2 must give the same number of outputs, got {other.outputs.shape[1]} and {width}. Choose "
-                    "outputs that both have, or use gs.ntk_operator, which takes them so."
+                    "outputs that both have, or use gs.ntk_operator, which takes different numbers."
                 )
             self._allocate(network)
             taken = network.snapshot(network.cotangents(some=_slice(outputs)))

@@ -221,8 +221,8 @@ class Expansion(LinearOperator):
         flat = flat_metric(metric, self.parameters)
         if bool((flat < 0).any()):
             raise InputError(
-                f"metric must not be negative, but its least entry is {float(flat.min()):.3g}: a learning rate below "
-                "zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
+                f"metric must not be negative, but its smallest entry is {float(flat.min()):.3g}: a learning rate "
+                "below zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
             )
         return flat.to(dtype=self.dtype, device=self.device)
 

@@ -47,7 +47,7 @@ def dntk_velocity(
         options: ``metric``, the learning-rate tensor λ: a number, numbers or tensors by parameter name (others get
             zero), a function of (name, parameter), or one flat tensor; ``gs.kernels.layer_rates`` makes λ_b and
             λ_W/fan-in. And ``outputs``, ``frozen``, ``precision``, ``kink``, ``bandwidth``; see ``ExpansionOptions``.
-            With the default kink="autograd" a ReLU has σ'' = 0: what its kinks add is told by ``kink_crossings``.
+            With the default kink="autograd" a ReLU has σ'' = 0: ``kink_crossings`` has the part of its kinks.
 
     Reference: PDLT (arXiv:2106.10165) equation (11.10).
 

@@ -239,9 +239,9 @@ def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, range
         stop = min(n, start + most)
         if not same_outputs(each[start:stop], of(start, stop)):
             raise CoupledExamplesError(
-                f"the memory allows {ranges[0][1]} of {n} examples at a time, which must give the same outputs as in "
+                f"the memory allows {ranges[0][1]} of {n} examples at a time. They must give the same outputs as in "
                 "one batch, but the outputs depend on the other examples in the batch. Is the model in training mode "
-                "(dropout, batch norm), or does an input that all examples share have as many rows as there are "
+                "(dropout, batch norm)? Or does an input that all examples share have as many rows as there are "
                 "examples? Call model.eval(), give shared inputs in outputs=lambda model, x: ..., or give more memory."
             )
 

@@ -22,7 +22,7 @@ RANK = 1e-13
 
 
 class TangentKernels:
-    """Kernel ``k̂(x, x')`` and meta kernel ``μ̂(x0, x1, x2)`` of a network as it stands, for ``NearlyKernelRegressor``.
+    """Kernel ``k̂(x, x')`` and meta kernel ``μ̂(x0, x1, x2)`` of a network as it is, for ``NearlyKernelRegressor``.
 
     Rows are (example, output) flattened: n examples of a network with C outputs give n·C rows. The network runs as a
     float64 copy unless ``precision`` says otherwise, since kernels are inverted.

@@ -67,7 +67,7 @@ def eigenvalues_top(
 
     Lanczos' method from a random vector, with full reorthogonalisation. When the basis holds ``max_basis`` vectors
     (default: ``max(2 w + 10, 30)`` for w wanted pairs), the best Ritz vectors are kept and the iteration goes on. One
-    starting vector meets one vector of each eigenspace. So, for k > 1, once all wanted pairs have converged, a search
+    starting vector finds one vector of each eigenspace. So, for k > 1, once all wanted pairs have converged, a search
     for missed copies starts from a random direction orthogonal to them. It takes 10 % of the products made so far,
     and the iteration goes on if it meets an eigenvalue that belongs among the wanted ones. Copies of an eigenvalue
     well above the rest are found so; copies nearer to the next eigenvalue than a tenth of the spectrum may be missed.

@@ -68,7 +68,7 @@ def hutchinson(
     """``tr A ≈ (1/m) Σ_i z_iᵀ A z_i`` for m random vectors with ``E[z zᵀ] = I``.
 
     Unbiased for any square A. With random signs the variance is ``2 Σ_{i≠j} S_ij² / m`` for the
-    symmetric part S, so a diagonal operator is met exactly. ``block`` products are made at a time; the
+    symmetric part S, so a diagonal operator is exact. ``block`` products are made at a time; the
     result does not depend on it. Girard, Numer. Math. 56 (1989); Hutchinson, Commun. Stat. Simul. 18 (1989).
 
     >>> from gramscope.linalg import Diagonal

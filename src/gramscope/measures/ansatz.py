@@ -51,7 +51,7 @@ def ansatz_correlation(gram: Tensor, agop: Tensor, power: float = 0.5) -> float:
 def ansatz_exponent(gram: Tensor, agop: Tensor, bounds: tuple[float, float] = (0.02, 3.0)) -> float:
     """The power α within ``bounds`` for which ``AGOP^α`` correlates best with ``WᵀW``; 1/L for deep linear networks.
 
-    Shapes: (..., d, d) both. The maximum is sought on a grid of 60 powers and then refined. A value at a bound says
+    Shapes: (..., d, d) both. The maximum is searched on a grid of 60 powers and then refined. A value at a bound says
     that no power fits.
 
     Example:

@@ -56,7 +56,7 @@ class Collapse(Measure[PairedRows, NeuralCollapse]):
     - NC4 the share of examples where the classifier disagrees with the nearest class mean;
     - CDNV the mean over pairs of ``(Var_c + Var_c')/(2|μ_c - μ_c'|²)``.
 
-    Every class counts alike, whatever its size. The state keeps the rows, in their own dtype.
+    Every class has the same weight, whatever its size. The state keeps the rows, in their own dtype.
 
     Directions of the class means that are no more than rounding of the features do not count (docs/notation.md).
 

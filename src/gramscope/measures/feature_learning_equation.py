@@ -149,7 +149,7 @@ def feature_learning(
 
     The left side is plain autograd, the right side the captured inputs and signals, so the residual is a test of both.
     It holds for any loss and any network above, biases included. For a convolution H is the unfolded input; a weight
-    used several times sums over its uses. Where several weights read one input, ∇_H L is the part through this weight.
+    used several times sums over its uses. If several weights take one input, ∇_H L is the part through this weight.
 
     Args:
         model: any module; it is copied and not touched.

@@ -80,7 +80,7 @@ def layer_agop(
     """The average gradient outer product at the input of every weight, ``Wᵀ K W``, K the covariance of its signals.
 
     Exact, and cheaper than Jacobians: ``K = (1/n) Σ_μ s_μ s_μᵀ`` with ``s = ∂f/∂u`` at the layer's output ``u = W h``.
-    Where several weights read one input, it is the part through this weight. For a convolution h is the unfolded patch
+    If several weights take one input, it is the part through this weight. For a convolution h is the unfolded patch
     and K sums over positions. Arguments are those of :func:`agop`; ``weights`` is a glob, or globs, of parameter names.
 
     Example:

@@ -41,7 +41,7 @@ def split_step(weight: Tensor, step: Tensor, method: Method = "sylvester") -> St
     """The parts of a step D that alter and that preserve the Gram matrix of W; they sum to D.
 
     "sylvester", for small steps: the preserving part is ``A W`` with A antisymmetric and
-    ``S A + A S = D Wᵀ - W Dᵀ``, ``S = W Wᵀ``: the projection of D on the directions in which ``WᵀW`` stands still.
+    ``S A + A S = D Wᵀ - W Dᵀ``, ``S = W Wᵀ``: the projection of D on the directions in which ``WᵀW`` does not change.
     Solved in the singular basis ``W = U Σ Vᵀ``, ``X = Uᵀ D V``, where nothing is divided by a small number:
     ``Uᵀ(AW)V = (X_ij σ_j² - X_ji σ_i σ_j) / (σ_i² + σ_j²)``; what D adds outside the columns of W turns them, too.
 
@@ -199,7 +199,8 @@ class GramOnly:
         inner = inner_optimizer(optimizer)
         if inner is None:
             raise UnsupportedError(
-                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. Take each by itself."
+                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. "
+                "Wrap each optimizer by itself."
             )
         check_choice(keep, "keep", get_args(Keep))
         check_choice(method, "method", get_args(Method))

@@ -16,7 +16,7 @@ def last_layer(model: nn.Module, x: ModelInput) -> str:
     """The name of the last linear layer that runs on ``x``.
 
     Among the linear layers called, the last whose output is the model's output (up to its shape); if a softmax or a
-    reshaping follows and none is, the last one called. A model with several heads is better told by name.
+    reshaping follows and none is, the last one called. For a model with several heads give the name.
 
     Args:
         model: any module; it is left as it was.

@@ -196,7 +196,7 @@ class RowReduction:
         if mask is not None and tuple(mask.shape) != (n, length):
             warn(
                 f"attention_mask has shape {tuple(mask.shape)}, but {where} has {length} positions for {n} examples: "
-                "all of them count there, padding too. Leave that layer out, or pass a reduce function that knows."
+                "all of them count there, padding too. Leave that layer out, or pass a reduce function that handles it."
             )
             mask = None
         if mask is None:

@@ -55,7 +55,7 @@ class Richness(Measure[LayerState, float]):
 
 
 def richness(features: Tensor, outputs: Tensor, target: Target = "raw") -> float:
-    """Dynamical richness ``D_LR`` of the last layer; 0 is richest, lazy networks lie near ``1 - √(C/p)``.
+    """Dynamical richness ``D_LR`` of the last layer; 0 is richest, lazy networks are near ``1 - √(C/p)``.
 
     ``D_LR = 1 - |ΦᵀF|² / (|ΦᵀΦ| |FᵀF|)`` with column-centred Φ and F (``"raw"``), one minus biased linear CKA; or with
     F replaced by an orthonormal basis of its centred columns (``"projection"``).

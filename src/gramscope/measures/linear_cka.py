@@ -36,7 +36,7 @@ class SimilarityMatrix:
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise InputError(f'a similarity is read by two layers, found["0", "2"], got {pair!r}.')
+            raise InputError(f'a similarity needs the names of two layers, found["0", "2"], got {pair!r}.')
         return float(self.values[_place(pair[0], self.rows), _place(pair[1], self.columns)])
 
     def __repr__(self) -> str:

@@ -92,7 +92,7 @@ def target_linearity(
     permutations: int = 0,
     seed: int = 0,
 ) -> TargetLinearityValue:
-    """The share of the targets that lies in the span of the features.
+    """The share of the targets in the span of the features.
 
     ``TL = tr(Yᵀ P_H Y) / tr(YᵀY)``, P_H the projector on the columns of H, Y centred over the examples; by a float64
     SVD of H. A direction of H that is no more than the rounding of its numbers does not count (docs/notation.md).
@@ -279,7 +279,7 @@ class TriangularState:
 class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
     """Target linearity batch by batch, in memory of (p + c)²; see :func:`target_linearity`.
 
-    ``classes`` is the number of classes where targets are labels. The null by permutation needs all examples at once.
+    ``classes`` is the number of classes where targets are labels. The null by permutation needs all examples together.
 
     >>> measure, H, Y = TargetLinearity(), torch.randn(20, 3), torch.randn(20, 2)
     >>> state = measure.merge(measure.update(H[:5], Y[:5]), measure.update(H[5:], Y[5:]))

@@ -60,7 +60,7 @@ class LinearityPenalty(nn.Module):
     Args:
         width: number of features p.
         targets: number of classes, or of target columns.
-        momentum: m in (0, 1]; None averages all batches alike.
+        momentum: m in (0, 1]; None gives all batches the same weight.
         ridge: ρ, see :func:`linearity_penalty`.
 
     The moments are buffers, so that they are saved with the model. In evaluation mode they stay as they are.

@@ -69,7 +69,7 @@ class Sharpness(Result):
 def sharpness(loss: Float[Tensor, ""], parameters: Iterable[Tensor], *, steps: int = 10, seed: int = 0) -> Sharpness:
     """Greatest eigenvalue ``λ_max`` of the Hessian of ``loss`` in ``parameters``, by at most ``steps`` Lanczos steps.
 
-    The value never exceeds ``λ_max`` (Ritz values lie inside the spectrum). Gradient descent with learning rate η is
+    The value never exceeds ``λ_max`` (Ritz values are inside the spectrum). Gradient descent with learning rate η is
     stable along its direction where ``λ_max < 2/η``; training often moves to that edge (arXiv:2103.00065).
 
     Example:

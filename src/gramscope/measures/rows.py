@@ -146,7 +146,7 @@ class PairedRows:
     def merged(self, other: "PairedRows") -> "PairedRows":
         if self.kinds.keys() != other.kinds.keys():
             raise InputError(
-                "what is given must be given for every batch or for none, got "
+                "every batch must have the same entries, got "
                 f"{' and '.join(self.kinds)}, then {' and '.join(other.kinds)}."
             )
         return PairedRows({kind: rows.merged(other.kinds[kind]) for kind, rows in self.kinds.items()})

@@ -15,7 +15,7 @@ Gradients = Literal["loss", "example"]
 
 
 def virtual_update(inputs: Tensor, input_gradients: Tensor, lr: float) -> Float[Tensor, "*rows d"]:
-    """The features after a gradient step of their own, ``H̃ = H - η ∇_H L``; they are never put into the network.
+    """The features after a gradient step on them, ``H̃ = H - η ∇_H L``; they are never put into the network.
 
     Shapes: ``inputs`` and ``input_gradients`` (..., d), any floating dtype; float64 (..., d) comes back. For a sum over
     steps pass ``Σ_t ∇_H L_t``. Reference: arXiv:2605.06258, virtual update.

@@ -26,7 +26,7 @@ from gramscope.measures.weight_matrices import WeightForm, example_blocks, weigh
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightLinearity(Result):
-    """Target linearity of what one weight reads, ``inputs``, and of its virtual update, ``virtual`` (None: no loss).
+    """Target linearity of the inputs of one weight, ``inputs``, and of its virtual update, ``virtual`` (None: no loss).
 
     ``rows`` counts the samples, ``positions`` the rows of one example. ``covariance`` is ``HᵀH`` and
     ``virtual_covariance`` ``H̃ᵀH̃`` over the same samples (p, p), p the fan-in of all groups.
@@ -84,7 +84,7 @@ class WeightTargets:
             return spread, torch.ones(len(spread), dtype=torch.bool, device=spread.device)
         if values.shape[1] != positions:
             raise InputError(
-                f"targets by position must have as many positions as weight {name!r} reads, which is {positions}, got "
+                f"targets by position must have the {positions} positions of the inputs of weight {name!r}, got "
                 f"{values.shape[1]}. Choose weights with weights=, or give one target for each example."
             )
         every = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
@@ -104,7 +104,7 @@ def weight_target_linearity(
     center: bool = False,
     precision: Precision = "float64",
 ) -> "WeightLinearities":
-    """Target linearity of what every weight reads, as it is and after a virtual update; any layer with a weight matrix.
+    """Target linearity of the inputs of every weight matrix, as they are and after a virtual update.
 
     ``TL`` of H and of ``H̃ = H - η ∇_H L``, H the rows that the weight is multiplied with, ∇_H L the part of the
     gradient through this weight.
@@ -161,7 +161,9 @@ def _measured(
         fresh = [measure.update(kind, y.to(kind)) for kind in kinds]
         total = [old.merged(new) for old, new in zip(total, fresh, strict=True)] if total else fresh
     if not total or total[0].n == 0:
-        raise InputError(f"weight {name!r} must read a row that has a target, but none counts. Check the targets.")
+        raise InputError(
+            f"weight {name!r} must have an input row with a target, but no row has one. Check the targets."
+        )
     values, covariances = [measure.compute(state) for state in total], [state.covariance() for state in total]
     virtual, its_covariance = (None, None) if lr is None else (values[1], covariances[1])
     return WeightLinearity(values[0], virtual, covariances[0], its_covariance, total[0].n, use.sites[0].positions)

@@ -27,7 +27,7 @@ class TaskInterference(TableResult, shown=("names", "cosines", "reach")):
     """Tasks against tasks; row a, column b: what a small step of gradient descent on b does to a.
 
     ``effects``: ``g_aᵀ NTK_S g_b``, how fast loss a falls; ``parts`` the same by parameter. ``cosines``: effects
-    divided by the roots of the diagonal; 1 alike, 0 independent, below 0 what one learns the other forgets.
+    divided by the roots of the diagonal; 1: the same; 0: independent; below 0: one forgets what the other learns.
     ``reach``: ``|A_ab| / √(|A_aa| |A_bb|)`` of the blocks of NTK_S from trials of b to trials of a, whatever the
     losses, and ``reach_error`` its standard error.
     """

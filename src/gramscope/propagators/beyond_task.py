@@ -167,7 +167,7 @@ def _ratio(g: GlobalNTK, which: str, keep: list[str], products: int | None, seed
     if not {"trial", "time", "site", "unit"} <= set(axes):
         raise InputError(
             "the model must be a recurrent module or a cell, with states over trial, time, site and unit, got "
-            f"{axes!r}. Pass the recurrent module in it with the inputs that it sees."
+            f"{axes!r}. Pass the recurrent module in it with the inputs that it receives."
         )
     if products is None:
         if axes.size > EXACT:

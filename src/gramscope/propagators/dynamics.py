@@ -61,7 +61,7 @@ def _advance(g: GlobalNTK, purpose: str) -> tuple[Advance, tuple[int, int, int, 
         return _cell_advance(states, n, purpose), (n, steps, 1, g.axes.size // (n * steps))
     raise UnsupportedError(
         f"{purpose} needs a recurrent module, or a cell given with its h0, got a whole network whose states have axes "
-        f"{g.axes!r}. Pass the recurrent module in it with the inputs that it sees, or its cell and an h0."
+        f"{g.axes!r}. Pass the recurrent module in it with the inputs that it receives, or its cell and an h0."
     )
 
 
@@ -75,8 +75,8 @@ def _cell_advance(states: NetworkStates, n: int, purpose: str) -> Advance:
         first = t > 0 and any(id(leaf) in starts for leaf in leaves_below(place.node.outputs).values())
         if first or any(ancestor // len(shapes) != t - 1 for ancestor in place.ancestors):
             raise UnsupportedError(
-                f"{purpose} needs a cell whose state holds all that it remembers, but step {t} sees states of earlier "
-                "steps than the last. Return what it keeps as part of its state."
+                f"{purpose} needs a cell whose state holds all that it remembers, but step {t} uses states from before "
+                "the last step. Return what it keeps as part of its state."
             )
 
     def advance(t: int, before: Tensor, own: Tensor | None) -> Tensor:

@@ -133,7 +133,7 @@ def representation_alignment(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> 
 def partial_trace(op: LinearOperator, over: Sequence[str]) -> Dense:
     """The sum of the diagonal blocks over some axes: ``B_ab = Σ_i A_{(i,a),(i,b)}``, i over the axes ``over``.
 
-    Each block is met exactly by its own columns, a few at a time. Tracing over all axes gives the trace.
+    Each block is computed exactly from its own columns, a few at a time. Tracing over all axes gives the trace.
 
     >>> A = Dense(torch.arange(16.0).reshape(4, 4), Axes(trial=2, unit=2), Axes(trial=2, unit=2))
     >>> partial_trace(A, ["trial"]).dense().tolist()       # [[0, 1], [4, 5]] + [[10, 11], [14, 15]]

@@ -169,8 +169,8 @@ def _check_solver(solver: str) -> None:
     known = ", ".join(repr(name) for name in SOLVERS)
     if isinstance(solver, str) and solver.lower() in ADAPTIVE:
         raise InputError(
-            f"solver must have fixed steps ({known}), but {solver!r} is adaptive: it chooses its steps by the states, "
-            "so that which states there are changes with the parameters. Take 'rk4' and as many substeps as "
+            f"solver must have fixed steps ({known}), but {solver!r} is adaptive: its steps depend on the states, "
+            "so the set of states changes with the parameters. Take 'rk4' and as many substeps as "
             f"{solver!r} took on average."
         )
     raise InputError(f"solver must be one of {known}, got {solver!r}.")

@@ -73,7 +73,7 @@ class StateRecorder(WeightUses):
         """Raise where the model overwrote what a weight was multiplied with; autograd would refuse to go back there."""
         if any(tensor._version != version for tensor, version in self._met):
             raise UnsupportedError(
-                "what a weight was multiplied with must be kept, but the model overwrote it in place afterwards. "
+                "the input of a weight must not change after its use, but the model overwrote it in place. "
                 "Replace the in-place operation (x += y by x = x + y)."
             )
 
@@ -82,8 +82,8 @@ class StateRecorder(WeightUses):
     ) -> object:
         if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
             raise UnsupportedError(
-                "the model must not differentiate inside its forward pass: its states are cut apart there, and such "
-                "derivatives would lose their way. For its outputs alone use gramscope.ntk_operator."
+                "the model must not differentiate inside its forward pass: the graph is cut into states there, and "
+                "such derivatives would be lost. For its outputs alone use gramscope.ntk_operator."
             )
         if func in SCANS and not self.inside:
             return self._scan(*SCANS[func](*args, **(kwargs or {})))

@@ -47,7 +47,7 @@ class S4D(nn.Module):
 
 
 class SelectiveSSM(nn.Module):
-    """Mamba's recurrence: ``h_t = e^{Δ_t A} h_{t-1} + Δ_t B_t x_t``, ``y_t = C_t h_t + D x_t``; Δ, B, C are read off x.
+    """Mamba's recurrence: ``h_t = e^{Δ_t A} h_{t-1} + Δ_t B_t x_t``, ``y_t = C_t h_t + D x_t``; Δ, B, C from x.
 
     A is real, ``-1..-state_size`` at the start; ``rank`` is that of the map from x to Δ. In :class:`GlobalNTK` h is the
     state ``h``, with axes (trial, time, unit, mode); the projections are states too. A block of Mamba puts a gate and a

@@ -36,8 +36,8 @@ def _from_dataset(given: DataLoader[object] | Dataset[object]) -> tuple[object, 
     kind = f"the {type(dataset).__name__} of a DataLoader" if loader is not None else type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(
-            f"probe must be examples that can be looked up, but {kind} can only be gone through, and what is taken "
-            "from it would be missing in training. Pass one batch of it, such as next(iter(another_loader))."
+            f"probe must be a data set with a length and an index, but {kind} can only be iterated, and training would "
+            "miss the examples taken from it. Pass one batch of it, such as next(iter(another_loader))."
         )
     if not len(dataset):
         raise InputError(f"probe must have at least one example, but {kind} is empty.")

@@ -86,7 +86,7 @@ def _number(name: str, value: object) -> Tensor | float:
             return float(value)
         except OverflowError:
             raise InputError(
-                f"{name} must be a number that a float can hold (up to 1.8e308) to be logged, got a greater one. "
+                f"{name} must be a number that a float can hold (up to 1.8e308) to be logged, got a larger one. "
                 "Log its logarithm."
             ) from None
         except (TypeError, ValueError):

@@ -111,14 +111,14 @@ def objective_of(y: Tensor | None, shape: tuple[int, ...], loss: str | Loss | No
     zero_or_one = bool(((y == 0) | (y == 1)).all())
     if y.numel() == len(y) * math.prod(shape):
         if not zero_or_one:
-            raise InputError(f"labels must be 0 or 1 where each has one output, but they reach {int(y.max())}: {got}")
+            raise InputError(f"labels must be 0 or 1 if each has one output, but they reach {int(y.max())}: {got}")
         return Objective("binary", shape)
     if y.numel() == len(y):
         return _checked(Objective("classes", (math.prod(shape),)), y)
     rest = tuple(y.shape[1:])
     last, first = rest == shape[:-1], rest == shape[1:]
     if last and first:
-        raise InputError(f"it must be plain which axis of the outputs holds the classes, {got}")
+        raise InputError(f"it must be clear which axis of the outputs holds the classes, {got}")
     if not last and not first:
         last_only = len(shape) == 2 and shape[0] == 1  # nanoGPT's model gives one position, if it is given no targets
         targets_too = " If the model gives all positions only when it has the targets, pass probe=((x, y), y)."

@@ -142,8 +142,8 @@ class Scope:
                 raise
             self.warn_once(
                 "every",
-                f"every failed at step {step}, and steps where it does are not measured: {type(error).__name__}: "
-                f"{error}. Mend the function, or pass a number of steps.",
+                f"every failed at step {step}: {type(error).__name__}: {error}. Steps at which it fails are not "
+                "measured. Correct the function, or pass a number of steps.",
             )
             return False
 
@@ -168,8 +168,8 @@ class Scope:
         self.log(**(scalars if loss is None else {"loss": loss, **scalars}))
         self.warn_once(
             "twice",
-            "this watch counts the steps of the optimiser that it is attached to, so that step() counts nothing more "
-            "and only keeps its numbers. Call log(loss=...) after optimizer.step() instead, or use(optimizer) in place "
+            "this watch is attached to an optimiser and counts its steps, so step() only records its numbers. "
+            "Call log(loss=...) after optimizer.step() instead, or use(optimizer) in place "
             "of attach(optimizer).",
         )
 
@@ -178,7 +178,7 @@ class Scope:
         if self._closed:
             self.warn_once(
                 "closed",
-                f"this watch was closed at step {self.count}, and {call}() after that measures and keeps nothing. "
+                f"this watch was closed at step {self.count}, and {call}() after that measures and records nothing. "
                 "Call it before close(), or inside the with block.",
             )
         return self._closed

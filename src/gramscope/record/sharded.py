@@ -136,7 +136,7 @@ class Shards:
             raise InputError(f"{_ALONE}.")
         for rank, word in enumerate(words):
             if word:
-                raise InputError(f"rank {rank} could not open the watch, and so no rank does: {word}")
+                raise InputError(f"rank {rank} could not open the watch, so no rank does: {word}")
 
 
 @contextmanager

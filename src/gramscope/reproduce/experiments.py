@@ -61,7 +61,7 @@ def experiments_folder(given: Path | None = None) -> Path:
             return place
     where = str(given) if given is not None else f"{checkout} or ./experiments"
     raise InputError(
-        f"the experiments must lie in a folder of folders with a {RUN_FILE} each, but there are none in {where}. "
+        f"the experiments must be in a folder of folders with a {RUN_FILE} each, but there are none in {where}. "
         "They come with the source, not with the installed package: clone the repository, or pass --experiments."
     )
 

@@ -41,7 +41,7 @@ def fingerprint_data(x: ModelInput) -> str:
 def fingerprint_outputs(outputs: Outputs) -> str:
     """What was chosen of the outputs, in words: columns by number, a name, or that it was a function, and which.
 
-    Two functions of one name are told apart by what they give (the sample in :class:`Fingerprints`).
+    Two functions of one name are distinguished by their results (the sample in :class:`Fingerprints`).
 
     >>> fingerprint_outputs([0, 2]), fingerprint_outputs(None)
     ('[0, 2]', 'all')

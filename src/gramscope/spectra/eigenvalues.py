@@ -135,7 +135,7 @@ def as_eigenvalues(eigenvalues: Eigenvalues, purpose: str) -> Array:
     array = np.sort(array)
     if array.size and array[0] < -relative_cut(array):
         raise InputError(
-            f"{purpose} needs eigenvalues >= 0, got {array[0]:.3g} as the least and {array[-1]:.3g} as the greatest. "
+            f"{purpose} needs eigenvalues >= 0, got values from {array[0]:.3g} to {array[-1]:.3g}. "
             "For an indefinite operator pass the part that you mean, e.g. values[values > 0]."
         )
     return np.maximum(array, 0.0)

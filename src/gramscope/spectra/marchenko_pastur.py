@@ -45,7 +45,7 @@ def fit_marchenko_pastur(
     """Fit the Marchenko-Pastur law of an N × M matrix with independent entries to the bulk of a spectrum of WᵀW.
 
     The bulk of ``λ/N`` lies in ``σ²(1 ± Q^{-1/2})²``, ``Q = N/M ≥ 1``. σ matches the quantiles of the eigenvalues that
-    are not spikes to those of the law, from the median on, until the set of spikes stands still. A spike lies above
+    are not spikes to those of the law, from the median on, until the set of spikes no longer changes. A spike is above
     the 99 % point of the greatest eigenvalue of noise, ``σ²(μ + 2.02 s)``, ``μ = (√(N−1)+√M)²``, ``s = √μ (1/√(N−1) +
     1/√M)^{1/3}``. Where half of the eigenvalues or more are zero, as the rank counts zero (``λ ≤ λ_max · N · ε``),
     there is no bulk and no fit. V. A. Marčenko & L. A. Pastur, Math. USSR Sb. 1 (1967); I. M. Johnstone, Ann. Statist.

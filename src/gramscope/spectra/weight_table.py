@@ -65,8 +65,8 @@ def analyze(
     A row is about ``λ = eig(WᵀW)`` of one weight. It has the power-law tail (:func:`fit_tail`), other laws for it
     (:func:`alternatives`) and its bootstrap p-value (:func:`p_value`); ranks and norms (:func:`ranks`,
     ``alpha_hat = α log10 λ_max``, ``log_alpha_norm = log10 Σ λ^α``); the Marchenko-Pastur bulk with its spikes
-    (:func:`fit_marchenko_pastur`); the shuffled null (:func:`shuffled_null`); and a ``verdict`` in words. A NaN stands
-    beside its ``reason``. Packed weights get a row for each part (gates, q, k, v), tied ones one row in all;
+    (:func:`fit_marchenko_pastur`); the shuffled null (:func:`shuffled_null`); and a ``verdict`` in words. A NaN has
+    its ``reason``. Packed weights get a row for each part (gates, q, k, v), tied ones one row in all;
     ``skipped(frame)`` lists every parameter without a row and why.
 
     Args:

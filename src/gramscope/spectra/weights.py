@@ -59,7 +59,7 @@ def weights_of(source: Source, layout: Layout) -> tuple[list[Weight], list[Skipp
         )
     if not found.weights and not found.skipped:
         raise InputError(
-            "there is nothing to analyse: the source has no parameters. Of a quantised or frozen model pass the "
+            "there is nothing to analyse: the source has no parameters. For a quantised or frozen model pass the "
             "floating one, or a dict of its weights."
         )
     return found.weights, found.skipped

@@ -33,9 +33,7 @@ def encode_arrays(arrays: Mapping[str, object]) -> bytes:
 
 def _array_name(name: object) -> str:
     if name == _RESERVED:
-        raise InputError(
-            f"an array may not be called {_RESERVED!r}, a name that safetensors keeps for itself. Rename it."
-        )
+        raise InputError(f"an array may not be called {_RESERVED!r}, a name that safetensors reserves. Rename it.")
     return check_name(name, "an array")
 
 

@@ -10,7 +10,7 @@ from gramscope.store.store_errors import StoreError
 
 
 class Damage(NamedTuple):
-    """One thing that does not read back; ``step`` and ``attempt`` are ``None`` where the record itself is lost."""
+    """One thing that is not as it was written; ``step`` and ``attempt`` are ``None`` if the record is lost."""
 
     file: str
     problem: str

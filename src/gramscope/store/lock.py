@@ -81,7 +81,7 @@ def _flock(descriptor: int, path: Path) -> None:
     else:
         return
     warn(
-        f"{path.parent} cannot be locked: {reason}. The run is written all the same; see to it yourself that no second "
+        f"{path.parent} cannot be locked: {reason}. The run is written anyway; make sure that no second "
         "process writes to it."
     )
 

@@ -170,7 +170,7 @@ class Run:
     def scalars(self) -> "DataFrame":
         """Scalars by record (rows) and name (columns, in order of appearance), newest view, float64.
 
-        What was logged at the step of a record stands in its row; :meth:`logged` has every step. NaN stands for a
+        What was logged at the step of a record is in its row; :meth:`logged` has every step. NaN stands for a
         recorded NaN and for "not recorded at this step"; ``run.record(step).scalars`` and ``run.failures()`` tell
         which.
         """

@@ -99,8 +99,8 @@ class CubicKernels(Result):
                 raise InputError(f"training must converge, but it ran away with lr={lr:g}. Lower lr.")
             now = now.step(residual, lr)
         raise InputError(
-            f"gradient descent must come within tol={tol:g} of y in steps={steps}, but {size:.3g} is left. Allow more "
-            "steps, or a larger lr."
+            f"gradient descent must come within tol={tol:g} of y in steps={steps}, but the error is still {size:.3g}. "
+            "Allow more steps, or a larger lr."
         )
 
 

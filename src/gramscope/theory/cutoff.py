@@ -69,7 +69,7 @@ def _linear_widths(model: nn.Module) -> list[int]:
     if others:
         raise InputError(
             f"the module must be a chain of Linear layers, but it has weights in {', '.join(sorted(set(others)))}, "
-            "which the theory of fully connected networks does not know. Pass the widths n_0, ..., n_L that you mean."
+            "which the theory of fully connected networks does not cover. Pass the widths n_0, ..., n_L that you mean."
         )
     chained = all(a.out_features == b.in_features for a, b in pairwise(layers))
     if not layers or not chained:

@@ -88,8 +88,9 @@ class _Adaptive:
         self._first = max(_FIRST_LEVEL, math.ceil((math.pi / 2 / self.activation.bend_width()) ** 2))
         if self._first > _LAST_LEVEL / _GROWTH:
             raise InputError(
-                f"Gaussian expectations of {self.activation.name!r} must settle, but it has bends of a width of about "
-                f"{self.activation.bend_width():.2g}, too sharp for quadrature. Use Kinked(a_plus, a_minus) for a kink."
+                f"Gaussian expectations of {self.activation.name!r} must converge, but it has bends of a width of "
+                f"about {self.activation.bend_width():.2g}, too sharp for quadrature. Use "
+                "Kinked(a_plus, a_minus) for a kink."
             )
 
     def root_mean_squares(self, a: int) -> Tensor:
@@ -129,7 +130,7 @@ class _Adaptive:
                 return fine
             level, coarse = finer_level, fine
         raise InputError(
-            f"Gaussian expectations of {self.activation.name!r} must settle to the tol {self.tol:g}, but "
+            f"Gaussian expectations of {self.activation.name!r} must converge to the tol {self.tol:g}, but "
             f"samples {samples} with variances {covariance.diagonal().tolist()} still change by {float(gap):.1g} "
             "at the highest order. Pass a larger tol, or inputs and C_W that give a smaller kernel."
         )

@@ -100,7 +100,7 @@ def _smooth(activation: Activation, first: Tensor, second: Tensor, both: Tensor)
             return found
         nodes, before = math.ceil(1.5 * nodes), found
     raise InputError(
-        f"Gaussian expectations of {activation.name!r} must settle, but they change on {_LAST_NODES} nodes. Has "
+        f"Gaussian expectations of {activation.name!r} must converge, but they change on {_LAST_NODES} nodes. Has "
         "it a kink? Use Kinked(a_plus, a_minus)."
     )
 

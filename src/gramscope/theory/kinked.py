@@ -32,8 +32,8 @@ def kinked_moments(activation: Kinked, kernel: Float[Tensor, "n n"]) -> Gaussian
         where = int(kernel.diagonal().argmin())
         raise InputError(
             f"every sample must have K_aa > 0 for an activation with a kink, got {float(kernel[where, where])} "
-            f"for sample {where}: its preactivations sit on the kink, where s' is not defined. Leave out zero inputs, "
-            "or take C_b > 0."
+            f"for sample {where}: its preactivations are exactly at the kink, where s' is not defined. Leave out zero "
+            "inputs, or take C_b > 0."
         )
     arrays = _of_doubles(activation, kernel.detach().cpu().tolist())
     return GaussianMoments(

@@ -142,7 +142,8 @@ class Given(Plain):
         if not all(np.array_equal(given, train) for given in (x, x2)):
             raise InputError(
                 "with meta_kernel='precomputed' the trained and effective kernels must be those of the training set, "
-                "whose meta kernel fit was given; got other examples. Give meta_kernel as a function for these."
+                "because fit received only their meta kernel; got other examples. Give meta_kernel as a function for "
+                "these."
             )
         found: Array = self.open_first @ vector
         return found

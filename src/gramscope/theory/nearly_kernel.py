@@ -50,7 +50,7 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
     ``z(b) = k_bA v + Π[μ_{a . b} Z_A^{ab}]_b + ½ Π[μ_{. ab} v^a v^b]_b`` with ``v = k̃⁻¹ y``; for direct optimisation
     this is (11.132). It interpolates the training data, as kernel regression does, unless there is a ridge; targets
-    outside the range of a singular kernel cannot be met, which draws a warning. Features that move by more than a
+    outside the range of a singular kernel cannot be fitted; a warning says so. Features that move by more than a
     quarter of their size draw an :class:`OutsideRegimeWarning`.
 
     Args:
@@ -282,8 +282,8 @@ class NearlyKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 def _warn_of_missed(share: float) -> None:
     if share > LARGE_MISS:
         warn(
-            f"the training targets must lie in the range of the kernel to be met, but {share:.2g} of their size lies "
-            "in modes where the kernel is zero, and no algorithm moves along them. Look for repeated examples with "
+            f"the training targets must be in the range of the kernel to be fitted, but {share:.2g} of their size is "
+            "in modes where the kernel is zero, and no algorithm can fit these. Look for repeated examples with "
             "different targets, take a kernel of full rank, or algorithm='ridge'."
         )
 
@@ -291,8 +291,8 @@ def _warn_of_missed(share: float) -> None:
 def _warn_of_movement(movement: float) -> None:
     if movement > LARGE_MOVEMENT:
         warn(
-            f"the features must move little for first order to hold, but they move by {movement:.2f} of their size, "
-            f"above {LARGE_MOVEMENT}: beyond that most trained networks were predicted worse than by the kernel alone. "
+            f"the features must move little for first order to hold, but they move by {movement:.2f} of their size. "
+            f"Above {LARGE_MOVEMENT} most trained networks were predicted worse than by the kernel alone. "
             "Take targets closer to the initial outputs, a wider network or a smaller epsilon, or meta_kernel=None.",
             OutsideRegimeWarning,
         )
