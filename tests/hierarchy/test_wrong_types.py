@@ -18,7 +18,7 @@ for call in CALLS:
 """
 
 CALLS = {
-    "gs.linearize(net, x)(x)": "a linearised model is called with a module, or with tensors by parameter name, got Tensor",
+    "gs.linearize(net, x)(x)": "a linearised model is called with a module, or with tensors by parameter name",
     "H.mean_projector(matrix)": "masks must be a torch.Tensor, got ndarray",
     "H.mean_projector(torch.ones(3, 4), [0, 0, 1], 'same')": "labels must be a torch.Tensor, got list",
     "H.class_metric(np.eye(4), torch.ones(3, 4))": "weight must be a torch.Tensor, got ndarray",

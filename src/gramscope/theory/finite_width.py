@@ -40,7 +40,7 @@ class FiniteWidthMLP:
         skip: δ of a residual network, ``z^{l+1} = δ z^l + b + W s(z^l)``; one number for layers 2 ... L - 1, or one for
             each of the L layers (that of layer 1 is 0). A layer with a skip must be as wide as the one below. At order
             1/n a neuron is then correlated with itself in every layer above (:mod:`gramscope.theory.self_overlap`),
-            so the cost grows with the square of the depth. PDLT, appendix B, has K and V; docs/finite-width.md the others.
+            so the cost grows with the square of the depth. PDLT, appendix B has K and V, docs/finite-width.md the rest.
 
     >>> mlp = FiniteWidthMLP(widths=[2, 64, 64, 64, 64], activation="tanh", C_b=0.1, C_W=1.6, lambda_b=0.4, lambda_W=1)
     >>> flow = mlp.flow(torch.tensor([[1.0, -0.5]]))
