@@ -9,6 +9,7 @@ from gramscope.base import arithmetic
 from gramscope.capture import OuterSite
 from gramscope.kernels import accumulate
 from gramscope.kernels.accumulate import Accumulator
+from gramscope.kernels.contractions import add_in_parts
 from references.jacobian import assert_kernel_close, reference_ntk
 
 
@@ -101,3 +102,15 @@ def test_positions_without_signals_are_left_out(monkeypatch, reduce, read, apart
     assert_kernel_close(found, reference_ntk(model, x, None, reduce), 1e-12)
     whole = gs.capture(model, x, coupled="exact").by_parameter()["layers.0.weight"]
     assert {site.positions for site in whole} == {5}
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(4, 1), (4, 3), (5, 100), (64, 2), (100, 1)])
+@pytest.mark.parametrize("length", [1, 4, 63, 64, 200])
+def test_long_sums_in_parts(length, size, at_once):
+    """Batched parts and what is left over, at any length, as a GPU adds them."""
+    torch.manual_seed(0)
+    left, right = torch.randn(3, length, dtype=torch.float64), torch.randn(6, length, dtype=torch.float64)[::2]
+    out = torch.randn(3, 3, dtype=torch.float64)
+    expected = out + left @ right.T
+    add_in_parts(out, left, right, size, at_once)
+    torch.testing.assert_close(out, expected, rtol=1e-13, atol=1e-12)  # 200 terms of size 1 in another order

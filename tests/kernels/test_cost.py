@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from gramscope.kernels.contractions import (
     HadamardPiece,
     HalfPiece,
+    PositionPiece,
     Positions,
-    PositionTracePiece,
     RowPiece,
     Shape,
     cheapest,
@@ -39,19 +39,17 @@ def counted(shape: Shape, method: str) -> int:
                 left = torch.bmm(s.transpose(2, 3).reshape(shape.n, -1, shape.T), v).reshape(shape.n, shape.k, -1)
                 right = torch.bmm(t.transpose(2, 3).reshape(shape.m, -1, shape.T), w).reshape(shape.m, shape.k, -1)
                 RowPiece(left, right, shape.trace).add(out, rows, cols)
-            elif shape.trace:
-                PositionTracePiece(Positions(v, w), s, t).add(out, rows, cols)
-            elif shape.T == 1 and method == "positions":
+            elif method == "half":
+                HalfPiece(Positions(v, w), s, t).add(out, rows, cols)
+            elif shape.T == 1 and not shape.trace:
                 HadamardPiece(torch.mm(v[:, 0], w[:, 0].T), s[:, :, 0], t[:, :, 0]).add(out, rows, cols)
             else:
-                HalfPiece(Positions(v, w), s, t).add(out, rows, cols)
+                PositionPiece(Positions(v, w), s, t, shape.trace).add(out, rows, cols)
     return counter.total
 
 
 def methods(shape: Shape) -> list[str]:
-    if shape.T == 1 or shape.trace:
-        return ["rows", "positions"]
-    return ["rows", "half"]
+    return ["rows", "positions"] if shape.T == 1 or shape.trace else ["rows", "positions", "half"]
 
 
 @given(SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, st.booleans())
@@ -83,6 +81,8 @@ def test_a_symmetric_kernel_counts_each_pair_once():
         (Shape(256, 256, 10, 1024, 1, 576, 64, symmetric=True, trace=False), "rows"),
         (Shape(256, 256, 10, 64, 1, 2304, 256, symmetric=True, trace=False), "half"),
         (Shape(256, 256, 10, 16, 1, 4608, 512, symmetric=True, trace=False), "half"),
+        # few positions of each example: their Gram matrices, which are large products
+        (Shape(64, 64, 10, 4, 1, 256, 512, symmetric=True, trace=False), "positions"),
         # a dense layer: two Gram matrices
         (Shape(512, 512, 10, 1, 1, 1024, 1024, symmetric=True, trace=False), "positions"),
     ],

@@ -14,8 +14,8 @@ from gramscope.kernels.contractions import (
     HalfPiece,
     LookupPiece,
     Piece,
+    PositionPiece,
     Positions,
-    PositionTracePiece,
     RowPiece,
     Shape,
     TiedPiece,
@@ -28,9 +28,9 @@ Sites = Mapping[str, Sequence[Site]]
 # Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
 # and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
 # half; a GPU wants few and large products.
-STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 64, 2)}
+STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 128, 2)}
 # Rows that are mirrored at once.
-MIRRORED = {"cpu": 96, "cuda": 128}
+MIRRORED = {"cpu": 96, "cuda": 1024}
 
 
 class Accumulator:
@@ -49,6 +49,7 @@ class Accumulator:
         self.dtype, self.split = some.dtype, split and some.dtype == torch.float32
         self._matrices = {name: _matrix(target) for name, target in targets.items()}
         self._held: dict[int, Tensor] = {}
+        self._everywhere: set[str] = set()  # parameters with signals at all positions
 
     def add(self, left: Sites, right: Sites) -> None:
         """Add the kernels of some parameters; ``right`` is ``left`` itself where the kernel is symmetric.
@@ -79,7 +80,7 @@ class Accumulator:
             smallest, finer = largest, 1  # tensor cores want large products
         rows_at_once = min(largest, max(smallest, len(target) // (8 if target.is_cuda else 4)))
         size = piece.strip or min(n, max(1, rows_at_once * n // len(target)))
-        if isinstance(piece, PositionTracePiece):
+        if isinstance(piece, PositionPiece):
             size = min(size, max(1, self.chunk // max(1, piece.bytes_each)))
         finest = size if piece.strip else min(size, max(1, leaf // c, size // finer))
         for rows, cols in rectangles(n, m, size, finest, self.symmetric):
@@ -114,13 +115,14 @@ class Accumulator:
             yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace, self.split)
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
-        symmetric, left = right is left, _at_signals(left)
-        right = left if symmetric else _at_signals(right)
+        symmetric, left = right is left, self._at_signals(left)
+        right = left if symmetric else self._at_signals(right)
         shape = Shape(
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
         )  # fmt: skip
-        if offset == 0 and cheapest(shape, left.signals.device.type) == "rows":
+        method = cheapest(shape, left.signals.device.type)
+        if offset == 0 and method == "rows":
             yield from self._outer_rows(left, right)
             return
         inputs = left.inputs.to(self.dtype)
@@ -129,13 +131,32 @@ class Accumulator:
             s = left.signals[:, :, :, group].to(self.dtype)
             t = s if right is left else right.signals[:, :, :, group].to(self.dtype)
             v, w = inputs[:, :, group], others[:, :, group]
-            if self.trace:
-                yield PositionTracePiece(Positions(v, w, offset), s, t)
-            elif shape.T == 1:
+            if shape.T == 1 and not self.trace:
                 one = s[:, :, 0]
                 yield HadamardPiece(v[:, 0] @ w[:, 0].T + offset, one, one if t is s else t[:, :, 0])
-            else:
+            elif method == "half":
                 yield HalfPiece(Positions(v, w, offset), s, t, self.chunk)
+            else:
+                yield PositionPiece(Positions(v, w, offset), s, t, self.trace)
+
+    def _at_signals(self, site: OuterSite) -> OuterSite:
+        """Only the positions that have signals: in the last block of a transformer, say, those that the outputs read.
+
+        Where all had in one pass, the next is not asked: a GPU would have to stop and answer.
+        """
+        if site.positions == 1 or site.name in self._everywhere:
+            return site
+        if _has_signals(site.signals[:1, :1]).all():  # one example and direction mostly tell
+            self._everywhere.add(site.name)
+            return site
+        positions = _has_signals(site.signals).nonzero()[:, 0]
+        if not 0 < len(positions) < site.positions:
+            return site
+        return replace(
+            site,
+            signals=site.signals.index_select(2, positions),
+            inputs_of=lambda examples: site.inputs_of(examples).index_select(1, positions),
+        )
 
     def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
         """Gradient rows, some output channels at a time."""
@@ -202,20 +223,6 @@ def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
     for site in sites[1:]:
         total = total + site.whole_rows()
     return total
-
-
-def _at_signals(site: OuterSite) -> OuterSite:
-    """Only the positions that have signals: in the last block of a transformer, say, those that the outputs read."""
-    if site.positions == 1 or _has_signals(site.signals[:1, :1]).all():  # one example and direction mostly tell
-        return site
-    positions = _has_signals(site.signals).nonzero()[:, 0]
-    if not 0 < len(positions) < site.positions:
-        return site
-    return replace(
-        site,
-        signals=site.signals.index_select(2, positions),
-        inputs_of=lambda examples: site.inputs_of(examples).index_select(1, positions),
-    )
 
 
 def _has_signals(signals: Inexact[Tensor, "n k T g o"]) -> Bool[Tensor, " T"]:

@@ -17,6 +17,7 @@ half         T²·g·i + k·T²·g·o + k²·T·g·o             (as positions)
 ``half`` contracts the input Gram matrix with one side's signals before it meets the other side.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,15 +33,19 @@ from gramscope.linalg.split_product import Halves, add_split_product, split_halv
 Range = tuple[int, int]
 # Columns of one product: longer sums in float32 lose a digit.
 LONGEST = 2**13
-# Entries of small products that are summed at once on a GPU.
+# On a GPU small products are cut into shorter sums, so that FULL tiles of TILE rows and columns are computed at once.
+SHORTEST, ALIGNED, TILE, FULL = 2**10, 2**6, 2**7, 2**11
+# Entries of such sums that are held at once.
 SUMMED = 2**26
 # Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
 HELD = {"cpu": 2**25, "cuda": 2**31}
 # Bytes that the cross term of a tied table holds.
 TIED = {"cpu": 2**20, "cuda": 2**31}
 # Positions below which the products of ``half``, which sum over T terms each, take longer than their count: they move
-# more than they compute. Measured on transformers of 10 to 65 positions on a CPU.
+# more than they compute. Channels below which ``positions`` does, which writes and reads each sum over the channels.
+# Measured with 2 to 65 positions of 96 to 512 channels on a CPU.
 FEW_POSITIONS = {"cpu": 12, "cuda": 16}
+FEW_CHANNELS = {"cpu": 64, "cuda": 128}
 
 Method = Literal["rows", "positions", "half"]
 
@@ -75,15 +80,18 @@ def flops(shape: Shape, method: Method) -> int:
 
 def price(shape: Shape, method: Method, device: str = "cpu") -> float:
     """Time in units of operations of large products."""
-    few = FEW_POSITIONS.get(device, FEW_POSITIONS["cuda"])
-    return flops(shape, method) * (1.0 + few / shape.T if method == "half" else 1.0)
+    slower = 0.0
+    if method == "half":
+        slower = FEW_POSITIONS.get(device, FEW_POSITIONS["cuda"]) / shape.T
+    elif method == "positions" and shape.T > 1:
+        slower = FEW_CHANNELS.get(device, FEW_CHANNELS["cuda"]) / (shape.o * (shape.k if shape.trace else 1))
+    return flops(shape, method) * (1.0 + slower)
 
 
 def cheapest(shape: Shape, device: str = "cpu") -> Method:
     """The method that takes the least time by these counts; ties go to the simplest."""
-    other: Method = "positions" if shape.trace or shape.T == 1 else "half"
-    rows, best = price(shape, "rows", device), price(shape, other, device)
-    return "rows" if rows < best or (rows == best and shape.T > 1) else other
+    methods: tuple[Method, ...] = ("positions", "rows") if shape.T == 1 else ("rows", "positions", "half")
+    return min(methods[:2] if shape.trace else methods, key=lambda method: price(shape, method, device))
 
 
 @runtime_checkable
@@ -128,19 +136,28 @@ class RowPiece:
 
 
 def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q p"]) -> None:
-    """``out += left rightᵀ`` in sums of bounded length; on a GPU many at once where each would be small."""
+    """``out += left rightᵀ`` in sums of bounded length; on a GPU many at once."""
     if onednn_pays(out, len(left) * right.numel()):
         out += product_with_transpose(left, right)
         return
-    length = left.shape[1]
-    at_once = SUMMED // max(1, out.numel()) if out.is_cuda else 0
-    while at_once > 1 and length > LONGEST:
-        count = min(at_once, length // LONGEST)
-        some, others = (t[:, : count * LONGEST].unflatten(1, (count, LONGEST)).transpose(0, 1) for t in (left, right))
-        out += torch.bmm(some, others.mT).sum(0)
-        left, right, length = left[:, count * LONGEST :], right[:, count * LONGEST :], length - count * LONGEST
-    for start, stop in strips(length, LONGEST):
-        out.addmm_(left[:, start:stop], right[:, start:stop].T)
+    size, at_once = LONGEST, 1
+    if out.is_cuda:
+        tiles = math.ceil(len(left) / TILE) * math.ceil(len(right) / TILE)
+        size = min(LONGEST, max(SHORTEST, left.shape[1] * tiles // FULL // ALIGNED * ALIGNED))
+        at_once = max(1, SUMMED // max(1, out.numel()))
+    add_in_parts(out, left, right, size, at_once)
+
+
+def add_in_parts(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q p"], size: int, at_once: int) -> None:
+    """``out += left rightᵀ`` in sums of ``size`` terms, ``at_once`` of them in one batched product."""
+    for start, stop in strips(left.shape[1], at_once * size):
+        count = (stop - start) // size
+        rest = start + count * size if count > 1 else start
+        if count > 1:
+            some, others = (t[:, start:rest].unflatten(1, (count, size)).transpose(0, 1) for t in (left, right))
+            out += torch.bmm(some, others.mT).sum(0)
+        if rest < stop:
+            out.addmm_(left[:, rest:stop], right[:, rest:stop].T)
 
 
 class HadamardPiece:
@@ -244,24 +261,25 @@ def _outputs_inside(signals: Float[Tensor, "n k T o"]) -> Float[Tensor, "n T ko"
     return signals.transpose(1, 2).flatten(2)
 
 
-class PositionTracePiece:
-    """``K_μν = Σ_pq Q_{μp,νq} Σ_c s_{μcp} · s_{νcq}``."""
+class PositionPiece:
+    """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``; a trace sums over outputs as over channels."""
 
     strip = 0
 
-    def __init__(self, inner: Positions, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"]) -> None:
+    def __init__(
+        self, inner: Positions, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"], trace: bool
+    ) -> None:
         self.inner = inner
-        self.left = _outputs_inside(left).contiguous()
-        self.right = self.left if right is left else _outputs_inside(right).contiguous()
+        self.left = (_outputs_inside(left)[:, None] if trace else left).contiguous()
+        self.right = self.left if right is left else (_outputs_inside(right)[:, None] if trace else right).contiguous()
         # Bytes of an example of the rows: which positions are alike, by signals and by inputs, and with all columns.
-        self.bytes_each = 2 * self.left.shape[1] * self.right[..., 0].numel() * self.left.element_size()
+        self.bytes_each = 2 * self.left[0, ..., 0].numel() * self.right[..., 0].numel() * self.left.element_size()
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        left = self.left[rows[0] : rows[1]].flatten(0, 1)
-        right = self.right[cols[0] : cols[1]].flatten(0, 1)
-        both = product_with_transpose(right, left).mul_(self.inner.block(rows, cols))
-        sums = both.unflatten(0, (cols[1] - cols[0], -1)).unflatten(2, (rows[1] - rows[0], -1)).sum((1, 3))
-        out.add_(sums.T)
+        left, right = self.left[slice(*rows)], self.right[slice(*cols)]  # (n, k, T, o), (m, j, S, o)
+        both = product_with_transpose(right.flatten(0, 2), left.flatten(0, 2)).view(*right.shape[:3], *left.shape[:3])
+        gram = self.inner.block(rows, cols).view(len(right), 1, -1, len(left), 1, left.shape[2])
+        out.add_(both.mul_(gram).sum((2, 5)).flatten(0, 1).flatten(1).T)
 
 
 class TiedPiece:
