@@ -43,6 +43,31 @@ def learned_query_stacked_example_by_example():
     )  # fmt: skip
 
 
+@case(normal(6, 4), n=4)
+def table_repeated_along_each_axis():
+    """Whole copies for each example, along both axes of the table, and with an axis more."""
+
+    def run(m, x):
+        n = len(x)
+        tables = m.table.repeat(3 * n, 2).unflatten(0, (n, 6))
+        copies = m.table.repeat(n, 3, 1, 2).flatten(1, 2)
+        return torch.tanh(x * tables + copies).sum(1)
+
+    return Call(run, table=weight(2, 2))
+
+
+@case(normal(2, 3), n=4)
+def table_of_which_each_example_has_a_part():
+    """Copies that are no whole ones for an example: two of its four rows each."""
+
+    def run(m, x):
+        n = len(x)
+        parts = m.table.repeat(-(-n // 2), 1)[: 2 * n]
+        return torch.tanh(x * parts.unflatten(0, (n, 2))).sum(1)
+
+    return Call(run, table=weight(4, 3))
+
+
 @case(normal(4, 4), n=4, fallback_ok=True)
 def relative_positions_repeated_over_batch_and_heads():
     """DeBERTa's: a table passes a projection, is repeated for every example and head, then meets the queries."""
