@@ -174,10 +174,11 @@ def main() -> int:
     peak_watched = _peak(device)
     one = statistics.mean(turns.plain)
     longer = (opening + turns.watched) / (one * options.steps) - 1
-    hooks = statistics.median(turns.unmeasured) / statistics.median(turns.plain) - 1
     print(f"{device}: one training step {1e3 * one:.1f} ms; opening {opening:.2f} s ({opening / one:.0f} steps)")
     print(f"{options.steps} steps: {100 * longer:.1f} % longer, the opening included")
-    print(f"steps that measured nothing: {100 * hooks:.1f} % longer than unwatched ones (medians)")
+    if turns.unmeasured:  # a short run measures in every turn
+        hooks = statistics.median(turns.unmeasured) / statistics.median(turns.plain) - 1
+        print(f"steps that measured nothing: {100 * hooks:.1f} % longer than unwatched ones (medians)")
     print(f"{len(measured)} measurements at {measured}")
     _print_costs(scope, one)
     print(f"left out: {failed or 'nothing'}")
