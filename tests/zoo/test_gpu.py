@@ -18,7 +18,8 @@ from cases import CASES
 from references.jacobian import flat_outputs
 from zoo.families import BUILDERS, INNER_FLOAT32, TINY, build
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 
 CUDA = "cuda"
 FIXED_BATCH = {"flattened_token_major_square"}  # takes batches of one size only
