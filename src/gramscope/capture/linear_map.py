@@ -154,7 +154,9 @@ class LinearMap:
                 for row, tangent in zip(rows, tangents, strict=True):
                     if row is not None and tangent is not None:
                         # ⟨row, v⟩ of real vectors, complex numbers being two real ones.
-                        moved += (tangent.to(row.dtype).flatten(1) @ row.flatten(1).conj().mT).real
+                        # A parameter may be one number, without axes.
+                        left, right = (t.unsqueeze(-1).flatten(1) for t in (tangent.to(row.dtype), row))
+                        moved += (left @ right.conj().mT).real
                 result[place].view(count, -1)[:, entries] = moved
                 for _ in entries:
                     advance()
