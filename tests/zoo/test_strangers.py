@@ -383,7 +383,8 @@ class OnceTimes(torch.autograd.Function):
 
 def test_kinks_inside_a_transform_are_not_followed_and_named():
     """Their sides cannot leave ``torch.vmap``; comparing them before and after a step failed deep inside torch."""
-    model = Call(lambda m, x: m.o(torch.vmap(lambda row: torch.relu(m.i(row)))(x)), i=nn.Linear(3, 5), o=nn.Linear(5, 2))
+    mapped = lambda m, x: m.o(torch.vmap(lambda row: torch.relu(m.i(row)))(x))  # noqa: E731
+    model = Call(mapped, i=nn.Linear(3, 5), o=nn.Linear(5, 2))
     plain = Call(lambda m, x: m.o(torch.relu(m.i(x))), i=model.i, o=model.o)
     x, y = torch.randn(4, 3), torch.randn(4, 2)
     step, want = (gs.explain_step(m, x, y, lr=0.3, loss="half_squared") for m in (model, plain))
@@ -393,3 +394,21 @@ def test_kinks_inside_a_transform_are_not_followed_and_named():
     assert "relu" in step.notes[-1]
     assert kink_crossings(model, x, y, lr=0.3).nonsmooth_ops == ("relu",)
     assert kink_crossings(plain, x, y, lr=0.3).kinks == 20
+
+
+def test_complex_weights_behind_an_odd_number_of_entries():
+    """``view_as_complex`` takes no vector that begins at an odd place of another, and a step was cut in place."""
+    model = Call(
+        lambda m, x: torch.fft.irfft(torch.fft.rfft(x * m.gain) * torch.view_as_complex(m.spectral), n=4),
+        gain=weight(), spectral=weight(3, 2),
+    )  # fmt: skip
+    x, c = torch.randn(4, 4), torch.randn(16)
+    assert_kernel_close(gs.ntk_operator(model, x) @ c, reference_ntk(model, x).reshape(16, 16) @ c, TIGHT)
+
+
+@pytest.mark.filterwarnings("ignore:The backward pass of an operation")
+def test_a_parameter_without_a_gradient_and_with_an_infinite_second_derivative():
+    """Weight standardisation of a single input: the products J v were NaN, without a word."""
+    model = Call(lambda m, x: m.layer(x) * (1 + m.w.std(correction=0)), layer=nn.Linear(3, 1), w=weight(1))
+    x, c = torch.randn(4, 3), torch.randn(4)
+    assert_kernel_close(gs.ntk_operator(model, x) @ c, reference_ntk(model, x).reshape(4, 4) @ c, TIGHT)
