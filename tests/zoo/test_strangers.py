@@ -412,3 +412,16 @@ def test_a_parameter_without_a_gradient_and_with_an_infinite_second_derivative()
     model = Call(lambda m, x: m.layer(x) * (1 + m.w.std(correction=0)), layer=nn.Linear(3, 1), w=weight(1))
     x, c = torch.randn(4, 3), torch.randn(4)
     assert_kernel_close(gs.ntk_operator(model, x) @ c, reference_ntk(model, x).reshape(4, 4) @ c, TIGHT)
+
+
+def test_an_expert_that_takes_so_many_tokens_of_a_batch():
+    """Five examples stay below its capacity, and so do three of each kind; five of each kind do not."""
+
+    def run(m, x):
+        tokens = x.flatten(0, 1)
+        kept = torch.arange(len(tokens))[:24]
+        return m.o(torch.zeros_like(tokens).index_add(0, kept, m.expert(tokens[kept])).view_as(x).sum(1))
+
+    model = Call(run, expert=nn.Linear(3, 3), o=nn.Linear(3, 2))
+    x, x2 = torch.randn(5, 4, 3), torch.randn(5, 4, 3)
+    assert_kernel_close(gs.ntk(model, x, x2), reference_ntk(model, x, x2), TIGHT)
