@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import gramscope as gs
 from gramscope.base.errors import InputError, UnsupportedError
@@ -425,3 +426,34 @@ def test_an_expert_that_takes_so_many_tokens_of_a_batch():
     model = Call(run, expert=nn.Linear(3, 3), o=nn.Linear(3, 2))
     x, x2 = torch.randn(5, 4, 3), torch.randn(5, 4, 3)
     assert_kernel_close(gs.ntk(model, x, x2), reference_ntk(model, x, x2), TIGHT)
+
+
+def test_x2_of_a_network_that_takes_batches_of_one_size():
+    """Its initial state is a buffer with an axis of examples: x and x2 cannot be joined to one batch."""
+    rnn, start = nn.GRU(3, 2, batch_first=True), torch.randn(1, 3, 2)
+    model = Call(lambda m, x: m.rnn(x, m.start)[0][:, -1], rnn=rnn, start=start)
+    x, x2 = torch.randn(3, 4, 3), torch.randn(3, 4, 3)
+    assert_kernel_close(gs.ntk(model, x, x2), reference_ntk(model, x, x2), TIGHT)
+
+
+def test_a_copy_of_a_network_that_keeps_results_in_lists_and_buffers():
+    def run(m, x):
+        m.doubled, m.kept = 2 * m.layer.weight, [torch.tanh(x)]
+        return m.kept[0] @ m.doubled.T
+
+    model = Call(run, layer=nn.Linear(3, 2, bias=False), doubled=torch.zeros(2, 3))
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    kernel = reference_ntk(model, x)
+    want = -0.1 * torch.einsum("acbd,bd->ac", kernel, model(x).detach() - y)
+    step = gs.explain_step(model, x, y, lr=0.1, loss="half_squared")
+    assert_kernel_close(step.predicted, want, TIGHT)
+
+
+def test_velocity_where_weight_norm_takes_one_norm_of_the_whole_matrix():
+    """torch's forward mode has another shape for this norm than its forward pass."""
+    layer = weight_norm(nn.Linear(3, 4), dim=None)
+    norm, direction = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
+    plain = lambda m, x: torch.tanh(x @ (m.v * (m.g / m.v.square().sum().sqrt())).T + m.b)  # noqa: E731
+    model, x, residual = nn.Sequential(layer, nn.Tanh()), torch.randn(5, 3), torch.randn(5, 4)
+    want = dntk_velocity(Call(plain, v=direction, g=norm, b=layer.bias), x, residual)
+    assert_kernel_close(dntk_velocity(model, x, residual), want, TIGHT)

@@ -70,14 +70,11 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def copied(model: nn.Module, memo: dict[Any, object] | None = None) -> nn.Module:
     """A copy that shares nothing with the user's model; ``memo`` is deepcopy's, for what goes along with it."""
-    # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew.
+    # deepcopy refuses results of operations, which modules keep as attributes, in lists (weight norm of an LSTM)
+    # or as buffers; they are made anew.
     memo = {} if memo is None else memo
-    memo |= {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
+    kept = chain.from_iterable(tensors_in(list(vars(module).values())) for module in model.modules())
+    memo |= {id(value): value.detach().clone() for value in kept if not value.is_leaf}
     try:
         with torch.no_grad():  # TorchScript copies with gradients on are no leaves, and lose their flags
             twin = copy.deepcopy(model, memo)

@@ -121,7 +121,10 @@ def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[..., Tens
         both = join_examples(one, other)
         if both is None:
             return False
-        alone, apart, together = run(one), run(other), run(both, graph=True)
+        try:
+            alone, apart, together = run(one), run(other), run(both, graph=True)
+        except Exception:  # of a model that takes batches of one size; what else is wrong, both sides alone will say
+            return False
         routed = may_route_by_data(together)
         return alone.shape[1] == apart.shape[1] and same_outputs(together.detach(), torch.cat([alone, apart]))
 
