@@ -457,3 +457,27 @@ def test_velocity_where_weight_norm_takes_one_norm_of_the_whole_matrix():
     model, x, residual = nn.Sequential(layer, nn.Tanh()), torch.randn(5, 3), torch.randn(5, 4)
     want = dntk_velocity(Call(plain, v=direction, g=norm, b=layer.bias), x, residual)
     assert_kernel_close(dntk_velocity(model, x, residual), want, TIGHT)
+
+
+WATCHED = {
+    "temperature": lambda m, x: m.layer(x) * m.scale.exp(),
+    "mean of a parameter": lambda m, x: m.layer(x) * m.gain.mean(),
+    "ReLU of one number an example": lambda m, x: m.layer(x) + torch.relu(m.layer(x)[:, 0])[:, None],
+    "ReLU of one number": lambda m, x: m.layer(x) * torch.relu(m.scale),
+    "layer and ReLU inside vmap": lambda m, x: torch.vmap(lambda row: torch.relu(m.layer(row)))(x) + m.gain,
+    "layer inside vmap of grad": lambda m, x: torch.vmap(torch.func.grad(lambda row: m.layer(row).square().sum()))(x),
+}
+
+
+@pytest.mark.filterwarnings("error", "ignore:signal is left out", "ignore:dead_units is left out")
+@pytest.mark.parametrize("name", WATCHED)
+def test_watching_operations_whose_results_are_no_layer_of_outputs(name):
+    """One such operation and no measure was taken at all: the first of these is CLIP's."""
+    model = Call(WATCHED[name], layer=nn.Linear(3, 3), scale=weight(), gain=weight(3))
+    probe, measures = (torch.randn(8, 3), torch.randn(8, 3)), ("loss", "signals", "dead_units", "feature_rank")
+    with gs.watch(model, probe=probe, measures=measures, overhead=None) as scope:
+        scope.step()
+    record = scope.records[0]
+    unseen = [said for said in ("signal", "dead_units") if "vmap" in name and (said == "signal" or "ReLU" in name)]
+    assert list(record["failures"]) == unseen
+    assert ("signal/layer" in record["scalars"]) != bool(unseen)
