@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,7 @@ def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
 Look = Callable[[Values], tuple[int | None, float]]  # the place of what calls for the alert, and the threshold
 
 
+@lru_cache(2**16)  # a run has the same names at every measurement, some hundreds of them
 def rules_of(name: str) -> tuple[tuple[str, Look], ...]:
     """What is looked for in a series of this name, and how."""
     finite: tuple[str, Look] = ("not finite", lambda values: (_first(~np.isfinite(values)), np.inf))
