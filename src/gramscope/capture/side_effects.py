@@ -128,14 +128,21 @@ def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
 
 def _refill(collection: Collection, kept: Collection) -> None:
     """The same entries again, by identity; a collection that kept them is not written to."""
-    if len(collection) == len(kept) and all(map(operator.is_, collection, kept)):
-        if not isinstance(collection, dict) or all(map(operator.is_, collection.values(), kept.values())):
-            return
+    if _same_entries(collection, kept):
+        return
     collection.clear()
     if isinstance(collection, list | deque):
         collection.extend(kept)
     else:
         collection.update(kept)
+
+
+def _same_entries(now: Collection, before: Collection) -> bool:
+    if len(now) != len(before) or not all(map(operator.is_, now, before)):
+        return False
+    return not (isinstance(now, dict) and isinstance(before, dict)) or all(
+        map(operator.is_, now.values(), before.values())
+    )
 
 
 @contextmanager

@@ -92,6 +92,6 @@ class Groups:
         return total
 
     def _warm(self, name: str, subject: Subject) -> float:
-        """Seconds that one measure took when it was warm; before that, as many as the shared passes that it is worth."""
+        """Seconds that a measure takes when it is warm; before it was, those of the passes that it is worth."""
         shared = self.budget.costs.get(PASS, self.budget.cold.get(PASS, 0.0) / COLD)
         return self.budget.costs.get(name, WATCHED_MEASURES[name].passes(subject) * shared)
