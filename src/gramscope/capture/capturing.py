@@ -253,14 +253,16 @@ def survey(
 
 
 def outputs_of(
-    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None
-) -> Float[Tensor, "n C"]:
-    """The outputs alone, from the random state that a capture starts from."""
+    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None,
+    graph: bool = False,
+) -> Float[Tensor, "n C"]:  # fmt: skip
+    """The outputs alone, from the random state that a capture starts from; with their ``graph`` if wanted."""
     model, x = at_precision(model, x, precision)
     check_model(model, x, frozen)
     # With gradients, because the outputs may themselves be derivatives (a PDE residual).
     with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
-        return evaluate(model, x, count_examples(x), outputs).detach()
+        f = evaluate(model, x, count_examples(x), outputs)
+        return f if graph else f.detach()
 
 
 class _HooksNoted(TorchFunctionMode):

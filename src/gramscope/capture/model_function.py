@@ -79,7 +79,9 @@ class ModelFunction:
         """Columns over all parameters as one tensor (k, *shape) for each parameter."""
         own = list(self.parameters.values())
         pieces = torch.split(vectors.T, [p.numel() for p in own], dim=1)
-        return [piece.reshape(len(piece), *p.shape).to(p.dtype) for piece, p in zip(pieces, own, strict=True)]
+        # Copies: some operations (view_as_complex) take no tensor that begins at an odd place of another.
+        pairs = zip(pieces, own, strict=True)
+        return [piece.reshape(len(piece), *p.shape).to(p.dtype, copy=True) for piece, p in pairs]
 
     def join(self, parts: Sequence[Tensor | None], count: int) -> Float[Tensor, "p k"]:
         """The inverse of :meth:`split` for ``count`` columns; None stands for zeros."""

@@ -21,6 +21,7 @@ from gramscope.capture import Snapshot
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened, outputs_of
 from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
+from gramscope.capture.weight_sites import may_route_by_data
 from gramscope.kernels.accumulate import Accumulator, Sites, mirror
 from gramscope.kernels.contractions import Range, strips
 from gramscope.kernels.memory import CHUNK, FEW, Block, Plan, check_blocks, check_kernel, make_plan
@@ -107,14 +108,28 @@ def ntk(
     return kernels if by_site else kernels[""]
 
 
-def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[[ModelInput], Tensor]) -> bool:
-    """Do examples of both kinds give the same outputs in one batch as by themselves? A few of each tell."""
-    one, other = (slice_examples(side, n, slice(0, FEW)) for side, n in ((x, plan.n), (x2, plan.m)))
-    both = join_examples(one, other)
-    if both is None:
+def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[..., Tensor]) -> bool:
+    """Do examples of both kinds give the same outputs in one batch as by themselves?
+
+    A few of each tell. Where the values of data may decide what goes where (experts that take so many tokens of a
+    batch), all blocks do.
+    """
+
+    def agree(rows: Range, columns: Range) -> bool:
+        nonlocal routed
+        one, other = slice_examples(x, plan.n, slice(*rows)), slice_examples(x2, plan.m, slice(*columns))
+        both = join_examples(one, other)
+        if both is None:
+            return False
+        alone, apart, together = run(one), run(other), run(both, graph=True)
+        routed = may_route_by_data(together)
+        return alone.shape[1] == apart.shape[1] and same_outputs(together.detach(), torch.cat([alone, apart]))
+
+    routed = False
+    if not agree((0, FEW), (0, FEW)):
         return False
-    alone, apart, together = run(one), run(other), run(both)
-    return alone.shape[1] == apart.shape[1] and same_outputs(together, torch.cat([alone, apart]))
+    pairs = dict.fromkeys((mine.examples, theirs.examples) for mine in plan.rows for theirs in plan.columns)
+    return not routed or all(agree(*pair) for pair in pairs)
 
 
 def _name_slow(slow: dict[str, float], total: float) -> None:
