@@ -288,7 +288,7 @@ def test_a_network_that_is_frozen_as_a_whole_is_told_so():
 
 
 def test_few_directions_of_a_language_model_are_no_collapse():
-    """Features of a GPT with 500 tokens had an effective rank of 5 after 150 steps, beside targets of 349 directions."""
+    """Features of a GPT with 500 tokens had an effective rank of 5 after 150 steps; its targets had 349."""
     few = histories._set(feature_rank__all=lambda s: 5.0 if s else 20.0, loss__probe=1.9, probe__target_rank=349.0)
     assert "rank_collapse" not in kinds(history(few, losses=histories.FLAT))
     copies = histories._set(feature_rank__all=lambda s: 1.2 if s else 20.0, loss__probe=1.9, probe__target_rank=349.0)

@@ -13,10 +13,17 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from gramscope.report import report
 
-# For the README and the first page: the verdicts and two panels, without advice, tables and buttons.
+# For the README and the first page: the verdicts and two panels beside each other, low enough to leave the code of the
+# README on the first screen.
 VERDICTS_AND_PANELS = """
-  nav, footer, fieldset, button, header label, #table, .advice, .diagnosis, .warning, #summary ul, #summary > p, .save,
-  .words, .notes, .panel:not(#panel-shares, #panel-kernel-moves) { display: none !important; }
+  nav, footer, fieldset, button, header, #table, .advice, .diagnosis, .warning, #summary ul, #summary > p, .save,
+  #summary h2, .words, .notes, .panel:not(#panel-shares, #panel-kernel-moves),
+  #panel-kernel-moves figure:not(:first-child) { display: none !important; }
+  main { display: grid; grid-template-columns: 2fr 1fr; gap: 0 2rem; }
+  #summary { grid-column: 1 / -1; border: 0; padding-bottom: 0; }
+  #summary > div { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1rem; }
+  .panel { border: 0; padding: .5rem 0 0; } #panel-kernel-moves .how { font-size: .8rem; } .lead { font-size: 1rem; }
+  #panel-shares .plots { grid-template-columns: 1fr 1fr; } #panel-kernel-moves .plots { grid-template-columns: 1fr; }
 """
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
@@ -35,8 +42,9 @@ def main(demo: str, sweep: str) -> None:
         page = report(demo, Path(folder) / "report.html")
         tab = opened(browser, page, 900, "light")
         tab.add_style_tag(content=VERDICTS_AND_PANELS)
+        tab.evaluate("window.dispatchEvent(new Event('resize'))")  # Plotly measures the new places
         tab.wait_for_timeout(1500)
-        small(tab.screenshot(full_page=True), IMAGES / "report.png", 1000)
+        small(tab.locator("main").screenshot(), IMAGES / "report.png", 1100)
         for scheme, name in (("light", "report-words.png"), ("dark", "report-dark.png")):
             tab = opened(browser, page, 1320 if scheme == "light" else 900, scheme)
             if scheme == "dark":

@@ -246,9 +246,7 @@ def kernel(
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Folders written by gs.watch, folders of such runs, or patterns in quotes.", metavar="RUN"
-        ),
+        typer.Argument(help="Folders written by gs.watch, folders of such runs, or patterns in quotes.", metavar="RUN"),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     svg: Annotated[
@@ -273,9 +271,7 @@ def report(
 def diagnose(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Folders written by gs.watch, folders of such runs, or patterns in quotes.", metavar="RUN"
-        ),
+        typer.Argument(help="Folders written by gs.watch, folders of such runs, or patterns in quotes.", metavar="RUN"),
     ],
     as_json: Json = False,
 ) -> None:
