@@ -1,6 +1,6 @@
 """The pictures of the page in docs/images, taken by hand from real runs:
 
-python tests/report/screenshots.py gramscope-demo/runs runs-of-a-sweep
+python tests/report/screenshots.py gramscope-demo/runs
 """
 
 import io
@@ -8,9 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
+from torch.nn.functional import cross_entropy
 
+import gramscope as gs
 from gramscope.report import report
 
 # For the README and the first page: the verdicts and two panels beside each other, low enough to leave the code of the
@@ -36,7 +39,36 @@ def small(png: bytes, path: Path, width: int) -> None:
     print(path, path.stat().st_size)
 
 
-def main(demo: str, sweep: str) -> None:
+def sweep(out: Path) -> Path:
+    """Twenty runs of 60 steps: five learning rates, four output scales."""
+    task = gs.tasks.digits()
+    settings = [(scale, lr) for scale in (0.3, 1.0, 3.0, 10.0) for lr in (0.01, 0.02, 0.05, 0.1, 0.2)]
+    for place, (scale, lr) in enumerate(settings):
+        model = gs.tasks.mlp((64, 32, 32, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        scaled = torch.nn.Sequential(model, Times(scale))
+        config = {"lr": lr, "output scale": scale, "width": 32}
+        folder = out / f"run-{place}"
+        with gs.watch(scaled, probe=task.balanced(8), out=folder, config=config, overhead=None).use(optimizer) as scope:
+            for start in range(0, 60 * 20, 20):
+                loss = cross_entropy(scaled(task.x[start : start + 20]), task.y[start : start + 20])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                scope.step(loss=loss)
+    return out
+
+
+class Times(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x
+
+
+def main(demo: str) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = report(demo, Path(folder) / "report.html")
@@ -51,7 +83,7 @@ def main(demo: str, sweep: str) -> None:
                 tab.evaluate("document.getElementById('panel-kernel').scrollIntoView({behavior: 'instant'})")
             tab.wait_for_timeout(1500)
             small(tab.screenshot(), IMAGES / name, 900)
-        tab = opened(browser, report(sweep, Path(folder) / "runs.html"), 900, "light")
+        tab = opened(browser, report(sweep(Path(folder) / "sweep"), Path(folder) / "runs.html"), 900, "light")
         tab.locator("#against-x").select_option("output scale")
         tab.locator("#against-y").select_option("kernel/drift")
         tab.wait_for_timeout(1500)

@@ -132,9 +132,10 @@ const gramscopeRuns = (page) => {
   }
 
   // The mean of the runs that share a setting, where at least one value of it is shared; else a line would say nothing.
-  function meansOf(runs, x, y) {
+  // What a run that diverged ended with is not what the setting gives.
+  function meansOf(all, x, y) {
+    const runs = all.filter((run) => column("verdict").cells[run] !== "diverged"), places = new Map();
     if (x.group !== "setting") return null;
-    const places = new Map();
     runs.forEach((run) => places.set(x.cells[run], [...(places.get(x.cells[run]) || []), y.cells[run]]));
     if (places.size < 2 || places.size === runs.length) return null;
     const xs = [...places.keys()].sort((a, b) => (x.numeric ? a - b : String(a).localeCompare(String(b))));
