@@ -95,7 +95,6 @@ class Expansion(LinearOperator):
     path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
 
     def __init__(self, model: nn.Module, x: ModelInput, **options: Unpack[ExpansionOptions]) -> None:
-        load_forward_mode()
         check_options(options)
         self.function = ModelFunction(
             model, x, options.get("outputs"), options.get("frozen", False), options.get("precision")
