@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypedDict
+from itertools import chain
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
@@ -37,7 +37,6 @@ from gramscope.capture.side_effects import open_recurrences, plain_execution, un
 from gramscope.capture.sites import OuterSite, Site, Snapshot
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.capture.working_set import WorkingSet, gradient_bytes
-from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction
 
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
@@ -170,8 +169,7 @@ def opened(
         for parameter in parameters.values():
             parameter.requires_grad_()
         streams = RandomStreams()
-        hooks = _HooksNoted()
-        with written, watch or nullcontext(), hooks:
+        with written, watch or nullcontext():
             f = evaluate(model, x, n, outputs)
         check_outputs(f, parameters)
 
@@ -195,7 +193,7 @@ def opened(
 
         every = named_parameters(model)
         left_out = tuple(name for name in every if name not in parameters)
-        yield Opened(f, parameters, left_out, refuse_mixing, room, hooks.seen, known)
+        yield Opened(f, parameters, left_out, refuse_mixing, room, written.hooked, known)
 
 
 @dataclass(frozen=True)
@@ -217,10 +215,7 @@ class Survey:
     dtype: torch.dtype
 
 
-def survey(
-    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None,
-    large: bool = False,
-) -> Survey:  # fmt: skip
+def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: Unpack[ForwardOptions]) -> Survey:
     """The size of a pass of ``x``, by what autograd keeps of it and by its backward graph."""
     kept: dict[int, int] = {}
 
@@ -230,7 +225,6 @@ def survey(
         return tensor.detach()  # an output that its own node keeps as it is would never be freed
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    options: ForwardOptions = {"outputs": outputs, "frozen": frozen, "precision": precision}
     with opened(model, x, **options, large=large, watch=hooks) as network:
         weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters.values()}
         kept[network.f.untyped_storage().data_ptr()] = network.f.untyped_storage().nbytes()
@@ -242,12 +236,11 @@ def survey(
         working = WorkingSet(found.graph).most_bytes(found.edges, found.waiting)
         signals = sum(map(gradient_bytes, found.edges))
         outer = set()
-        for sites in (
-            sites for group in network.sites(network.cotangents(some=slice(0, 1))) for sites in group.values()
-        ):
-            for site in (site for site in sites if isinstance(site, OuterSite)):
-                anew = site.inputs_of(slice(0, 1)).untyped_storage().data_ptr() not in kept
-                outer.add((site.positions, site.groups, site.fan_in, site.fan_out, anew))
+        for group in network.sites(network.cotangents(some=slice(0, 1))):
+            for site in chain.from_iterable(group.values()):
+                if isinstance(site, OuterSite):
+                    anew = site.inputs_of(slice(0, 1)).untyped_storage().data_ptr() not in kept
+                    outer.add((site.positions, site.groups, site.fan_in, site.fan_out, anew))
         held, largest, working, signals = (math.ceil(size / n) for size in (held, max(sizes), working, signals))
         return Survey(width, held, largest, working, signals, tuple(sorted(outer)), known, network.f.dtype)
 
@@ -261,18 +254,6 @@ def outputs_of(
     # With gradients, because the outputs may themselves be derivatives (a PDE residual).
     with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
         return evaluate(model, x, count_examples(x), outputs).detach()
-
-
-class _HooksNoted(TorchFunctionMode):
-    """Notes whether a hook is put on a tensor."""
-
-    seen = False
-
-    def __torch_function__(
-        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
-    ) -> object:
-        self.seen = self.seen or func is Tensor.register_hook
-        return func(*args, **(kwargs or {}))
 
 
 def _training_norms(model: nn.Module) -> str:

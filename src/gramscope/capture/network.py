@@ -26,7 +26,6 @@ Outputs = (
 )
 Precision = Literal["float64", "float32", "tf32"] | None
 X = TypeVar("X")  # what a model is called with
-PREFIXES = ("_orig_mod.",)
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 # Largest difference of an example's outputs in another batch, relative to the largest output: the rounding of kernels
 # that are chosen by batch size. Float64 networks may round to float32 inside; TF32 rounds to 11 bits.
@@ -59,13 +58,13 @@ def unwrap_with_input(model: nn.Module, x: X) -> tuple[nn.Module, X]:
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each parameter once, under its first name, without the prefixes that compiling adds."""
-    named = {}
-    for name, parameter in model.named_parameters():
-        for prefix in PREFIXES:
-            name = name.replace(prefix, "")
-        named[name] = parameter
-    return named
+    """Each parameter once, under its first name."""
+    return {plain_name(name): parameter for name, parameter in model.named_parameters()}
+
+
+def plain_name(name: str) -> str:
+    """The name of a module or parameter without the prefixes that compiling adds."""
+    return name.replace("_orig_mod.", "")
 
 
 def copied(model: nn.Module, memo: dict[Any, object] | None = None) -> nn.Module:

@@ -61,7 +61,7 @@ class JacobianOperator(Expansion):
     @cached_property
     def _forward_is_right(self) -> bool:
         def products(tangents: Sequence[Tensor | None]) -> list[Tensor]:
-            found = self._forward(self.function.join(tangents, 1))
+            found = self._forward(self._joined(tangents, 1))
             assert found is not None
             return [found.T.reshape(1, *self.f.shape)]
 
