@@ -93,8 +93,8 @@ def capture(
 class Opened:
     """A forward pass of a network: its outputs (n, C), from which backward passes may be made.
 
-    ``room`` bytes of signals may be held at once in the search for the sites, which ``known`` ones spare; ``hooked``
-    says that tensors carry hooks.
+    ``room`` bytes of signals are held at once while the sites are sought; where they are ``known``, nothing is sought.
+    ``hooked``: tensors carry hooks.
     """
 
     f: Tensor
@@ -120,13 +120,7 @@ class Opened:
 
     def cotangents(self, directions: Directions = None, some: slice = slice(None)) -> Float[Tensor, "k n C"]:
         """One-hot for ``some`` of the outputs, or as given."""
-        n, width = self.f.shape
-        if directions is not None:
-            return _given_cotangents(self.f, directions)
-        start, stop, _ = some.indices(width)
-        rows = self.f.new_zeros(stop - start, 1, width)  # rows of the identity; the whole of it may not fit
-        rows[range(stop - start), 0, range(start, stop)] = 1
-        return rows.expand(-1, n, -1)
+        return unit_cotangents(self.f, some) if directions is None else _given_cotangents(self.f, directions)
 
     def snapshot(self, cotangents: Float[Tensor, "k n C"]) -> Snapshot:
         groups = [site for group in self.sites(cotangents) for sites in group.values() for site in reversed(sites)]
@@ -149,10 +143,10 @@ def opened(
     precision: Precision = None, room: int = UNLIMITED, large: bool = False,
     watch: AbstractContextManager[object] | None = None, known: KnownSites | None = None,
 ) -> Iterator[Opened]:  # fmt: skip
-    """A forward pass, made inside ``watch``, to go back from; everything is put back after.
+    """A forward pass, made inside ``watch``, and backward passes from it; everything is put back at the end.
 
-    ``large`` passes may use fused attention, which is meant to be gone through one direction at a time. ``known`` are
-    the sites of earlier passes of the same examples, or of a few of them: they are sought once.
+    ``large`` passes may use fused attention, whose backward pass takes one direction at a time. ``known`` are the sites
+    of earlier passes of the same examples, or of a few of them: they are sought once.
     """
     if coupled not in ("refuse", "exact"):
         raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
@@ -280,6 +274,14 @@ def check_outputs(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
             "under torch.no_grad() or detached, or do its parameters not enter?"
         )
     check_differentiable(f)
+
+
+def unit_cotangents(f: Float[Tensor, "n C"], some: slice) -> Float[Tensor, "k n C"]:
+    """One-hot for ``some`` of the outputs: rows of the identity, all of which may not fit."""
+    start, stop, _ = some.indices(f.shape[1])
+    rows = f.new_zeros(stop - start, 1, f.shape[1])
+    rows[range(stop - start), 0, range(start, stop)] = 1
+    return rows.expand(-1, len(f), -1)
 
 
 def _given_cotangents(f: Float[Tensor, "n C"], directions: Tensor | Callable[[Tensor], Tensor]) -> Tensor:

@@ -39,13 +39,9 @@ def unwrap(model: nn.Module) -> nn.Module:
             f"model must be a torch.nn.Module, got {type(model).__name__}. Wrap a plain function in a module that "
             "holds its parameters."
         )
-    while True:
-        if isinstance(model, PARALLEL):
-            model = cast(nn.Module, model.module)
-        elif hasattr(model, "_orig_mod"):
-            model = cast(nn.Module, model._orig_mod)
-        else:
-            return model
+    while isinstance(model, PARALLEL) or hasattr(model, "_orig_mod"):
+        model = cast(nn.Module, model.module if isinstance(model, PARALLEL) else model._orig_mod)
+    return model
 
 
 def unwrap_with_input(model: nn.Module, x: X) -> tuple[nn.Module, X]:

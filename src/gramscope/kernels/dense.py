@@ -16,6 +16,7 @@ from torch import Tensor
 from gramscope.base.checks import check_finite
 from gramscope.base.memory_budget import Memory, check_budget
 from gramscope.capture.backward_graph import BackwardGraph, incoming
+from gramscope.capture.capturing import unit_cotangents
 from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.kernels.accumulate import Accumulator, Sites, summed_rows
@@ -73,10 +74,7 @@ class _WeightedRows:
         return OVERHEAD * (signals + rows * self.expansion.examples * self.expansion.dtype.itemsize)
 
     def of_outputs(self, start: int, stop: int) -> Sites:
-        n, width = self.expansion.f.shape
-        unit = torch.zeros(stop - start, 1, width, dtype=self.expansion.f.dtype, device=self.expansion.device)
-        unit[range(stop - start), 0, range(start, stop)] = 1
-        found = self.sites.sites(unit.expand(-1, n, -1))
+        found = self.sites.sites(unit_cotangents(self.expansion.f.detach(), slice(start, stop)))
         return {name: sites for group in found for name, sites in group.items()}
 
     def weighted(self, name: str, sites: Sequence[Site]) -> Sequence[Site]:

@@ -1,7 +1,7 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,14 +72,9 @@ def ntk(
     frozen: bool = False,
     coupled: Coupled = "refuse",
 ) -> Tensor | dict[str, Tensor]:
-    """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``.
-
-    Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
-    cheapest order (``kernels/contractions.py``); one backward pass for each output, whatever the number of examples.
+    """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``, in memory.
 
     Arguments are those of :func:`gramscope.ntk`, which can write the kernel to disk as well (``out=``, ``tile=``).
-
-    References: Jacot et al. 2018 (arXiv:1806.07572); by layers, arXiv:2606.09744: ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
     """
     if reduce not in ("none", "trace"):
         raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
@@ -238,7 +233,7 @@ class _Job:
         if self.kernels:
             return
         n, m, width = self.plan.n, self.plan.m, network.f.shape[1]
-        dtype = _kernel_dtype([network.f, *network.parameters.values()])
+        dtype = _kernel_dtype(network)
         shape = (n, m) if self.trace else (n, width, m, width)
         names = list(network.parameters) if self.by_site else [""]
         check_kernel(shape, dtype, self.memory, network.f.device)
@@ -265,8 +260,7 @@ def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace"
     ``room`` bytes of signals are held at once.
     """
     n, k, device = len(network.f), len(cotangents), network.f.device
-    dtype, shape = _kernel_dtype([network.f, *network.parameters.values()]), (n, n) if reduce == "trace" else (n, k) * 2
-    kernel = torch.zeros(shape, dtype=dtype, device=device)
+    kernel = torch.zeros((n, n) if reduce == "trace" else (n, k) * 2, dtype=_kernel_dtype(network), device=device)
     with torch.no_grad():
         chunk = CHUNK.get(device.type, CHUNK["cuda"])
         accumulator = Accumulator({"": kernel}, reduce == "trace", chunk, symmetric=True, fuse=True)
@@ -276,6 +270,7 @@ def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace"
     return kernel
 
 
-def _kernel_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+def _kernel_dtype(network: Opened) -> torch.dtype:
     """Half precision is contracted in float32; a complex parameter is two real ones."""
-    return reduce_with(torch.promote_types, {tensor.real.dtype for tensor in tensors}, torch.float32)
+    dtypes = {tensor.real.dtype for tensor in (network.f, *network.parameters.values())}
+    return reduce_with(torch.promote_types, dtypes, torch.float32)
