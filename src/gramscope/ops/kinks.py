@@ -90,8 +90,9 @@ class Reading(TorchFunctionMode, Ramps):
             with self:
                 return OPERATIONS[func].definition(*args, **kwargs)  # type: ignore[misc]  # these have one
         result = func(*args, **kwargs)
-        has_kinks = known.has_kinks or _has_none
-        if depends and (rewrite or has_kinks(args, kwargs, self._reach.has) or _decides(func, args, kwargs, result)):
+        if depends and (
+            rewrite or known.has_kinks(args, kwargs, self._reach.has) or _decides(func, args, kwargs, result)
+        ):
             self.nonsmooth_ops.append(self._operation)
         return result
 
@@ -216,10 +217,6 @@ def _decides(func: TorchFunction, args: Args, kwargs: Kwargs, result: object) ->
 def _transforms() -> Sequence[Any]:
     """The transforms of torch.func that are being run, outermost first."""
     return torch._C._functorch.get_interpreter_stack() or ()
-
-
-def _has_none(*_: object) -> bool:
-    return False
 
 
 def _is_smooth(tensor: Tensor) -> bool:
