@@ -317,7 +317,7 @@ def test_one_line_at_the_end(clock, register, capsys):
     assert said.count("\n") == 1
     assert said.strip() == closing_line(scope.records, scope.chosen_measures, scope.budget, scope._left_out)
     assert (
-        f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times, expensive 0)" in said
+        f"{len(scope.records)} measurements at steps 0 to 600 (cheap {len(scope.records)} times; expensive 0)" in said
     )
     assert f"{scope._left_out} due steps were left out to keep overhead=0.05. This is more than" in said
     assert scope._left_out == 601 - len(scope.records) > 400

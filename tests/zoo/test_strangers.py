@@ -12,6 +12,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.capturing import Opened
+from gramscope.kernels.crossings import kink_crossings
 from gramscope.kernels.kernel_velocity import dntk_velocity
 from gramscope.kernels.memory import SIGNALS
 from references.jacobian import assert_kernel_close, reference_jacobian, reference_ntk
@@ -357,3 +358,70 @@ def test_a_step_of_a_network_that_casts_its_own_parameters():
     assert model.router.weight.dtype == torch.float64
     want = -0.1 * torch.einsum("acbd,bd->ac", reference_ntk(model, x), run(model, x).detach() - y)
     assert_kernel_close(step.predicted, want, 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The backward pass of OnceTimes")
+def test_a_parameter_of_one_number_where_a_step_is_taken_row_by_row():
+    model = Call(lambda m, x: m.layer(OnceTimes.apply(x, m.gain)), layer=nn.Linear(3, 2), gain=weight())
+    x, c = torch.randn(4, 3), torch.randn(8)
+    operator = gs.ntk_operator(model, x)
+    assert_kernel_close(operator @ c, reference_ntk(model, x).reshape(8, 8) @ c, TIGHT)
+
+
+class OnceTimes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gain):
+        ctx.save_for_backward(x, gain)
+        return x * gain
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, signal):
+        x, gain = ctx.saved_tensors
+        return signal * gain, (signal * x).sum()
+
+
+def test_kinks_inside_a_transform_are_not_followed_and_named():
+    """Their sides cannot leave ``torch.vmap``; comparing them before and after a step failed deep inside torch."""
+    mapped = lambda m, x: m.o(torch.vmap(lambda row: torch.relu(m.i(row)))(x))  # noqa: E731
+    model = Call(mapped, i=nn.Linear(3, 5), o=nn.Linear(5, 2))
+    plain = Call(lambda m, x: m.o(torch.relu(m.i(x))), i=model.i, o=model.o)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    step, want = (gs.explain_step(m, x, y, lr=0.3, loss="half_squared") for m in (model, plain))
+    torch.testing.assert_close(step.predicted, want.predicted)
+    torch.testing.assert_close(step.measured, want.measured)
+    assert not step.flips
+    assert "relu" in step.notes[-1]
+    assert kink_crossings(model, x, y, lr=0.3).nonsmooth_ops == ("relu",)
+    assert kink_crossings(plain, x, y, lr=0.3).kinks == 20
+
+
+def test_complex_weights_behind_an_odd_number_of_entries():
+    """``view_as_complex`` takes no vector that begins at an odd place of another, and a step was cut in place."""
+    model = Call(
+        lambda m, x: torch.fft.irfft(torch.fft.rfft(x * m.gain) * torch.view_as_complex(m.spectral), n=4),
+        gain=weight(), spectral=weight(3, 2),
+    )  # fmt: skip
+    x, c = torch.randn(4, 4), torch.randn(16)
+    assert_kernel_close(gs.ntk_operator(model, x) @ c, reference_ntk(model, x).reshape(16, 16) @ c, TIGHT)
+
+
+@pytest.mark.filterwarnings("ignore:The backward pass of an operation")
+def test_a_parameter_without_a_gradient_and_with_an_infinite_second_derivative():
+    """Weight standardisation of a single input: the products J v were NaN, without a word."""
+    model = Call(lambda m, x: m.layer(x) * (1 + m.w.std(correction=0)), layer=nn.Linear(3, 1), w=weight(1))
+    x, c = torch.randn(4, 3), torch.randn(4)
+    assert_kernel_close(gs.ntk_operator(model, x) @ c, reference_ntk(model, x).reshape(4, 4) @ c, TIGHT)
+
+
+def test_an_expert_that_takes_so_many_tokens_of_a_batch():
+    """Five examples stay below its capacity, and so do three of each kind; five of each kind do not."""
+
+    def run(m, x):
+        tokens = x.flatten(0, 1)
+        kept = torch.arange(len(tokens))[:24]
+        return m.o(torch.zeros_like(tokens).index_add(0, kept, m.expert(tokens[kept])).view_as(x).sum(1))
+
+    model = Call(run, expert=nn.Linear(3, 3), o=nn.Linear(3, 2))
+    x, x2 = torch.randn(5, 4, 3), torch.randn(5, 4, 3)
+    assert_kernel_close(gs.ntk(model, x, x2), reference_ntk(model, x, x2), TIGHT)

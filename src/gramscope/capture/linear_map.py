@@ -39,11 +39,9 @@ class LinearMap:
     operations is not checked.
     """
 
-    def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, quiet: bool = False, proven: bool = False
-    ) -> None:
-        self.outputs, self.inputs, self.quiet, self.proven = list(outputs), list(inputs), quiet, proven
-        self.slow = ""  # why J v is taken row by row, if it is; a warning says it, too, unless ``quiet``
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, proven: bool = False) -> None:
+        self.outputs, self.inputs, self.proven = list(outputs), list(inputs), proven
+        self.slow = ""  # why J v is taken row by row, if it is; a warning says it, too
         self._live = [output for output in self.outputs if output.requires_grad]
         self._cotangents: list[Tensor] = []
         self._transposed: tuple[Tensor | None, ...] | None = None
@@ -101,9 +99,12 @@ class LinearMap:
             return True  # nothing to compare: J is zero, or not finite itself
         dtype = self._live[0].dtype
         noise = min(NOISE * torch.finfo(dtype).eps, 1e-2) * max(norms)
-        pairs = zip(gradients, norms, strict=True)
-        tangents = [None if g is None or norm <= noise else g.detach()[None] / norm / norm for g, norm in pairs]
-        expected = sum(tangent is not None for tangent in tangents)
+        # Zeros for inputs without a gradient: times an infinite second derivative they are no number.
+        scales = [0.0 if norm <= noise else 1 / norm for norm in norms]
+        tangents = [
+            None if g is None else g.detach()[None] * scale * scale for g, scale in zip(gradients, scales, strict=True)
+        ]
+        expected = sum(scale > 0 for scale in scales)
         terms = [(a.conj() * b[0]).real.double() for a, b in zip(w, products(tangents), strict=True)]
         size = expected + sum(float(term.abs().sum()) for term in terms)
         error = abs(sum(float(term.sum()) for term in terms) - expected)
@@ -123,8 +124,7 @@ class LinearMap:
             if why:
                 self._transposed, self._cotangents = None, []
                 self.slow = _slow_path(self._live, why)
-                if not self.quiet:
-                    warn(self.slow)
+                warn(self.slow)
         return self._transposed
 
     def _transpose(self, cotangents: Sequence[Tensor]) -> None:
@@ -154,7 +154,9 @@ class LinearMap:
                 for row, tangent in zip(rows, tangents, strict=True):
                     if row is not None and tangent is not None:
                         # ⟨row, v⟩ of real vectors, complex numbers being two real ones.
-                        moved += (tangent.to(row.dtype).flatten(1) @ row.flatten(1).conj().mT).real
+                        # A parameter may be one number, without axes.
+                        left, right = (t.unsqueeze(-1).flatten(1) for t in (tangent.to(row.dtype), row))
+                        moved += (left @ right.conj().mT).real
                 result[place].view(count, -1)[:, entries] = moved
                 for _ in entries:
                     advance()

@@ -34,10 +34,14 @@ Collection = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
 
 class CopyOnWrite(TorchFunctionMode):
-    """Keeps the value of every parameter that an operation writes into, from before the first time."""
+    """Keeps the value of every parameter that an operation writes into, from before the first time.
+
+    ``hooked``: a hook was put on a tensor.
+    """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         super().__init__()
+        self.hooked = False
         self._known: dict[int, list[Tensor]] = {}
         self._saved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for tensor in parameters:
@@ -48,8 +52,8 @@ class CopyOnWrite(TorchFunctionMode):
         self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if writes(func) or name == "__set__":
+        self.hooked = self.hooked or func is Tensor.register_hook
+        if writes(func) or getattr(func, "__name__", "") == "__set__":
             self._save(args[:1])
         elif "out" in kwargs:
             self._save(kwargs["out"])

@@ -27,6 +27,7 @@ from gramscope.capture.backward_graph import (
     batched_gradients,
     incoming,
     is_leaf,
+    nodes_below,
 )
 from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
@@ -376,6 +377,11 @@ class WeightSites:
                 whole = leaf.variable.new_zeros(len(some), *leaf.variable.shape) if gradient is None else gradient
                 pieces.append(whole.detach().reshape(len(some), -1))
         return [torch.cat(pieces).unflatten(0, rows.shape[:2]) for pieces in parts]
+
+
+def may_route_by_data(f: Tensor) -> bool:
+    """May the values of data decide where entries go, on the way to these outputs?"""
+    return any(map(_may_route, nodes_below([f])))
 
 
 def _may_route(node: Node) -> bool:

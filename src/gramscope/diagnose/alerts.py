@@ -47,6 +47,11 @@ class Alert:
         return f"{self.what}: {self.where!r}{found} at step {self.step}. {self.advice or _ADVICE[self.what]}"
 
 
+def is_loss(name: str) -> bool:
+    """Whether a logged number is a loss by its name: "loss", "loss_d", "val/loss", but not "loss_scale"."""
+    return _LOSS.search(name) is not None
+
+
 def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
     """All alerts of a run, from its series by name.
 
@@ -73,7 +78,7 @@ Look = Callable[[Values], tuple[int | None, float]]  # the place of what calls f
 def rules_of(name: str) -> tuple[tuple[str, Look], ...]:
     """What is looked for in a series of this name, and how."""
     finite: tuple[str, Look] = ("not finite", lambda values: (_first(~np.isfinite(values)), np.inf))
-    if _LOSS.search(name):
+    if is_loss(name):
         return finite, ("divergence", partial(_high, in_a_row=1 if name.endswith("/probe") else IN_A_ROW))
     if name.startswith(("gradient_norm/", "weight_norm/", "norm/")):
         return (finite,)

@@ -11,8 +11,9 @@ ramp means is a choice:
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,7 @@ class Reading(TorchFunctionMode, Ramps):
     """Writes each known operation in ramps and places; subclasses say what these are."""
 
     exact = False  # whether results are torch's own, and the ramps only looked at
+    carries = False  # whether sides are carried from one run to another: those inside torch.vmap cannot leave it
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,6 +66,7 @@ class Reading(TorchFunctionMode, Ramps):
         self._operation = ""
         self._depends = False  # whether the operation at hand depends on the parameters
         self._reach = Reach()
+        self._around = len(_transforms())
 
     def __torch_function__(
         self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -79,7 +82,7 @@ class Reading(TorchFunctionMode, Ramps):
         known, depends = OPERATIONS.get(func, NOTHING_KNOWN), self._depends
         self._operation = known.name or getattr(func, "__name__", "").strip("_")
         rewrite = known.as_ramps if _is_float(args, kwargs) else None
-        if rewrite is not None and kwargs.get("out") is None:
+        if rewrite is not None and kwargs.get("out") is None and not self._is_mapped():
             result = self._in_ramps(func, rewrite, args, kwargs)
             if result is not NotImplemented:
                 return result
@@ -87,10 +90,15 @@ class Reading(TorchFunctionMode, Ramps):
             with self:
                 return OPERATIONS[func].definition(*args, **kwargs)  # type: ignore[misc]  # these have one
         result = func(*args, **kwargs)
-        has_kinks = known.has_kinks or _has_none
-        if depends and (rewrite or has_kinks(args, kwargs, self._reach.has) or _decides(func, args, kwargs, result)):
+        if depends and (
+            rewrite or known.has_kinks(args, kwargs, self._reach.has) or _decides(func, args, kwargs, result)
+        ):
             self.nonsmooth_ops.append(self._operation)
         return result
+
+    def _is_mapped(self) -> bool:
+        vmap = torch._C._functorch.TransformType.Vmap
+        return self.carries and any(level.key() == vmap for level in _transforms()[self._around :])
 
     def _in_ramps(self, func: TorchFunction, rewrite: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """The result of a known operation; one that works in place overwrites its argument all the same."""
@@ -107,7 +115,7 @@ class Reading(TorchFunctionMode, Ramps):
 class Sides(Reading):
     """Torch's own arithmetic, with the side of every kink noted in ``sides``."""
 
-    exact = True
+    exact = carries = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +136,8 @@ class Sides(Reading):
 
 class FixedSides(Reading):
     """Every kink stays on the side it had in another run of the same network."""
+
+    carries = True
 
     def __init__(self, sides: Iterable[Side]) -> None:
         super().__init__()
@@ -204,8 +214,9 @@ def _decides(func: TorchFunction, args: Args, kwargs: Kwargs, result: object) ->
     return all(map(_is_smooth, tensors_in((args, kwargs)))) and not all(map(_is_smooth, tensors_in(result)))
 
 
-def _has_none(*_: object) -> bool:
-    return False
+def _transforms() -> Sequence[Any]:
+    """The transforms of torch.func that are being run, outermost first."""
+    return torch._C._functorch.get_interpreter_stack() or ()
 
 
 def _is_smooth(tensor: Tensor) -> bool:
