@@ -118,7 +118,7 @@ ROWS = {
     "mnist_cnn": Row("MNIST 60,000, small CNN, trace", mnist_cnn, in_memory=False),
     "resnet18_20": Row("ResNet-18, N = 8,192, trace, 20 GiB, tf32", resnet18, "20 GiB", "tf32", in_memory=False),
     "resnet18_100": Row("ResNet-18, N = 8,192, trace, 100 GiB, tf32", resnet18, "100 GiB", "tf32", in_memory=False),
-    "gpt2_loss": Row("GPT-2 small, 1,024 x 128, loss kernel", gpt2, sketched=True),
+    "gpt2_loss": Row("GPT-2 small, 1,024 x 128, loss kernel", gpt2, in_memory=False, sketched=True),
     "resnet18_float32": Row(
         "ResNet-18, N = 8,192, trace, 20 GiB, float32", resnet18, "20 GiB", in_memory=False, default=False
     ),

@@ -129,6 +129,9 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize()
 
 
+RUN, LONGEST = 2000, 120.0  # steps of a run whose measurements are averaged, unless training takes so many seconds
+
+
 def measurement(name: str, case: Case) -> None:
     """One warm measurement of everything, in units of a training step on the probe; on the CPU in time of its own."""
     x, y = case.x[: case.probe], case.y[: case.probe]
@@ -151,6 +154,32 @@ def measurement(name: str, case: Case) -> None:
     parts = ", ".join(f"{n} {s:.1f}" for n, s in costs.items() if s >= 0.05)
     print(
         f"{name}, a measurement in training steps of {1e3 * one:.1f} ms: {sum(costs.values()):.1f} ({parts})",
+        flush=True,
+    )
+    scope.close(measure=False)
+    if one * RUN < LONGEST:
+        average(name, case, one)
+
+
+def average(name: str, case: Case, one: float) -> None:
+    """What the measurements of a whole run at default settings cost, in training steps of ``one`` second.
+
+    The cheap measures are taken at each of them, the others where the time allows. So this is what a user pays.
+    """
+    x, y = case.x[: case.probe], case.y[: case.probe]
+    model = case.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    scope = gs.watch(model, (x, y)).use(optimizer)
+    opening = scope.budget.spent
+    for _ in range(RUN):
+        scope.step(loss=_step(model, optimizer, x, y))
+    scope.close()
+    budget, later = scope.budget, len(scope.records) - 1
+    taken = ", ".join(f"{n} {budget.taken.get(n, 0)}" for n in ("kernel", "step", "spectra", "sharpness"))
+    mean = (budget.spent - opening) / later
+    print(
+        f"    {RUN} steps at default settings: opening {opening / one:.0f} training steps, {later} measurements later "
+        f"of {mean / one:.1f} on average ({taken} times), in all {100 * budget.overhead:.1f} % of training",
         flush=True,
     )
 

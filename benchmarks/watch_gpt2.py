@@ -3,6 +3,7 @@
     python benchmarks/watch_gpt2.py                    on a GPU
     python benchmarks/watch_gpt2.py --tiny --steps 60  a tiny model on the CPU, to see that it runs
     python benchmarks/watch_gpt2.py --operations       torch operations of a measurement, 12 narrow layers on the CPU
+    python benchmarks/watch_gpt2.py --profile          what the first and third measurements wait for, on a GPU
 
 Unwatched steps run between the watched ones, in the same process, so that a busy machine slows both alike; what they
 take is what training alone takes. The opening, the last measurement and closing are counted as watching. Watched steps
@@ -131,13 +132,8 @@ def count_operations() -> None:
         return result
 
     Measurer._time = timed  # type: ignore[assignment]
-    measures = [
-        name for name, measure in gs.record.WATCHED_MEASURES.items() if measure.by_default and measure.guess is None
-    ]
-    ids = training.tokens(PROBE)
     print("measurement 1")
-    scope = gs.watch(training.model, {"input_ids": ids, "labels": ids}, every=1, overhead=None, measures=measures)
-    scope.use(training.optimizer)
+    scope = cheap_watch(training)
     for number in (2, 3):
         print(f"  in all: {whole[0]} operations, {whole[1]} waits\nmeasurement {number}")
         whole[:] = [0, 0]
@@ -146,11 +142,58 @@ def count_operations() -> None:
     print(f"  in all: {whole[0]} operations, {whole[1]} waits")
 
 
+def profile_measurements(training: Training) -> None:
+    """Of each measure of the first and the third measurement: how long it took, and how long the GPU worked on what.
+
+    Where the GPU worked for much less, the time is that of Python and of launching; at the start, of loading kernels.
+    """
+    number, time_one = 1, Measurer._time
+
+    def profiled(self, name, work):  # type: ignore[no-untyped-def]
+        if number == 2:
+            return time_one(self, name, work)
+        training.wait()
+        with torch.profiler.profile() as found:
+            begun = time.perf_counter()
+            result = time_one(self, name, work)
+            training.wait()
+            seconds = time.perf_counter() - begun
+        kernels = [event for event in found.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
+        kernels.sort(key=lambda event: -event.self_device_time_total)
+        busy = sum(event.self_device_time_total for event in kernels)
+        if seconds > 5e-3:
+            count = sum(event.count for event in kernels)
+            print(f"  {name}: {1e3 * seconds:.1f} ms, of which the GPU worked {busy / 1e3:.1f} ms on {count} kernels")
+            for event in kernels[:6]:
+                print(f"    {event.self_device_time_total / 1e3:8.2f} ms, {event.count:5d} x {event.key[:90]}")
+        return result
+
+    Measurer._time = profiled  # type: ignore[assignment]
+    print("measurement 1, profiled, which takes time too")
+    scope = cheap_watch(training)
+    for number in (2, 3):
+        training.step()
+        if number == 3:
+            print("measurement 3")
+        scope.step()
+
+
+def cheap_watch(training: Training) -> gs.record.Scope:
+    """A watch that takes every measure at every step, but those that are expensive by nature."""
+    measures = [
+        name for name, measure in gs.record.WATCHED_MEASURES.items() if measure.by_default and measure.guess is None
+    ]
+    ids = training.tokens(PROBE)
+    scope = gs.watch(training.model, {"input_ids": ids, "labels": ids}, every=1, overhead=None, measures=measures)
+    return scope.use(training.optimizer)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--operations", action="store_true", help="only count operations")
+    parser.add_argument("--profile", action="store_true", help="only look at what a measurement waits for")
     options = parser.parse_args()
     if options.operations:
         count_operations()
@@ -158,6 +201,9 @@ def main() -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     training, turns = Training(options.tiny, device), Turns()
     training.seconds(PLAIN)  # warm-up
+    if options.profile:
+        profile_measurements(training)
+        return 0
     peak = _peak(device)
     with tempfile.TemporaryDirectory() as folder:
         ids = training.tokens(PROBE)

@@ -277,6 +277,24 @@ def test_fitting_the_mean_of_the_targets_is_not_lazy():
     assert "lazy" not in kinds(history(mean_only))
 
 
+def test_a_network_that_is_frozen_as_a_whole_is_told_so():
+    """Nothing else is measured then, and the advice to pass targets or more measures would be false."""
+    records = [
+        (step, {"precision": 1.2e-7, **{f"frozen/{layer}": 1.0 for layer in histories.LAYERS}}) for step in range(9)
+    ]
+    found = diagnosis_of(histories.history_of_records(records, {}, histories.META))
+    assert [f.what for f in found.findings] == ["No layer can train: requires_grad is False for all parameters."]
+    assert found.not_judged["labels"] == "not measured, since all parameters are frozen"
+
+
+def test_few_directions_of_a_language_model_are_no_collapse():
+    """Features of a GPT with 500 tokens had an effective rank of 5 after 150 steps; its targets had 349."""
+    few = histories._set(feature_rank__all=lambda s: 5.0 if s else 20.0, loss__probe=1.9, probe__target_rank=349.0)
+    assert "rank_collapse" not in kinds(history(few, losses=histories.FLAT))
+    copies = histories._set(feature_rank__all=lambda s: 1.2 if s else 20.0, loss__probe=1.9, probe__target_rank=349.0)
+    assert "rank_collapse" in kinds(history(copies, losses=histories.FLAT))
+
+
 def test_a_collapse_is_dated_when_it_is_passed():
     def collapsed(step, scalars):
         scalars |= {"loss/probe": 1.9, **{f"feature_rank/{layer}": 1.1 if step >= 50 else 6.0 for layer in "0246"}}

@@ -56,7 +56,6 @@ def test_kernels_by_the_products_of_onednn(monkeypatch, reduce):
     multiply, shapes = torch.ops.mkldnn._linear_pointwise, set()
     monkeypatch.setattr(arithmetic, "_onednn_is_faster", lambda: True)
     monkeypatch.setattr(arithmetic, "WORTH", 0)
-    monkeypatch.setattr("gramscope.capture.sites.OWN_PRODUCT", 0)
     monkeypatch.setattr(
         torch.ops.mkldnn,
         "_linear_pointwise",

@@ -175,7 +175,7 @@ def test_every_product_belongs_to_one_draw_of_the_masks(way, dropout):
     random.random()
     before = torch.get_rng_state()
     dense = operator.dense()
-    assert jacobian._written_out == (way == "written out")
+    assert jacobian._forward_mode == (way == "forward mode")
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(dense, dense.T, rtol=1e-12, atol=1e-12)
     if isinstance(dropout, PythonDropout):  # the checks of types that the tests run with draw from this stream too

@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import gramscope as gs
+from gramscope.report.panels.others import CAPTIONS
 from gramscope.tasks import digits, mlp
 
 sys.path.insert(0, str(Path(__file__).parent))
 from screenshots import IMAGES, opened, small
 
 FIGURES = {  # of each page, below its findings
-    "zero": ("gradient_given", "gradient_overlap"),
-    "large": ("update_ratio", "dead_units"),
-    "order": ("Loss", "class_predicted"),
+    "zero": tuple(CAPTIONS[name] for name in ("gradient_given", "gradient_overlap")),
+    "large": tuple(CAPTIONS[name] for name in ("update_ratio", "dead_units")),
+    "order": ("Loss", CAPTIONS["class_predicted"]),
 }
 WIDTH = 900
 

@@ -310,6 +310,22 @@ def labels(tab, key, axis, place=0):
     return [name for name, _ in found]
 
 
+def test_a_page_of_one_run_has_no_box_to_hide_it_and_plain_numbers_at_its_axes(watched, tmp_path):
+    write_meta(tmp_path / "a", "a")
+    for step in (0, 1, 10, 100, 1000, 20_000):
+        append(tmp_path / "a", step, {"loss": 10.0 ** (-step / 5000), "dead_units/2": 0.0, "kernel/drift": step / 50})
+    seen = watched()
+    tab = seen.open(report(tmp_path / "a", tmp_path / "r.html"))
+    assert not tab.locator("#runs").is_visible()
+    assert "a: Sequential, 6 records" in tab.locator("header").inner_text()
+    assert "10,000" in labels(tab, "training", "x")
+    assert "0.001" in labels(tab, "training", "y")
+    assert labels(tab, "health", "y") == ["0", "0.2", "0.4", "0.6", "0.8", "1"], "a share, not -1 to 1"
+    layout = "document.querySelector('[data-panel=kernel-moves] .plot').layout.yaxis.type"
+    assert tab.evaluate(layout) == "log", "drift of 400 beside thresholds of 0.33 and 2.6"
+    assert seen.wrong == []
+
+
 @pytest.mark.parametrize(
     ("low", "wanted"), [(0.03, {"1", "0.5", "0.1", "0.05"}), (0.002, {"1", "0.1", "0.01"}), (1e-9, {"1", "0.01"})]
 )
@@ -364,7 +380,7 @@ def test_the_live_page_follows(watched, tmp_path):
         x = "document.querySelector('[data-panel=training] .plot').data[0].x"
         append(path, 5, {"loss": 0.5})
         seen.until(f"{x}.length === 2")
-        assert "up to step 5" in tab.locator("#summary").inner_text()
+        assert "0.5 at step 5" in tab.locator("#summary").inner_text()
         scalars, arrays = moment(10, 20, False, ["0", "2"], np.random.default_rng(0))
         append(path, 10, scalars, arrays)
         tab.wait_for_selector("[data-panel=kernel] .heatmaplayer image", state="attached")
@@ -436,7 +452,9 @@ def test_many_runs_sort_filter_and_draw(watched, sweep):
     drawing = tab.locator("[data-panel=all-runs] figure:visible .main-svg").first.bounding_box()
     assert drawing["width"] > 0.8 * tab.evaluate("document.querySelector('main').clientWidth")
     assert set(tab.evaluate(CELLS, "diagnosis")) >= {"nothing wrong", "lr too large"}
-    assert sum(tab.evaluate("document.getElementById('against-plot').data.map(trace => trace.x.length)")) == count - 1
+    drawn = tab.evaluate("document.getElementById('against-plot').data.map(trace => [trace.name, trace.x.length])")
+    assert sum(points for name, points in drawn if name != "mean") == count - 1
+    assert dict(drawn)["mean"] == 4, "a line through the means of each learning rate"
     assert tab.locator("#against-lacks").inner_text() == "1 run lacks one of the two."
 
     tab.get_by_role("button", name="final loss").click()

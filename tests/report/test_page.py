@@ -75,7 +75,7 @@ def two(tmp_path_factory):
 def test_all_panels_of_two_runs(two, tmp_path):
     _, elements, data = opened(report(two, tmp_path / "r.html"))
     assert keys(data) == [
-        "training", "shares", "kernel-moves", "richness", "linearity", "gram", "spectra", "flips", "steps", "health",
+        "training", "shares", "kernel-moves", "richness", "health", "linearity", "gram", "spectra", "flips", "steps",
         "kernel", "upkeep",
     ]  # fmt: skip
     assert "Left out" not in elements.words
@@ -373,7 +373,7 @@ def test_large_counts_are_written_like_large_steps(tmp_path):
     (tmp_path / "a" / "scalars.jsonl").write_text("\n".join(lines) + "\n")
     _, elements, _ = opened(report(tmp_path / "a", tmp_path / "r.html"))
     said = " ".join(elements.words)
-    assert "over 2,345 records up to step 2,344." in said
+    assert "(2,345 records)." in said
     assert "2,345 records, " in said
     assert "2345" not in said
 
@@ -601,7 +601,8 @@ def test_gradients_and_units_have_a_panel(tmp_path):
     _, elements, data = opened(report(tmp_path / "a", tmp_path / "r.html"))
     panels = {panel["key"]: panel for panel in data["panels"]}
     drawn = {plot["caption"]: [mark["name"] for mark in plot["frames"][0]] for plot in panels["health"]["plots"]}
-    assert drawn == {"gradient_norm": ["1", "2", "all"], "dead_units": ["1", "2"], "sharpness": ["a"]}
+    assert list(drawn.values()) == [["1", "2", "all"], ["1", "2"], ["a"]]
+    assert next(iter(drawn)) == "Gradient norm"
     assert "a: layer 2 has most dead units, 20 % at step 20." in elements.words
     assert "dead_units: Share of units that are off." in elements.words
     assert [plot["caption"] for plot in panels["others"]["plots"]] == ["mine"]

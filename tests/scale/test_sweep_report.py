@@ -84,9 +84,18 @@ def test_best_runs_are_named(folder):
 
 def test_the_page_has_the_panel_and_its_figures_as_files(folder, tmp_path):
     page = report(folder, tmp_path / "r.html", svg_dir=tmp_path / "svg").read_text(encoding="utf-8")
-    assert "Swept settings" in page
+    assert "Two settings at once" in page
+    assert "Swept settings" not in page, "the page of many runs draws any measure against any setting"
     assert "Lowest final loss" in page
     assert [path for path in (tmp_path / "svg").iterdir() if path.name.startswith("swept")]
+
+
+def test_a_page_of_many_runs_has_the_heat_maps_alone(folder):
+    whole, pairs = swept.panel(table(folder)), swept.panel(table(folder), pairs_only=True)
+    assert [plot.caption for plot in pairs.plots] == ["means over optimiser.lr and model.width"]
+    assert np.array_equal(pairs.plots[0].frames[0][0].z, whole.plots[2].frames[0][0].z)
+    one = [path for path in sorted(folder.iterdir()) if "width-8" in path.name]
+    assert swept.panel(table(one), pairs_only=True) is None
 
 
 def test_no_panel_for_few_runs_or_runs_of_one_setting(folder):

@@ -30,6 +30,14 @@ def memory_budget(memory: Memory, device: torch.device) -> int:
     return int(memory)
 
 
+def check_budget(need: int, memory: Memory, device: torch.device, what: str, advice: str) -> int:
+    """The budget in bytes; raise unless ``need`` bytes fit."""
+    budget = memory_budget(memory, device)
+    if need > budget:
+        raise InputError(f"memory must be at least {need:,} bytes for {what}, got {budget:,}. {advice}")
+    return budget
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that this process can still allocate on ``device``. The processes of one job on one machine share."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # set by torchrun and its like

@@ -15,7 +15,7 @@ from gramscope.base.arithmetic import exact_arithmetic, users_autocast
 from gramscope.base.checks import check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
-from gramscope.capture.network import PREFIXES, call, count_examples, main_tensor, prepare_input, unwrap_with_input
+from gramscope.capture.network import call, count_examples, main_tensor, plain_name, prepare_input, unwrap_with_input
 from gramscope.capture.side_effects import eager_execution, in_modes, untouched
 
 At = Literal["output", "input"]
@@ -93,7 +93,7 @@ def activations(
 
 def choose_layers(model: nn.Module, layers: Layers) -> Chosen:
     """Modules by name for names and globs; ``name@k`` asks for the k-th call alone. Raises where nothing matches."""
-    named = {_plain(name): module for name, module in model.named_modules(remove_duplicate=False)}
+    named = {plain_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
     asked = [layers] if isinstance(layers, str) else list(layers)
     if not all(isinstance(pattern, str) for pattern in asked) or not any(not p.startswith("!") for p in asked):
         raise InputError(f"layers must be a name, a glob or a list of them, got {layers!r}.")
@@ -227,9 +227,3 @@ def _release_tables(model: nn.Module) -> None:
         if getattr(module, "max_norm", None) is not None:
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad_(False)
-
-
-def _plain(name: str) -> str:
-    for prefix in PREFIXES:
-        name = name.replace(prefix, "")
-    return name

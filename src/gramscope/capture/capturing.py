@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypedDict
+from itertools import chain
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.checks import check_finite
@@ -37,7 +37,6 @@ from gramscope.capture.side_effects import open_recurrences, plain_execution, un
 from gramscope.capture.sites import OuterSite, Site, Snapshot
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.capture.working_set import WorkingSet, gradient_bytes
-from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction
 
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
@@ -94,8 +93,8 @@ def capture(
 class Opened:
     """A forward pass of a network: its outputs (n, C), from which backward passes may be made.
 
-    ``room`` bytes of signals may be held at once in the search for the sites, which ``known`` ones spare; ``hooked``
-    says that tensors carry hooks.
+    ``room`` bytes of signals are held at once while the sites are sought; where they are ``known``, nothing is sought.
+    ``hooked``: tensors carry hooks.
     """
 
     f: Tensor
@@ -121,13 +120,7 @@ class Opened:
 
     def cotangents(self, directions: Directions = None, some: slice = slice(None)) -> Float[Tensor, "k n C"]:
         """One-hot for ``some`` of the outputs, or as given."""
-        n, width = self.f.shape
-        if directions is not None:
-            return _given_cotangents(self.f, directions)
-        start, stop, _ = some.indices(width)
-        rows = self.f.new_zeros(stop - start, 1, width)  # rows of the identity; the whole of it may not fit
-        rows[range(stop - start), 0, range(start, stop)] = 1
-        return rows.expand(-1, n, -1)
+        return unit_cotangents(self.f, some) if directions is None else _given_cotangents(self.f, directions)
 
     def snapshot(self, cotangents: Float[Tensor, "k n C"]) -> Snapshot:
         groups = [site for group in self.sites(cotangents) for sites in group.values() for site in reversed(sites)]
@@ -150,10 +143,10 @@ def opened(
     precision: Precision = None, room: int = UNLIMITED, large: bool = False,
     watch: AbstractContextManager[object] | None = None, known: KnownSites | None = None,
 ) -> Iterator[Opened]:  # fmt: skip
-    """A forward pass, made inside ``watch``, to go back from; everything is put back after.
+    """A forward pass, made inside ``watch``, and backward passes from it; everything is put back at the end.
 
-    ``large`` passes may use fused attention, which is meant to be gone through one direction at a time. ``known`` are
-    the sites of earlier passes of the same examples, or of a few of them: they are sought once.
+    ``large`` passes may use fused attention, whose backward pass takes one direction at a time. ``known`` are the sites
+    of earlier passes of the same examples, or of a few of them: they are sought once.
     """
     if coupled not in ("refuse", "exact"):
         raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
@@ -170,8 +163,7 @@ def opened(
         for parameter in parameters.values():
             parameter.requires_grad_()
         streams = RandomStreams()
-        hooks = _HooksNoted()
-        with written, watch or nullcontext(), hooks:
+        with written, watch or nullcontext():
             f = evaluate(model, x, n, outputs)
         check_outputs(f, parameters)
 
@@ -195,7 +187,7 @@ def opened(
 
         every = named_parameters(model)
         left_out = tuple(name for name in every if name not in parameters)
-        yield Opened(f, parameters, left_out, refuse_mixing, room, hooks.seen, known)
+        yield Opened(f, parameters, left_out, refuse_mixing, room, written.hooked, known)
 
 
 @dataclass(frozen=True)
@@ -217,10 +209,7 @@ class Survey:
     dtype: torch.dtype
 
 
-def survey(
-    model: nn.Module, x: ModelInput, *, outputs: Outputs = None, frozen: bool = False, precision: Precision = None,
-    large: bool = False,
-) -> Survey:  # fmt: skip
+def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: Unpack[ForwardOptions]) -> Survey:
     """The size of a pass of ``x``, by what autograd keeps of it and by its backward graph."""
     kept: dict[int, int] = {}
 
@@ -230,7 +219,6 @@ def survey(
         return tensor.detach()  # an output that its own node keeps as it is would never be freed
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    options: ForwardOptions = {"outputs": outputs, "frozen": frozen, "precision": precision}
     with opened(model, x, **options, large=large, watch=hooks) as network:
         weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters.values()}
         kept[network.f.untyped_storage().data_ptr()] = network.f.untyped_storage().nbytes()
@@ -242,12 +230,11 @@ def survey(
         working = WorkingSet(found.graph).most_bytes(found.edges, found.waiting)
         signals = sum(map(gradient_bytes, found.edges))
         outer = set()
-        for sites in (
-            sites for group in network.sites(network.cotangents(some=slice(0, 1))) for sites in group.values()
-        ):
-            for site in (site for site in sites if isinstance(site, OuterSite)):
-                anew = site.inputs_of(slice(0, 1)).untyped_storage().data_ptr() not in kept
-                outer.add((site.positions, site.groups, site.fan_in, site.fan_out, anew))
+        for group in network.sites(network.cotangents(some=slice(0, 1))):
+            for site in chain.from_iterable(group.values()):
+                if isinstance(site, OuterSite):
+                    anew = site.inputs_of(slice(0, 1)).untyped_storage().data_ptr() not in kept
+                    outer.add((site.positions, site.groups, site.fan_in, site.fan_out, anew))
         held, largest, working, signals = (math.ceil(size / n) for size in (held, max(sizes), working, signals))
         return Survey(width, held, largest, working, signals, tuple(sorted(outer)), known, network.f.dtype)
 
@@ -263,18 +250,6 @@ def outputs_of(
     with untouched(model), exact_arithmetic(tf32=precision == "tf32"), plain_execution():
         f = evaluate(model, x, count_examples(x), outputs)
         return f if graph else f.detach()
-
-
-class _HooksNoted(TorchFunctionMode):
-    """Notes whether a hook is put on a tensor."""
-
-    seen = False
-
-    def __torch_function__(
-        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
-    ) -> object:
-        self.seen = self.seen or func is Tensor.register_hook
-        return func(*args, **(kwargs or {}))
 
 
 def _training_norms(model: nn.Module) -> str:
@@ -301,6 +276,14 @@ def check_outputs(f: Tensor, parameters: Mapping[str, Tensor]) -> None:
             "under torch.no_grad() or detached, or do its parameters not enter?"
         )
     check_differentiable(f)
+
+
+def unit_cotangents(f: Float[Tensor, "n C"], some: slice) -> Float[Tensor, "k n C"]:
+    """One-hot for ``some`` of the outputs: rows of the identity, all of which may not fit."""
+    start, stop, _ = some.indices(f.shape[1])
+    rows = f.new_zeros(stop - start, 1, f.shape[1])
+    rows[range(stop - start), 0, range(start, stop)] = 1
+    return rows.expand(-1, len(f), -1)
 
 
 def _given_cotangents(f: Float[Tensor, "n C"], directions: Tensor | Callable[[Tensor], Tensor]) -> Tensor:

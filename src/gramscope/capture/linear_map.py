@@ -39,11 +39,9 @@ class LinearMap:
     operations is not checked.
     """
 
-    def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, quiet: bool = False, proven: bool = False
-    ) -> None:
-        self.outputs, self.inputs, self.quiet, self.proven = list(outputs), list(inputs), quiet, proven
-        self.slow = ""  # why J v is taken row by row, if it is; a warning says it, too, unless ``quiet``
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *, proven: bool = False) -> None:
+        self.outputs, self.inputs, self.proven = list(outputs), list(inputs), proven
+        self.slow = ""  # why J v is taken row by row, if it is; a warning says it, too
         self._live = [output for output in self.outputs if output.requires_grad]
         self._cotangents: list[Tensor] = []
         self._transposed: tuple[Tensor | None, ...] | None = None
@@ -126,8 +124,7 @@ class LinearMap:
             if why:
                 self._transposed, self._cotangents = None, []
                 self.slow = _slow_path(self._live, why)
-                if not self.quiet:
-                    warn(self.slow)
+                warn(self.slow)
         return self._transposed
 
     def _transpose(self, cotangents: Sequence[Tensor]) -> None:

@@ -5,15 +5,12 @@ from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import autocast_in_force, exact_arithmetic
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.nested import ModelInput
 from gramscope.base.streams import RandomStreams
-from gramscope.capture.backward_graph import check_differentiable
-from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import (
     Outputs,
     Precision,
@@ -75,49 +72,12 @@ class ModelFunction:
         fixed = {name: buffer.clone() for name, buffer in self._buffers.items()}
         return torch.func.functional_call(self._holder, {**fixed, **swapped}, (work,), tie_weights=False)
 
-    def split(self, vectors: Float[Tensor, "p k"]) -> list[Tensor]:
-        """Columns over all parameters as one tensor (k, *shape) for each parameter."""
-        own = list(self.parameters.values())
-        pieces = torch.split(vectors.T, [p.numel() for p in own], dim=1)
-        # Copies: some operations (view_as_complex) take no tensor that begins at an odd place of another.
-        pairs = zip(pieces, own, strict=True)
-        return [piece.reshape(len(piece), *p.shape).to(p.dtype, copy=True) for piece, p in pairs]
-
-    def join(self, parts: Sequence[Tensor | None], count: int) -> Float[Tensor, "p k"]:
-        """The inverse of :meth:`split` for ``count`` columns; None stands for zeros."""
-        pairs = zip(parts, self.parameters.values(), strict=True)
-        filled = [p.new_zeros(count, *p.shape) if part is None else part for part, p in pairs]
-        return torch.cat([part.reshape(count, -1) for part in filled], dim=1).T
-
-    def vjp(self, graph: LinearMap, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-        """``Jᵀ w`` for each column w, J the map from parameters in the model to one output (n, C)."""
-        count, (f,) = vectors.shape[1], graph.outputs
-        if count == 0:
-            return vectors.new_zeros(sum(p.numel() for p in self.parameters.values()), 0)
-        cotangents = vectors.T.reshape(count, *f.shape)
-        found = self.at(graph.inputs, lambda: graph.vjp([cotangents]))
-        return self.join(found, count).to(torch.promote_types(f.dtype, torch.float32))
-
-    def jvp(self, graph: LinearMap, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        """``J v`` for each column v."""
-        count, (f,) = vectors.shape[1], graph.outputs
-        if count == 0:
-            return vectors.new_zeros(f.numel(), 0)
-        (found,) = self.at(graph.inputs, lambda: graph.jvp(self.split(vectors), count))
-        return found.reshape(count, -1).T.to(torch.promote_types(f.dtype, torch.float32))
-
     def evaluate(self, x: ModelInput = None) -> Tensor:
         """The outputs (n, C), of other examples if given, with the random numbers of when this was made."""
         self._streams.rewind()
         # A model may overwrite its input.
         given = prepare_input(self.x) if x is None else x
         return evaluate(self.model, given, count_examples(given), self.outputs)
-
-    def outputs_with_graph(self, x: ModelInput = None) -> Tensor:
-        """The same, where every operation has a derivative."""
-        f = self.evaluate(x)
-        check_differentiable(f)
-        return f
 
 
 class _Holder(nn.Module):

@@ -26,7 +26,6 @@ Outputs = (
 )
 Precision = Literal["float64", "float32", "tf32"] | None
 X = TypeVar("X")  # what a model is called with
-PREFIXES = ("_orig_mod.",)
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 # Largest difference of an example's outputs in another batch, relative to the largest output: the rounding of kernels
 # that are chosen by batch size. Float64 networks may round to float32 inside; TF32 rounds to 11 bits.
@@ -40,13 +39,9 @@ def unwrap(model: nn.Module) -> nn.Module:
             f"model must be a torch.nn.Module, got {type(model).__name__}. Wrap a plain function in a module that "
             "holds its parameters."
         )
-    while True:
-        if isinstance(model, PARALLEL):
-            model = cast(nn.Module, model.module)
-        elif hasattr(model, "_orig_mod"):
-            model = cast(nn.Module, model._orig_mod)
-        else:
-            return model
+    while isinstance(model, PARALLEL) or hasattr(model, "_orig_mod"):
+        model = cast(nn.Module, model.module if isinstance(model, PARALLEL) else model._orig_mod)
+    return model
 
 
 def unwrap_with_input(model: nn.Module, x: X) -> tuple[nn.Module, X]:
@@ -59,13 +54,13 @@ def unwrap_with_input(model: nn.Module, x: X) -> tuple[nn.Module, X]:
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each parameter once, under its first name, without the prefixes that compiling adds."""
-    named = {}
-    for name, parameter in model.named_parameters():
-        for prefix in PREFIXES:
-            name = name.replace(prefix, "")
-        named[name] = parameter
-    return named
+    """Each parameter once, under its first name."""
+    return {plain_name(name): parameter for name, parameter in model.named_parameters()}
+
+
+def plain_name(name: str) -> str:
+    """The name of a module or parameter without the prefixes that compiling adds."""
+    return name.replace("_orig_mod.", "")
 
 
 def copied(model: nn.Module, memo: dict[Any, object] | None = None) -> nn.Module:

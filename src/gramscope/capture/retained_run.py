@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
+from gramscope.capture.backward_graph import check_differentiable
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision
 from gramscope.capture.weight_uses import WeightUses, settle
@@ -134,10 +135,11 @@ def open_layers(
                     stack.callback(modules[name].register_forward_hook(openings.hook(name)).remove)
             if watch:
                 stack.enter_context(uses)
-            return function.outputs_with_graph(given)
+            return function.evaluate(given)
 
     with function.context():
         f = function.at(list(parameters.values()), run)
+    check_differentiable(f)
     openings.check(layers)
     return RetainedRun(f, openings.values, openings.perturbations, tuple(uses.kept), parameters, function)
 

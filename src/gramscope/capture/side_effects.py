@@ -34,13 +34,17 @@ Collection = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
 
 class CopyOnWrite(TorchFunctionMode):
-    """Keeps the value of every parameter that an operation writes into, from before the first time."""
+    """Keeps the value of every parameter that an operation writes into, from before the first time.
 
-    def __init__(self, model: nn.Module) -> None:
+    ``hooked``: a hook was put on a tensor.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
         super().__init__()
+        self.hooked = False
         self._known: dict[int, list[Tensor]] = {}
         self._saved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        for tensor in model.parameters():
+        for tensor in parameters:
             if not tensor.is_meta and not is_lazy(tensor):
                 self._known.setdefault(_memory(tensor), []).append(tensor)
 
@@ -48,8 +52,8 @@ class CopyOnWrite(TorchFunctionMode):
         self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if writes(func) or name == "__set__":
+        self.hooked = self.hooked or func is Tensor.register_hook
+        if writes(func) or getattr(func, "__name__", "") == "__set__":
             self._save(args[:1])
         elif "out" in kwargs:
             self._save(kwargs["out"])
@@ -83,10 +87,10 @@ def _memory(tensor: Tensor) -> int:
 _OWN = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}
 
 
-def _restorer(model: nn.Module) -> Callable[[], None]:
+def _restorer(model: nn.Module, parameters: Iterable[Tensor]) -> Callable[[], None]:
     """Attributes and buffers of every module, and flags of parameters, as they are now."""
     noted = [put_back for module in model.modules() for put_back in _noted(module)]
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    flags = [(parameter, parameter.requires_grad) for parameter in parameters]
 
     def restore() -> None:
         with torch.inference_mode(False), torch.no_grad():  # in this order: leaving inference mode turns gradients on
@@ -128,14 +132,21 @@ def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
 
 def _refill(collection: Collection, kept: Collection) -> None:
     """The same entries again, by identity; a collection that kept them is not written to."""
-    now, before = ((*c, *c.values()) if isinstance(c, dict) else tuple(c) for c in (collection, kept))
-    if len(now) == len(before) and all(map(operator.is_, now, before)):
+    if _same_entries(collection, kept):
         return
     collection.clear()
     if isinstance(collection, list | deque):
         collection.extend(kept)
     else:
         collection.update(kept)
+
+
+def _same_entries(now: Collection, before: Collection) -> bool:
+    if len(now) != len(before) or not all(map(operator.is_, now, before)):
+        return False
+    return not (isinstance(now, dict) and isinstance(before, dict)) or all(
+        map(operator.is_, now.values(), before.values())
+    )
 
 
 @contextmanager
@@ -153,9 +164,10 @@ def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite
         # Streams and switches belong to the whole process: one measurement at a time.
         stack.enter_context(_ONE_AT_A_TIME)
         stack.enter_context(streams_put_back())
-        stack.enter_context(gradients_set_aside(model.parameters()))
-        stack.callback(_restorer(model))
-        written = CopyOnWrite(model)
+        parameters = list(model.parameters())
+        stack.enter_context(gradients_set_aside(parameters))
+        stack.callback(_restorer(model, parameters))
+        written = CopyOnWrite(parameters)
         stack.callback(written.put_back)
         if throughout:
             stack.enter_context(written)

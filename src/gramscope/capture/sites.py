@@ -18,9 +18,9 @@ from torch import Tensor
 from gramscope.base.arithmetic import onednn_pays, product_with_transpose
 from gramscope.base.html import html_table
 
-OWN_PRODUCT = 2**18  # multiply-adds of an example from which it has a product of its own, its signals as they lie
-UNFOLDED = 2  # examples of a convolution whose patches are made at once, at least,
-AT_ONCE = {"cpu": 2**20, "cuda": 2**26}  # and as many as have so many bytes of patches and signals: within the cache
+# Patches of a convolution are made for as many examples at once as have AT_ONCE bytes of patches and signals (they stay
+# in the cache), and for UNFOLDED at least.
+UNFOLDED, AT_ONCE = 2, {"cpu": 2**20, "cuda": 2**26}
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,17 +166,16 @@ class OuterSite(Site):
         each = self.positions * g * (self.fan_in + k * width) * out.element_size()
         most = min(AT_ONCE.get(out.device.type, AT_ONCE["cuda"]), out.nbytes // 8)  # little beside the rows
         size = max(UNFOLDED, most // max(1, each))
-        large = out.is_cpu and g == 1 and k * width * self.positions * self.fan_in >= OWN_PRODUCT
+        by_onednn = g == 1 and onednn_pays(out, k * width * self.positions * self.fan_in)
         for first in range(0, self.examples, size):
             some = slice(first, min(self.examples, first + size))
             v = self.inputs_of(some).to(out.dtype).transpose(1, 2)  # (n, g, T, i)
             s = self.signals[some, ..., channels].to(out.dtype)  # (n, k, T, g, o)
-            if large:
-                for one, inputs, rows in zip(s[:, :, :, 0], v[:, 0], out[some], strict=True):
-                    _rows_of_one(one, inputs, rows.view(k, width, -1))
-                continue
             s = s.permute(0, 3, 1, 4, 2).flatten(2, 3)  # (n, g, ko, T)
-            if g == 1:
+            if by_onednn:
+                for one, inputs, rows in zip(s[:, 0], v[:, 0], out[some], strict=True):
+                    rows.view(len(one), -1).copy_(product_with_transpose(one, inputs.mT))
+            elif g == 1:
                 torch.bmm(s[:, 0], v[:, 0], out=out[some].view(len(s), k * width, self.fan_in))
             else:
                 grouped = torch.matmul(s, v).unflatten(2, (k, width))
@@ -188,14 +187,6 @@ class OuterSite(Site):
         if self.order == tuple(range(len(self.order))):
             return gradient
         return gradient.unflatten(2, self.axes).permute(0, 1, *(2 + axis for axis in self.order)).flatten(2)
-
-
-def _rows_of_one(s: Inexact[Tensor, "k T o"], v: Inexact[Tensor, "T i"], out: Inexact[Tensor, "k o i"]) -> None:
-    """``Σ_T s ⊗ v`` of one example."""
-    if onednn_pays(out, s.numel() * v.shape[1]):
-        out.copy_(product_with_transpose(s.mT.flatten(0, 1), v.mT).view(out.shape))
-    else:
-        torch.bmm(s.mT, v.expand(len(s), -1, -1), out=out)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.", metavar="")]
 
 
 def _version(show: bool | None) -> None:
@@ -31,15 +31,17 @@ def _version(show: bool | None) -> None:
 def main(
     version: Annotated[
         bool | None,
-        typer.Option("--version", callback=_version, is_eager=True, help="Versions of gramscope, torch and CUDA."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, metavar="", help="Versions of gramscope, torch and CUDA."
+        ),
     ] = None,
 ) -> None:
     """Example:  gramscope demo;  gramscope COMMAND --help
 
     See how a neural network learns, layer by layer.
 
-    gs.watch in your training loop writes a run; report, serve and diagnose read it.
-    analyze needs only a checkpoint. verify checks every number on your own model.
+    gs.watch in your training loop writes a run into a folder. report, serve and diagnose read such folders.
+    analyze needs only a checkpoint. verify checks our numbers on your own model.
     """
 
 
@@ -55,7 +57,7 @@ def demo(
 ) -> None:
     """Example:  gramscope demo --steps 1000 --out my-demo
 
-    Train one network on digits twice, in the feature-learning and in the lazy regime, and compare the two.
+    Train one network on handwritten digits twice, in the feature-learning and in the lazy regime, and compare them.
     """
     import torch
 
@@ -68,7 +70,7 @@ def demo(
 
 @app.command(short_help="Train and watch what a config file describes.")
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file; see docs/cli.md for all keys.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file; docs/cli.md lists all keys.", metavar="CONFIG")],
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override one key, e.g. --set optimiser.lr=0.01", metavar="KEY=VALUE"),
@@ -91,8 +93,10 @@ def run(
 
 @app.command(short_help="Train and watch one run for every combination of a grid.")
 def sweep(
-    config: Annotated[Path, typer.Argument(help="A TOML file, as for gramscope run.")],
-    more: Annotated[list[str] | None, typer.Argument(help="More of the grid.", metavar="[KEY=VALUES]...")] = None,
+    config: Annotated[Path, typer.Argument(help="A TOML file, as for gramscope run.", metavar="CONFIG")],
+    more: Annotated[
+        list[str] | None, typer.Argument(help="More keys of the grid, as after --grid.", metavar="[KEY=VALUES]...")
+    ] = None,
     grid: Annotated[
         list[str] | None, typer.Option(help="Values of a key, e.g. lr=1e-3,1e-2", metavar="KEY=VALUES")
     ] = None,
@@ -115,7 +119,7 @@ def sweep(
 ) -> None:
     """Example:  gramscope sweep experiment.toml --grid lr=1e-3,1e-2 width=64,256 --jobs 4
 
-    Train and watch one run for every combination of a grid; runs that are done are not done again.
+    Train and watch one run for every combination of a grid. Called again, it does only the runs that are not done.
 
     Exit code 1 if a run failed. All runs on one page: gramscope report SWEEP.
     """
@@ -135,7 +139,10 @@ def sweep(
 @app.command(short_help="Spectra of the weights in a checkpoint; no data needed.")
 def analyze(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A file of torch.save, safetensors, TorchScript or numpy; or a folder.")
+        Path,
+        typer.Argument(
+            help="A file of torch.save, safetensors, TorchScript or numpy; or a folder.", metavar="CHECKPOINT"
+        ),
     ],
     convention: Annotated[
         str, typer.Option(help='"gramscope", or "weightwatcher" for the numbers of that tool.')
@@ -145,7 +152,7 @@ def analyze(
 ) -> None:
     """Example:  gramscope analyze model.safetensors --out spectra.csv
 
-    Spectra of the weights in a checkpoint: tail exponent, ranks, what was skipped and why. No data needed.
+    Spectra of the weights in a checkpoint: tail exponents and ranks. What was skipped is named. No data needed.
 
     No code in the file is run. A file that cannot be read without running code is refused, with the reason.
     """
@@ -159,14 +166,21 @@ def analyze(
 def verify(
     target: Annotated[
         str | None,
-        typer.Argument(help="module:callable or file.py:callable that returns (model, x); a built-in if left out."),
+        typer.Argument(
+            help="module:callable or file.py:callable that returns (model, x); if left out, a small built-in model.",
+            metavar="TARGET",
+        ),
     ] = None,
-    examples: Annotated[int, typer.Option(min=2, help="Examples to check on; each output costs a backward pass.")] = 4,
+    examples: Annotated[
+        int, typer.Option(min=2, help="How many examples; each output of each costs a backward pass.")
+    ] = 4,
     as_json: Json = False,
 ) -> None:
     """Example:  gramscope verify my_models.py:build
 
-    Check all identities on your model against plain autograd, and print the errors. Exit code 1 if one fails.
+    Compare kernels, steps and fields of your model with plain autograd, and print the errors.
+
+    Exit code 1 if an error is larger than allowed.
     """
     with _explained(as_json):
         from gramscope.cli.verify_command import default_target, load, print_checks
@@ -186,9 +200,12 @@ def verify(
 def kernel(
     config: Annotated[
         str,
-        typer.Argument(help="A TOML file as for run (its data and model), or file.py:callable that gives (model, x)."),
+        typer.Argument(
+            help="A TOML file as for run (its data and model), or file.py:callable that returns (model, x).",
+            metavar="CONFIG",
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the kernel; one that was begun is completed.")],
+    out: Annotated[Path, typer.Option(help="Folder of the kernel. A kernel that was begun there is completed.")],
     reduce: Annotated[str, typer.Option(help='"trace" sums over the outputs, "none" keeps them.')] = "trace",
     examples: Annotated[
         int | None, typer.Option(min=1, help="Take this many examples, from the first; all if left out.")
@@ -211,7 +228,7 @@ def kernel(
 
     Write the tangent kernel of a model on a data set to a folder, tile by tile.
 
-    The same command in several processes shares the work; after a kill it goes on where it was. On eight GPUs:
+    Several processes with the same command share the work. After a kill, the same command goes on. On eight GPUs:
     torchrun --nproc-per-node 8 -m gramscope kernel mnist.toml --out K/
     """
     with _explained(as_json):
@@ -228,7 +245,8 @@ def kernel(
 @app.command(short_help="One offline page about one or several runs.")
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")
+        list[Path],
+        typer.Argument(help="Folders written by gs.watch, folders of such runs, or patterns in quotes.", metavar="RUN"),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     svg: Annotated[
@@ -238,9 +256,9 @@ def report(
 ) -> None:
     """Example:  gramscope report runs/a runs/b -o report.html;  gramscope report runs/
 
-    One self-contained page about one or several runs; it opens offline and can be sent by mail.
+    One file about one or several runs: findings in words, and a panel for each measure. It opens offline.
 
-    Up to eight runs are drawn in full; of more there is a table to sort and filter, with small drawings.
+    Up to eight runs are drawn in full. More runs get a table to sort and filter, with small drawings.
     """
     with _explained(as_json):
         from gramscope.report import report as write_report
@@ -252,13 +270,14 @@ def report(
 @app.command(short_help="What is wrong with a run, and what to try first.")
 def diagnose(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders written by gs.watch, folders that hold some, or patterns (quoted).")
+        list[Path],
+        typer.Argument(help="Folders written by gs.watch, folders of such runs, or patterns in quotes.", metavar="RUN"),
     ],
     as_json: Json = False,
 ) -> None:
     """Example:  gramscope diagnose runs/a;  gramscope diagnose runs/ --json
 
-    What is wrong with a run and what to try first: findings with their evidence, the likeliest cause first.
+    What is wrong with a run, and what to try first. The likeliest cause comes first, with the numbers behind it.
     """
     with _explained(as_json):
         from gramscope.diagnose.run_diagnosis import diagnose_all
@@ -291,30 +310,37 @@ def serve(
 
 @app.command(short_help="A published table or figure, computed again.")
 def reproduce(
-    name: Annotated[str, typer.Argument(help='An experiment, or "list" for all of them.')],
-    quick: Annotated[bool, typer.Option("--quick", help="A small version, in a minute or two, without data.")] = False,
+    name: Annotated[str, typer.Argument(help='An experiment, or "list" for all of them.', metavar="NAME")],
+    quick: Annotated[
+        bool, typer.Option("--quick", metavar="", help="A small version, in a minute or two, without data.")
+    ] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds for each case; if left out, as the experiment says.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     jobs: Annotated[int, typer.Option(min=1, help="Processes at a time, each with one thread.")] = 1,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of results; what is done there is not done again.")
+        Path | None, typer.Option("--out", "-o", help="Folder of results. What is done there is kept.")
     ] = None,
     experiments: Annotated[Path | None, typer.Option(help="The folder experiments/ of the source.")] = None,
     publish: Annotated[
-        bool, typer.Option("--publish", help="Also write table, figure and RESULT.md into the experiment's folder.")
+        bool,
+        typer.Option(
+            "--publish", metavar="", help="Also write table, figure and RESULT.md into the experiment's folder."
+        ),
     ] = False,
     only_write: Annotated[
-        bool, typer.Option("--only-write", help="Run nothing: write the result of the jobs that are done.")
+        bool, typer.Option("--only-write", metavar="", help="Run nothing: write the result of the jobs that are done.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Example:  gramscope reproduce list;  gramscope reproduce decay --quick
 
-    A published table or figure, computed again: published, ours with its interval, and whether they agree.
+    Compute a published table again: the published number, ours with its interval, and whether they agree.
 
-    Jobs that are done are not done again. Exit code 1 if a job failed; a number that differs is a result.
+    Called again, it does only the jobs that are not done.
+
+    Exit code 1 if a job failed. A number that differs is a result, not a failure.
     """
     with _explained(as_json):
         from gramscope.reproduce.command import list_experiments

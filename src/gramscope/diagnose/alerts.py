@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,11 @@ class Alert:
         return f"{self.what}: {self.where!r}{found} at step {self.step}. {self.advice or _ADVICE[self.what]}"
 
 
+def is_loss(name: str) -> bool:
+    """Whether a logged number is a loss by its name: "loss", "loss_d", "val/loss", but not "loss_scale"."""
+    return _LOSS.search(name) is not None
+
+
 def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
     """All alerts of a run, from its series by name.
 
@@ -69,10 +74,11 @@ def find_alerts(series: Mapping[str, Series]) -> list[Alert]:
 Look = Callable[[Values], tuple[int | None, float]]  # the place of what calls for the alert, and the threshold
 
 
+@lru_cache(2**16)  # a run has the same names at every measurement, some hundreds of them
 def rules_of(name: str) -> tuple[tuple[str, Look], ...]:
     """What is looked for in a series of this name, and how."""
     finite: tuple[str, Look] = ("not finite", lambda values: (_first(~np.isfinite(values)), np.inf))
-    if _LOSS.search(name):
+    if is_loss(name):
         return finite, ("divergence", partial(_high, in_a_row=1 if name.endswith("/probe") else IN_A_ROW))
     if name.startswith(("gradient_norm/", "weight_norm/", "norm/")):
         return (finite,)

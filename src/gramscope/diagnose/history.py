@@ -101,6 +101,12 @@ class History:
         return float(self.steps[min(place, len(self.steps) - 1)]) if len(self.steps) else 0.0
 
     @property
+    def all_frozen(self) -> bool:
+        """Whether no parameter can be trained: then next to nothing is measured."""
+        frozen = self.family("frozen")
+        return bool(frozen) and all(frozen.get(layer, NOTHING).last == 1 for layer in self.sizes)
+
+    @property
     def end(self) -> float:
         return float(max((s.steps[-1] for s in (*self.measured.values(), *self.logged.values()) if len(s)), default=0))
 

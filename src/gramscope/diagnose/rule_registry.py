@@ -31,6 +31,8 @@ class Rule:
         """Why this rule cannot judge, or an empty string."""
         for names, advice in self.needs:
             if not any(_recorded(history, name) for name in names):
+                if history.all_frozen and not advice.startswith(NOT_NEEDED):
+                    return "not measured, since all parameters are frozen"
                 advice = advice if "precision" in history.measured else _with_measures(advice)
                 return advice.replace(MEASURES, _of_version(history.other_version))
         return ""

@@ -25,7 +25,7 @@ from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
 from gramscope.kernels.derivatives import derivative
-from gramscope.kernels.expansion import Expansion, ExpansionOptions
+from gramscope.kernels.expansion import Expansion, ExpansionOptions, load_forward_mode
 from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.ops.kinks import Sides, TwiceDifferentiable
 
@@ -260,6 +260,7 @@ def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -
             at.call(parameters)
         return tuple(watched.heights)
 
+    load_forward_mode()
     try:
         with at.context():
             both: Any = torch.func.jvp(heights, at.point, at.split(direction))

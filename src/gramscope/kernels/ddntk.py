@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.errors import InputError
-from gramscope.base.memory_budget import Memory, memory_budget
+from gramscope.base.memory_budget import Memory, check_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.derivatives import derivative, step_direction
@@ -111,15 +111,15 @@ class DDNTK:
         return step_direction(self.expansion, vector.reshape(rows.shape))
 
     def _check_dense(self, size: int, memory: Memory) -> None:
-        budget = memory_budget(memory, self.expansion.device)
-        need = (2 * size**4 + size * (size + 2) * self.expansion.cols.size) * self.expansion.dtype.itemsize
-        if need > budget:
-            raise InputError(
-                f"memory must be at least {need:,} bytes for 2 x {size}⁴ entries of the ddNTKs and {size}² gradients "
-                f"of {self.expansion.cols.size} parameters, got {budget:,}. Take fewer examples or outputs, or the "
-                "contracted forms, which hold neither: DDNTK.first(a, b, c), DDNTK.second(a, b), output_third_order "
-                "and ntk_acceleration for one step, train_truncated for a whole training."
-            )
+        parameters = self.expansion.cols.size
+        check_budget(
+            (2 * size**4 + size * (size + 2) * parameters) * self.expansion.dtype.itemsize, memory,
+            self.expansion.device,
+            f"2 x {size}⁴ entries of the ddNTKs and {size}² gradients of {parameters} parameters",
+            "Take fewer examples or outputs, or the contracted forms, which hold neither: DDNTK.first(a, b, c), "
+            "DDNTK.second(a, b), output_third_order and ntk_acceleration for one step, train_truncated for a whole "
+            "training.",
+        )  # fmt: skip
 
 
 def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, "u m"]) -> None:

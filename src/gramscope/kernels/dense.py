@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gramscope.base.checks import check_finite
-from gramscope.base.errors import InputError
-from gramscope.base.memory_budget import Memory, memory_budget
+from gramscope.base.memory_budget import Memory, check_budget
 from gramscope.capture.backward_graph import BackwardGraph, incoming
+from gramscope.capture.capturing import unit_cotangents
 from gramscope.capture.sites import LookupSite, OuterSite, RowSite, Site
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.kernels.accumulate import Accumulator, Sites, summed_rows
@@ -74,10 +74,7 @@ class _WeightedRows:
         return OVERHEAD * (signals + rows * self.expansion.examples * self.expansion.dtype.itemsize)
 
     def of_outputs(self, start: int, stop: int) -> Sites:
-        n, width = self.expansion.f.shape
-        unit = torch.zeros(stop - start, 1, width, dtype=self.expansion.f.dtype, device=self.expansion.device)
-        unit[range(stop - start), 0, range(start, stop)] = 1
-        found = self.sites.sites(unit.expand(-1, n, -1))
+        found = self.sites.sites(unit_cotangents(self.expansion.f.detach(), slice(start, stop)))
         return {name: sites for group in found for name, sites in group.items()}
 
     def weighted(self, name: str, sites: Sequence[Site]) -> Sequence[Site]:
@@ -95,14 +92,11 @@ def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float
     expansion = left.expansion
     n, width = expansion.f.shape
     result = torch.zeros(n, width, n, width, dtype=expansion.dtype, device=expansion.device)
-    each, budget = left.bytes_per_output(), memory_budget(memory, expansion.device)
+    each = left.bytes_per_output()
+    least = 3 * result.nbytes + min(width, 2) * each  # one output's rows, and another's for the columns
+    advice = "Choose fewer outputs or examples, or use the operator form, which holds no rows."
+    budget = check_budget(least, memory, expansion.device, f"this kernel of {n * width} rows", advice)
     room = budget - 3 * result.nbytes
-    least = min(width, 2) * each  # one output's rows, and another's for the columns
-    if room < least:
-        raise InputError(
-            f"memory must be at least {3 * result.nbytes + least:,} bytes for this kernel of {n * width} rows, got "
-            f"{budget:,}. Choose fewer outputs or examples, or use the operator form, which holds no rows."
-        )
     blocks = list(strips(width, width if width * each <= room else room // (2 * each)))
     for rows in blocks:
         mine = left.of_outputs(*rows)

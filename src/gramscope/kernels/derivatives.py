@@ -8,8 +8,9 @@ from torch import Tensor
 
 from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.network import loss_gradient
-from gramscope.kernels.expansion import INFINITE, Expansion, Tangent
+from gramscope.kernels.expansion import INFINITE, Expansion, Tangent, load_forward_mode
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
@@ -72,13 +73,16 @@ def by_forward_mode(expansion: Expansion, directions: Sequence[Tensor]) -> Float
     def along(function: Callable[..., Tensor], tangents: tuple[Tensor, ...]) -> Callable[..., Tensor]:
         return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
 
+    load_forward_mode()
     function: Callable[..., Tensor] = lambda *parameters: expansion.run(parameters)  # noqa: E731
     for direction in directions:
         function = along(function, expansion.split(direction))
     try:
         with expansion.context():
             return function(*expansion.point).detach().to(expansion.dtype)
-    except (RuntimeError, NotImplementedError, UnsupportedError):
+    except (RuntimeError, NotImplementedError, UnsupportedError) as error:
+        if is_out_of_memory(error):
+            raise
         return None
 
 

@@ -1,7 +1,7 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,12 +23,11 @@ from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened,
 from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.capture.weight_sites import may_route_by_data
 from gramscope.kernels.accumulate import Accumulator, Sites, mirror
-from gramscope.kernels.contractions import Range, strips
+from gramscope.kernels.contractions import strips
 from gramscope.kernels.memory import CHUNK, FEW, Block, Plan, check_blocks, check_kernel, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
 Reduce = Literal["none", "trace"]
-Pair = tuple[Block, Block]
 
 
 class PassOptions(TypedDict, total=False):
@@ -74,14 +73,9 @@ def ntk(
     frozen: bool = False,
     coupled: Coupled = "refuse",
 ) -> Tensor | dict[str, Tensor]:
-    """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``.
-
-    Each weight site ``u = W v`` contributes ``Σ_pq (v_μp · v_νq)(s_μcp · s_νdq)`` with ``s = ∂f/∂u``, evaluated in the
-    cheapest order (``kernels/contractions.py``); one backward pass for each output, whatever the number of examples.
+    """The neural tangent kernel ``K_{μc,νd} = Σ_θ ∂f_c(x_μ)/∂θ · ∂f_d(x_ν)/∂θ``, in memory.
 
     Arguments are those of :func:`gramscope.ntk`, which can write the kernel to disk as well (``out=``, ``tile=``).
-
-    References: Jacot et al. 2018 (arXiv:1806.07572); by layers, arXiv:2606.09744: ``K = Σ_ℓ Q^{ℓ-1} ∘ G^ℓ``.
     """
     if reduce not in ("none", "trace"):
         raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
@@ -100,10 +94,7 @@ def ntk(
         )
         job = _Job(open_, plan, memory, trace, by_site, split)
         begun = time.perf_counter()
-        if x2 is None:
-            kernels = job.symmetric(x)
-        else:
-            kernels = job.separate(x, x2) if separate else job.joined(x, x2)
+        kernels = job.separate(x, x2) if separate else job.joined(x, x if x2 is None else x2)
         _name_slow(job.slow, time.perf_counter() - begun)
     return kernels if by_site else kernels[""]
 
@@ -161,22 +152,24 @@ class _Job:
     kernels: dict[str, Tensor] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)  # seconds of parameters that went one example at a time
 
-    def symmetric(self, x: ModelInput) -> dict[str, Tensor]:
-        """The kernel of examples with themselves."""
-        blocks = self.plan.rows
-        self._add_pairs(x, x, [(mine, theirs) for place, mine in enumerate(blocks) for theirs in blocks[place:]])
-        if not self.plan.whole:
-            for kernel in self.kernels.values():
-                mirror(kernel.flatten(0, 1).flatten(1) if kernel.dim() == 4 else kernel)
-        return self.kernels
-
     def joined(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
-        """The kernel of examples with others."""
-        self._add_pairs(x, x2, [(mine, theirs) for mine in self.plan.rows for theirs in self.plan.columns])
+        """The kernel of examples with others or with themselves (x2 is x): two blocks in each forward pass."""
+        rows, columns = self.plan.rows, self.plan.columns
+        pairs = [(mine, theirs) for place, mine in enumerate(rows) for theirs in columns[place if x2 is x else 0 :]]
+        pairs = [(mine, theirs) for mine, theirs in pairs if not self.trace or mine.outputs == theirs.outputs]
+        if len(pairs) == 1:
+            self._add_pair(x, x2, *pairs[0])
+            return self.kernels
+        with progress("kernel, pair of blocks", len(pairs)) as advance:
+            for mine, theirs in pairs:
+                self._add_pair(x, x2, mine, theirs)
+                advance()
+        for kernel in self.kernels.values() if x2 is x else ():
+            mirror(kernel.flatten(0, 1).flatten(1) if kernel.dim() == 4 else kernel)
         return self.kernels
 
     def separate(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
-        """The same from two forward passes: for inputs of other shapes, and outputs that depend on their batch."""
+        """The same from a forward pass for each: inputs of other shapes, outputs that depend on their batch."""
         for mine in self.plan.rows:
             for some in self._together(mine.outputs) if self.trace else [mine.outputs]:
                 left = self._captured(x, self.plan.n, mine, some)
@@ -189,9 +182,9 @@ class _Job:
                     accumulator.finish()
         return self.kernels
 
-    def _captured(self, x: ModelInput, n: int, block: Block, outputs: Range, other: Snapshot | None = None) -> Snapshot:
+    def _captured(self, x: ModelInput, n: int, block: Block, outputs: slice, other: Snapshot | None = None) -> Snapshot:
         """The signals of some outputs of a block of examples, to be contracted with those of the other side."""
-        with self.open(slice_examples(x, n, slice(*block.examples))) as network:
+        with self.open(slice_examples(x, n, block.examples)) as network:
             width = network.f.shape[1]
             if other is not None and other.outputs.shape[1] != width:
                 raise InputError(
@@ -199,40 +192,32 @@ class _Job:
                     "outputs that both have, or use gs.ntk_operator, which takes different numbers."
                 )
             self._allocate(network)
-            taken = network.snapshot(network.cotangents(some=_slice(outputs)))
+            taken = network.snapshot(network.cotangents(some=outputs))
             self._note_slow(network)
             return taken
 
-    def _together(self, outputs: Range, f: Tensor | None = None) -> Iterator[Range]:
+    def _together(self, outputs: slice, f: Tensor | None = None) -> Iterator[slice]:
         """The outputs of a trace that are contracted together. Where the plan leaves it open, their cotangents fit."""
-        (start, stop), passes = outputs, self.plan.passes
+        start, stop, passes = outputs.start, outputs.stop, self.plan.passes
         if not passes and f is not None:
             stop, passes = f.shape[1], max(1, self.plan.signals // max(1, f.nbytes))
         if not passes:
             return iter([outputs])
-        return ((start + low, start + high) for low, high in strips(stop - start, passes))
-
-    def _add_pairs(self, x: ModelInput, x2: ModelInput, pairs: Sequence[Pair]) -> None:
-        """Two blocks at a time, both in one forward pass."""
-        pairs = [pair for pair in pairs if not self.trace or pair[0].outputs == pair[1].outputs]
-        with progress("kernel, pair of blocks", len(pairs)) as advance:
-            for mine, theirs in pairs:
-                self._add_pair(x, x2, mine, theirs)
-                advance()
+        return (slice(start + low, start + high) for low, high in strips(stop - start, passes))
 
     def _add_pair(self, x: ModelInput, x2: ModelInput, mine: Block, theirs: Block) -> None:
         """A function of its own, so that nothing of one pair is held while the next passes through the network."""
         same = x2 is x and mine.examples == theirs.examples
-        examples = slice_examples(x, self.plan.n, slice(*mine.examples))
+        examples = slice_examples(x, self.plan.n, mine.examples)
         if not same:
-            examples = join_examples(examples, slice_examples(x2, self.plan.m, slice(*theirs.examples)))
+            examples = join_examples(examples, slice_examples(x2, self.plan.m, theirs.examples))
         with self.open(examples) as network:
             self._allocate(network)
             self._add(network, mine, theirs, same)
             self._note_slow(network)
 
     def _add(self, network: Opened, mine: Block, theirs: Block, same: bool) -> None:
-        count = mine.examples[1] - mine.examples[0]
+        count = mine.examples.stop - mine.examples.start
         left, right = slice(0, count), slice(0 if same else count, None)
         symmetric = same and mine.outputs == theirs.outputs
         accumulator = self._accumulator(mine, theirs, symmetric)
@@ -249,13 +234,13 @@ class _Job:
         """Cotangents, and which of them belong to the rows and to the columns: some at a time for a trace."""
         if self.trace:
             for some in self._together(mine.outputs, network.f):
-                yield network.cotangents(some=_slice(some)), slice(None), slice(None)
+                yield network.cotangents(some=some), slice(None), slice(None)
             return
-        own = network.cotangents(some=_slice(mine.outputs))
+        own = network.cotangents(some=mine.outputs)
         if mine.outputs == theirs.outputs:
             yield own, slice(None), slice(None)
         else:
-            others = network.cotangents(some=_slice(theirs.outputs))
+            others = network.cotangents(some=theirs.outputs)
             yield torch.cat([own, others]), slice(0, len(own)), slice(len(own), None)
 
     def _note_slow(self, network: Opened) -> None:
@@ -266,20 +251,15 @@ class _Job:
         if self.kernels:
             return
         n, m, width = self.plan.n, self.plan.m, network.f.shape[1]
-        dtype = _kernel_dtype([network.f, *network.parameters.values()])
+        dtype = _kernel_dtype(network)
         shape = (n, m) if self.trace else (n, width, m, width)
         names = list(network.parameters) if self.by_site else [""]
         check_kernel(shape, dtype, self.memory, network.f.device)
         self.kernels = {name: torch.zeros(shape, dtype=dtype, device=network.f.device) for name in names}
 
     def _accumulator(self, mine: Block, theirs: Block, symmetric: bool) -> Accumulator:
-        whole = self.plan.whole
-        tiles = {name: kernel if whole else _tile(kernel, mine, theirs) for name, kernel in self.kernels.items()}
+        tiles = {name: _tile(kernel, mine, theirs) for name, kernel in self.kernels.items()}
         return Accumulator(tiles, self.trace, self.plan.chunk, symmetric, fuse=not self.by_site, split=self.split)
-
-
-def _slice(outputs: Range) -> slice:
-    return slice(outputs[0], None if outputs[1] < 0 else outputs[1])
 
 
 def _part(group: Sites, examples: slice, directions: slice) -> Sites:
@@ -287,8 +267,9 @@ def _part(group: Sites, examples: slice, directions: slice) -> Sites:
 
 
 def _tile(kernel: Tensor, mine: Block, theirs: Block) -> Tensor:
-    rows, cols = slice(*mine.examples), slice(*theirs.examples)
-    return kernel[rows, cols] if kernel.dim() == 2 else kernel[rows, slice(*mine.outputs), cols, slice(*theirs.outputs)]
+    if kernel.dim() == 2:
+        return kernel[mine.examples, theirs.examples]
+    return kernel[mine.examples, mine.outputs, theirs.examples, theirs.outputs]
 
 
 def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace", room: int = UNLIMITED) -> Tensor:
@@ -297,8 +278,7 @@ def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace"
     ``room`` bytes of signals are held at once.
     """
     n, k, device = len(network.f), len(cotangents), network.f.device
-    dtype, shape = _kernel_dtype([network.f, *network.parameters.values()]), (n, n) if reduce == "trace" else (n, k) * 2
-    kernel = torch.zeros(shape, dtype=dtype, device=device)
+    kernel = torch.zeros((n, n) if reduce == "trace" else (n, k) * 2, dtype=_kernel_dtype(network), device=device)
     with torch.no_grad():
         chunk = CHUNK.get(device.type, CHUNK["cuda"])
         accumulator = Accumulator({"": kernel}, reduce == "trace", chunk, symmetric=True, fuse=True)
@@ -308,6 +288,7 @@ def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace"
     return kernel
 
 
-def _kernel_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+def _kernel_dtype(network: Opened) -> torch.dtype:
     """Half precision is contracted in float32; a complex parameter is two real ones."""
-    return reduce_with(torch.promote_types, {tensor.real.dtype for tensor in tensors}, torch.float32)
+    dtypes = {tensor.real.dtype for tensor in (network.f, *network.parameters.values())}
+    return reduce_with(torch.promote_types, dtypes, torch.float32)

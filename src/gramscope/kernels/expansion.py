@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Literal, TypedDict, Unpack
@@ -95,7 +95,6 @@ class Expansion(LinearOperator):
     path: tuple[Tensor, ...] = ()  # the directions along which J was differentiated
 
     def __init__(self, model: nn.Module, x: ModelInput, **options: Unpack[ExpansionOptions]) -> None:
-        load_forward_mode()
         check_options(options)
         self.function = ModelFunction(
             model, x, options.get("outputs"), options.get("frozen", False), options.get("precision")
@@ -150,13 +149,23 @@ class Expansion(LinearOperator):
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``Jᵀ w`` for each column w."""
+        count = vectors.shape[1]
+        if count == 0:
+            return vectors.new_zeros(self.cols.size, 0)
+        cotangents = vectors.T.reshape(count, *self.f.shape)
         with self.context(forward=False):
-            return self.function.vjp(self.linear_map, vectors)
+            found = self.function.at(self.leaves, lambda: self.linear_map.vjp([cotangents]))
+        return self._joined(found, count)
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
+        count = vectors.shape[1]
+        if count == 0:
+            return vectors.new_zeros(self.rows.size, 0)
+        tangents = self._split(vectors)
         with self.context(forward=False):
-            return self.function.jvp(self.linear_map, vectors)
+            (found,) = self.function.at(self.leaves, lambda: self.linear_map.jvp(tangents, count))
+        return found.reshape(count, -1).T.to(self.dtype)
 
     def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """``λ v`` for each column v."""
@@ -205,7 +214,20 @@ class Expansion(LinearOperator):
 
     def split(self, vector: Float[Tensor, " p"]) -> Parameters:
         """A vector over all parameters as one tensor for each."""
-        return tuple(part[0] for part in self.function.split(vector[:, None]))
+        return tuple(part[0] for part in self._split(vector[:, None]))
+
+    def _split(self, vectors: Float[Tensor, "p k"]) -> list[Tensor]:
+        """Columns over all parameters as one tensor (k, *shape) for each parameter."""
+        pieces = torch.split(vectors.T, [p.numel() for p in self.point], dim=1)
+        # Copies: some operations (view_as_complex) take no tensor that begins at an odd place of another.
+        pairs = zip(pieces, self.point, strict=True)
+        return [piece.reshape(len(piece), *p.shape).to(p.dtype, copy=True) for piece, p in pairs]
+
+    def _joined(self, parts: Sequence[Tensor | None], count: int) -> Float[Tensor, "p k"]:
+        """The inverse for ``count`` columns; None stands for zeros."""
+        pairs = zip(parts, self.point, strict=True)
+        filled = [p.new_zeros(count, *p.shape) if part is None else part for part, p in pairs]
+        return torch.cat([part.reshape(count, -1) for part in filled], dim=1).T.to(self.dtype)
 
     def fresh_leaves(self) -> Parameters:
         return tuple(p.detach().requires_grad_() for p in self.point)

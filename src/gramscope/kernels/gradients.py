@@ -42,21 +42,18 @@ def gradient_gram(
         raise InputError(f"residual must have shape (n, C), got {tuple(residual.shape)}. Flatten the outputs.")
     taken = capture(model, x, outputs=outputs, directions=residual.detach()[None], frozen=frozen, precision=precision)
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
-        if metric is None:
-            return snapshot_kernel(taken, reduce="trace", by_site=True)
         own = named_parameters(unwrap(model))
         named = {name: real_view(own[name].detach()) for name in taken.parameters}
-        weights = metric_by_name(metric, named)
-        found: dict[str, Tensor] = {}
-        any_numbers = any(weight.dim() == 0 for weight in weights.values())
-        plain = snapshot_kernel(taken, reduce="trace", by_site=True) if any_numbers else {}
+        weights = metric_by_name(1.0 if metric is None else metric, named)
+        numbers = any(weight.dim() == 0 for weight in weights.values())
+        found = snapshot_kernel(taken, reduce="trace", by_site=True) if numbers else {}
         for name, sites in taken.by_parameter().items():
             weight = weights[name]
-            if weight.dim() > 0 and sites:
+            if weight.dim() == 0:
+                found[name] *= float(weight)
+            elif sites:
                 rows = summed_rows(sites)[:, 0]
                 found[name] = (rows * weight.expand(named[name].shape).to(rows).reshape(-1)) @ rows.T
             else:
-                kernel = plain.get(name)
-                zero = taken.outputs.new_zeros(taken.examples, taken.examples)
-                found[name] = zero if kernel is None or not sites else float(weight) * kernel
+                found[name] = taken.outputs.new_zeros(taken.examples, taken.examples)
         return found

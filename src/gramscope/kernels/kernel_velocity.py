@@ -6,6 +6,7 @@ with i = (example, output) and a diagonal learning-rate tensor λ. Neither dH (U
 step of residual ε moves θ along ``-v``, ``v = λ Jᵀε``, and everything of dH that a step feels is a derivative along v.
 """
 
+import math
 from collections.abc import Callable
 from typing import Unpack
 
@@ -13,8 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.errors import InputError
-from gramscope.base.memory_budget import Memory, memory_budget
+from gramscope.base.memory_budget import Memory, check_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
 from gramscope.kernels.dense import dense_velocity
@@ -141,7 +141,11 @@ def dntk(
     at1 = at if x1 is None else Expansion(model, x1, **options)
     at2 = at1 if x2 is None else Expansion(model, x2, **options)
     sizes = [one.rows.size for one in (at, at1, at2)]
-    _check_dense(sizes, at, memory)
+    check_budget(
+        (math.prod(sizes) + 2 * at.cols.size * max(sizes)) * at.dtype.itemsize, memory, at.device,
+        f"{sizes[0]} x {sizes[1]} x {sizes[2]} entries of the dNTK and the gradients of {at.cols.size} parameters",
+        "Take fewer examples or outputs, or the contracted forms dntk_velocity and output_curvature.",
+    )  # fmt: skip
     first, second = at1.directions(), at2.directions() if at2 is not at1 else None
     checked_tangent(at, first.sum(dim=1), check)
     result = torch.zeros(sizes[1], sizes[0], sizes[2], dtype=at.dtype, device=at.device)
@@ -155,17 +159,6 @@ def dntk(
             result[j + 1 :, :, j] = result[j, :, j + 1 :].T
     shapes = [one.rows.shape for one in (at, at1, at2)]
     return result.transpose(0, 1).reshape(*shapes[0], *shapes[1], *shapes[2])
-
-
-def _check_dense(sizes: list[int], at: Expansion, memory: Memory) -> None:
-    budget = memory_budget(memory, at.device)
-    need = (sizes[0] * sizes[1] * sizes[2] + 2 * at.cols.size * max(sizes)) * at.dtype.itemsize
-    if need > budget:
-        raise InputError(
-            f"memory must be at least {need:,} bytes for {sizes[0]} x {sizes[1]} x {sizes[2]} entries of the dNTK and "
-            f"the gradients of {at.cols.size} parameters, got {budget:,}. Take fewer examples or outputs, or the "
-            "contracted forms dntk_velocity and output_curvature."
-        )
 
 
 def read_step(

@@ -16,7 +16,7 @@ from gramscope.base.memory_budget import Memory, free_memory, memory_budget
 from gramscope.base.nested import ModelInput, tensors_in
 from gramscope.capture.capturing import ForwardOptions, Survey, survey
 from gramscope.capture.known_sites import KnownSites
-from gramscope.capture.network import Outputs, Precision, count_examples, same_outputs, slice_examples
+from gramscope.capture.network import count_examples, same_outputs, slice_examples
 from gramscope.capture.sites import UNFOLDED
 from gramscope.kernels.contractions import Range, Shape, cheapest, price, strips
 
@@ -45,22 +45,21 @@ SMALL_INPUT, ID, SMALL_MODEL = 2**18, 64, 10**7
 class Block:
     """Some examples and some outputs."""
 
-    examples: Range
-    outputs: Range
+    examples: slice
+    outputs: slice
 
 
 @dataclass(frozen=True)
 class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
-    ``outputs`` is -1 until it is known. ``passes`` outputs of a trace are contracted together (0: all). ``large`` work
-    on a GPU goes back one output at a time. ``most_examples`` are those for which a forward pass fits. ``known`` are
-    the sites of the first examples.
+    ``passes`` outputs of a trace are contracted together (0: as many as fit). ``large`` work on a GPU goes back one
+    output at a time. ``most_examples`` are those for which a forward pass fits. ``known`` are the sites of the first
+    examples.
     """
 
     n: int
     m: int
-    outputs: int
     rows: tuple[Block, ...]
     columns: tuple[Block, ...]
     chunk: int
@@ -70,15 +69,10 @@ class Plan:
     most_examples: int = 0
     known: KnownSites | None = None
 
-    @property
-    def whole(self) -> bool:
-        """All examples and outputs at once."""
-        return len(self.rows) == 1 and len(self.columns) == 1
-
 
 def make_plan(
-    model: nn.Module, x: ModelInput, x2: ModelInput, *, trace: bool, blocked: bool, memory: Memory, outputs: Outputs,
-    frozen: bool, precision: Precision, separate: bool = False,
+    model: nn.Module, x: ModelInput, x2: ModelInput, *, trace: bool, blocked: bool, memory: Memory,
+    separate: bool = False, **options: Unpack[ForwardOptions],
 ) -> Plan:  # fmt: skip
     """Blocks such that forward passes, signals, rows and the kernel itself fit into ``memory`` bytes.
 
@@ -91,13 +85,13 @@ def make_plan(
     together, large = n if x2 is None else n + m, device.type in ONE_BY_ONE
     size = None
     if blocked and not (memory is None and is_small(model, x)):
-        look = partial(_survey, model, x, n, outputs=outputs, frozen=frozen, precision=precision)
+        look = partial(_survey, model, x, n, **options)
         size = look(large=large)
         if size is not None and large and together * size.largest < LARGE:
             large, size = False, look(large=False)
     if size is None:
-        every = Block((0, n), (0, -1)), Block((0, m), (0, -1))
-        return Plan(n, m, -1, every[:1], every[1:], *_shares(budget // SHARE, device), passes=0)
+        every = [Block(slice(0, count), slice(0, None)) for count in (n, m)]
+        return Plan(n, m, (every[0],), (every[1],), *_shares(budget // SHARE, device), passes=0)
     width = size.outputs
     kernel = n * m * (1 if trace else width * width) * torch.promote_types(size.dtype, torch.float32).itemsize
     needs = _Needs(size, trace, kernel, device, separate)
@@ -127,7 +121,7 @@ def make_plan(
     rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
     most_examples = max(2 * examples, (budget - kernel) // (2 * size.held))
     shares = needs.shares(budget, together, passes if trace else min(width, 2 * columns))
-    return Plan(n, m, width, rows, cols, *shares, passes, large, most_examples, size.known)
+    return Plan(n, m, rows, cols, *shares, passes, large, most_examples, size.known)
 
 
 @dataclass(frozen=True)
@@ -225,7 +219,7 @@ def check_blocks(plan: Plan, outputs: Callable[[ModelInput], Tensor], x: ModelIn
     examples (which are then cut like these) show in them.
     """
     for batch, n, blocks in ((x, plan.n, plan.rows), (x2, plan.m, plan.columns)):
-        ranges = list(dict.fromkeys(block.examples for block in blocks))
+        ranges = list(dict.fromkeys((block.examples.start, block.examples.stop) for block in blocks))
         if batch is not None and len(ranges) > 1:
             _check(outputs, batch, n, ranges, plan.most_examples)
 
@@ -267,7 +261,8 @@ def is_small(model: object, x: ModelInput) -> bool:
 
 
 def _blocks(n: int, examples: int, width: int, columns: int) -> tuple[Block, ...]:
-    return tuple(Block(some, part) for some in strips(n, examples) for part in strips(width, columns))
+    parts = [slice(*part) for part in strips(width, columns)]
+    return tuple(Block(slice(*some), part) for some in strips(n, examples) for part in parts)
 
 
 def _survey(model: nn.Module, x: ModelInput, n: int, large: bool, **options: Unpack[ForwardOptions]) -> Survey | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.activations import Mode, activations
-from gramscope.capture.network import PREFIXES, unwrap_with_input
+from gramscope.capture.network import plain_name, unwrap_with_input
 from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, batches_of, features, inputs_of
 
 
@@ -29,7 +29,7 @@ def last_layer(model: nn.Module, x: ModelInput) -> str:
         '2'
     """
     model, x = unwrap_with_input(model, x)
-    names = [_plain(name) for name, module in model.named_modules() if _is_linear(module)]
+    names = [plain_name(name) for name, module in model.named_modules() if _is_linear(module)]
     if not names:
         raise InputError(
             f"{type(model).__name__} must contain a linear layer (nn.Linear) for its last one to be found. Name the "
@@ -88,9 +88,3 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.flatten(), b.flatten()))
-
-
-def _plain(name: str) -> str:
-    for prefix in PREFIXES:
-        name = name.replace(prefix, "")
-    return name

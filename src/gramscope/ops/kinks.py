@@ -89,8 +89,9 @@ class Reading(TorchFunctionMode, Ramps):
             with self:
                 return OPERATIONS[func].definition(*args, **kwargs)  # type: ignore[misc]  # these have one
         result = func(*args, **kwargs)
-        has_kinks = known.has_kinks or _has_none
-        if depends and (rewrite or has_kinks(args, kwargs, self._reach.has) or _decides(func, args, kwargs, result)):
+        if depends and (
+            rewrite or known.has_kinks(args, kwargs, self._reach.has) or _decides(func, args, kwargs, result)
+        ):
             self.nonsmooth_ops.append(self._operation)
         return result
 
@@ -206,10 +207,6 @@ def _decides(func: TorchFunction, args: Args, kwargs: Kwargs, result: object) ->
     if name in HARMLESS or _only_shapes(name):
         return False
     return all(map(_is_smooth, tensors_in((args, kwargs)))) and not all(map(_is_smooth, tensors_in(result)))
-
-
-def _has_none(*_: object) -> bool:
-    return False
 
 
 def _is_smooth(tensor: Tensor) -> bool:

@@ -53,7 +53,7 @@ class Operation:
 
     name: str
     as_ramps: TorchFunction | None = None
-    has_kinks: Callable[[Args, Kwargs, Depends], bool] | None = None
+    has_kinks: Callable[[Args, Kwargs, Depends], bool] = lambda *_: False
     definition: TorchFunction | None = None
 
 

@@ -43,6 +43,11 @@ def mixing(objective: Objective) -> Projection:
     return project(FEW_MIXTURES if objective.by_position else MIXTURES, SEED)
 
 
+def passes_of_kernel(objective: Objective) -> int:
+    """How many shared passes the kernel of a language model is worth: its own, and one for each mixture; else 0."""
+    return 1 + mixing(objective).k if has_many_outputs(objective) and objective.by_position else 0
+
+
 class Condensed:
     """Outputs (n, 1 + k) of (model, x): the loss to first order, and k random mixtures of all outputs.
 

@@ -42,7 +42,7 @@ class Groups:
         ready = tuple(name for name in self.names if WATCHED_MEASURES[name].ready(subject))
         longest = max(CHEAP, self.budget.costs.get(PASS, 0.0) / 2)
         plain = [name for name in ready if WATCHED_MEASURES[name].guess is None]
-        together = tuple(name for name in plain if self.budget.costs.get(name, 0.0) <= longest) or ready
+        together = tuple(name for name in plain if self._warm(name, subject) <= longest) or ready
         alone = [name for name in ready if name not in together]
         rest = (1 - CHEAP_PART) * self.budget.allowed
         fitting = [name for name in alone if self._estimate(name, (name,), subject) <= rest]
@@ -85,8 +85,13 @@ class Groups:
         total = costs.get(PASS, 0.0) if group == TOGETHER else 0.0
         for name in names:
             guess = WATCHED_MEASURES[name].guess
-            known = [costs[name]] if name in costs else []
+            known = [self._warm(name, subject)] if guess is None or name in costs else []
             if guess is not None and self.budget.taken.get(name, 0) <= LAST:  # a disturbed time or two tell little
                 known.append(guess(subject, shared))
             total += min(known, default=0.0)
         return total
+
+    def _warm(self, name: str, subject: Subject) -> float:
+        """Seconds that a measure takes when it is warm; before it was, those of the passes that it is worth."""
+        shared = self.budget.costs.get(PASS, self.budget.cold.get(PASS, 0.0) / COLD)
+        return self.budget.costs.get(name, WATCHED_MEASURES[name].passes(subject) * shared)

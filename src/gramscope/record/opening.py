@@ -34,7 +34,7 @@ def open_writer(out: Path, resume: int | bool, meta: Mapping[str, object]) -> Ru
             f"out must be a directory without a run, but {out} holds one. Pass resume=True to go on with it, choose "
             "another directory, or remove it.",
             error.errno,
-        ) from error
+        ) from None
 
 
 def goes_on_from(writer: RunWriter | None, subject: Subject, resume: int | bool, start: int) -> tuple[int, Memory]:

@@ -75,6 +75,7 @@ class SignalWatch(ReluUnits):
         # Of T tokens p of each example n: layer, T and √Σ|v_np - v̄_n|², beside v̄_n.
         self._tokens: list[tuple[tuple[str, int, Tensor], Tensor]] = []
         self._rows: list[tuple[str, Tensor]] = []  # copies: the network may go on to write into its own
+        self._held = 0  # entries of these copies
         self._variation: Noted = {}  # of the covariance: √tr(C), √tr(C²)
 
     def _look_at(self, func: Operation, given: tuple[object, ...], result: object) -> None:
@@ -107,8 +108,10 @@ class SignalWatch(ReluUnits):
     def _note_rows(self, layer: str, values: Tensor) -> None:
         rows = values.flatten(0, -2) if values.dim() > 1 else values[:, None]
         if rows.shape[1] > 1 and len(rows) > 1:
-            self._rows.append((layer, rows[:: max(1, len(rows) // RANK_ROWS)].clone()))
-            if sum(some.numel() for _, some in self._rows) > HELD:
+            some = rows[:: max(1, len(rows) // RANK_ROWS)].clone()
+            self._rows.append((layer, some))
+            self._held += some.numel()
+            if self._held > HELD:
                 self._note_variation()
         if values.dim() == 3 and self._n in values.shape[:2]:
             tokens = (values if len(values) == self._n else values.transpose(0, 1)).float()
@@ -121,6 +124,7 @@ class SignalWatch(ReluUnits):
             for layer, *sizes in zip(layers, *map(Tensor.unbind, _variation(rows)), strict=True):
                 self._variation.setdefault(layer, []).append(tuple(sizes))
         self._rows.clear()
+        self._held = 0
 
     def ranks(self) -> dict[str, float]:
         """Participation ratio of each layer's outputs, centred, over examples and positions."""

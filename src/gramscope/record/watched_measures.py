@@ -22,7 +22,7 @@ from gramscope.measures.eigenfunction_curves import Curves
 from gramscope.measures.gram_tracker import gram_change_sizes
 from gramscope.measures.weight_matrices import WeightForm
 from gramscope.propagators.prediction import predict_states
-from gramscope.record.condensed import rehearses_losses
+from gramscope.record.condensed import passes_of_kernel, rehearses_losses
 from gramscope.record.measurement import Measurement
 from gramscope.record.subject import Subject, evaluating, layer_of, weight_keys
 from gramscope.spectra.layouts import Layout
@@ -62,7 +62,8 @@ class WatchedMeasure:
     ``needs_targets``: only for a probe with y. ``by_default``: taken, too, where measures are chosen by a glob.
     ``guess`` estimates the seconds of an expensive measure that was never taken, from the subject and the seconds of
     one shared pass; None for a cheap one, which is tried without asking. ``ready``: can it be taken of this subject
-    yet? ``weights_only``: the model is not called for it.
+    yet? ``weights_only``: the model is not called for it. ``passes``: how many times as long as a shared pass it takes
+    at least, where that is known of a subject; else 0.
 
     >>> WATCHED_MEASURES["loss"].how_to_read
     'Loss and accuracy on the probe, in evaluation mode.'
@@ -76,6 +77,7 @@ class WatchedMeasure:
     guess: Callable[[Subject, float], float] | None = None
     ready: Callable[[Subject], bool] = lambda subject: True
     weights_only: bool = False
+    passes: Callable[[Subject], int] = lambda subject: 0
 
 
 WATCHED_MEASURES: dict[str, WatchedMeasure] = {}
@@ -103,6 +105,7 @@ def watched_measure(
     guess: Callable[[Subject, float], float] | None = None,
     ready: Callable[[Subject], bool] = lambda subject: True,
     weights_only: bool = False,
+    passes: Callable[[Subject], int] = lambda subject: 0,
 ) -> Callable[[Callable[[Measurement], MeasuredValues]], Callable[[Measurement], MeasuredValues]]:
     """Register a measure of ``gs.watch``: a decorator of a function of the shared pass.
 
@@ -116,7 +119,7 @@ def watched_measure(
 
     def register(take: Callable[[Measurement], MeasuredValues]) -> Callable[[Measurement], MeasuredValues]:
         WATCHED_MEASURES[name] = WatchedMeasure(
-            name, take, needs_targets, how_to_read, by_default, guess, ready, weights_only
+            name, take, needs_targets, how_to_read, by_default, guess, ready, weights_only, passes
         )
         return take
 
@@ -146,6 +149,7 @@ def measure_shares(measurement: Measurement) -> MeasuredValues:
     "kernel",
     "Drift of the tangent kernel from the first measurement, its alignment with the targets and its rank.",
     needs_targets=False,
+    passes=lambda subject: passes_of_kernel(subject.objective),
 )
 def measure_kernel(measurement: Measurement) -> MeasuredValues:
     measured = MeasuredValues()

@@ -28,9 +28,16 @@ TOPICS = {
     "lazy": Topic(
         "Lazy",
         "The network keeps its initial features and fits its outputs on them, as a kernel machine would.",
-        "For more feature learning: a larger learning rate, a smaller output scale (or smaller initial weights in "
-        "the last layer), µP in place of the standard parametrisation, or longer training.",
+        "If the network is good enough, nothing needs to be done. For more feature learning: a larger learning rate, a "
+        "smaller output scale (or smaller initial weights in the last layer), µP in place of the standard "
+        "parametrisation, or longer training.",
         "docs/is-it-lazy.md",
+    ),
+    "not learnt": Topic(
+        "Not learnt",
+        "The loss has hardly fallen, so the features do not tell how the network learns this task.",
+        "Find out first why the loss does not fall.",
+        "docs/my-run-does-not-learn.md",
     ),
     "rich": Topic(
         "Rich",

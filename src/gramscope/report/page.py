@@ -111,11 +111,13 @@ def gather(runs: Sequence[Run]) -> Content:
     panels, absent = all_panels(views) if len(views) <= FEW_RUNS else (_of_many(views), [])
     diagnoses = [diagnose(run) for run in runs]
     table = runs_table(views, diagnoses) if len(views) > 1 else None
-    drawn = swept.panel(table) if table else None
+    many = len(views) > FEW_RUNS
+    drawn = swept.panel(table, pairs_only=many) if table else None
     # The words come last: drawing has found out which arrays cannot be read.
     words = [in_words(view) for view in views]
     drawings = [*([drawn] if drawn else []), *panels]
-    return Content(views, drawings, absent, words, compared(views), table, diagnoses)
+    beside = compared(views, ranked_by_result=not many) + (swept.best_runs(table) if table and many else [])
+    return Content(views, drawings, absent, words, beside, table, diagnoses)
 
 
 def _of_many(views: Sequence[RunView]) -> list[Panel]:

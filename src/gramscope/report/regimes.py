@@ -107,7 +107,7 @@ def verdict(view: RunView, end: Divergence | None) -> str:
         grounds.append(f"largest kernel drift {number(value)} at step {step:,.0f}")
     lazy = "neither its features nor its loss moved much" if unlearnt(view) else "its features hardly moved"
     if drift is not None and _by_kernel(drift) == "rich":
-        lazy += ", though its kernel did, as where the last layer does the learning"
+        lazy += ", though its kernel did: larger outputs or the last layer alone can do that"
     between = ": its kernel hardly moved, but its last features did"
     apart = drift is not None and _by_kernel(drift) == "lazy" and _features_moved(view, features)
     told = {

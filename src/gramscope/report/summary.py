@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gramscope.diagnose.alerts import is_loss
 from gramscope.diagnose.divergence import LOSSES, Divergence, speaks_of_finite
 from gramscope.diagnose.thresholds import QUIET_SHARE
 from gramscope.report.advice import TOPICS, Sentence
@@ -22,7 +23,7 @@ from gramscope.report.panels.validity import (
     tells_change,
     times_measured,
 )
-from gramscope.report.regimes import kernel_drift, regime, undone, verdict
+from gramscope.report.regimes import STILL, kernel_drift, regime, undone, unlearnt, verdict
 from gramscope.report.view import RunView, Series
 
 GAP = 0.1  # of train accuracy over test accuracy: less is no overfitting; a convention
@@ -60,12 +61,13 @@ def in_words(view: RunView) -> Words:
             *_prediction(part),
         ]
         found += before if end is None else [replace(f, text=f"Before it diverged: {f.text}") for f in before]
-    head = Sentence(verdict(view, end), kind if kind in TOPICS else "")
+    topic = "not learnt" if kind in ("lazy", "rich") and unlearnt(view) else kind
+    head = Sentence(verdict(view, end), topic if topic in TOPICS else "")
     undefined = tuple(_failures(view, undefined=True))
     return Words(view.name, view.index, head, tuple(found), tuple(_troubles(view, end)), undefined)
 
 
-def compared(views: Sequence[RunView]) -> list[str]:
+def compared(views: Sequence[RunView], *, ranked_by_result: bool = True) -> list[str]:
     """What several runs say beside each other; a run that diverged is named, and ranked in nothing."""
     if len(views) < 2:
         return []
@@ -80,19 +82,19 @@ def compared(views: Sequence[RunView]) -> list[str]:
         for view in ranked
         if (drift := kernel_drift(view)) is not None and enough(view, drift)
     }
-    if len(drifts) > 1:
+    if len(set(map(number, drifts.values()))) > 1:
         ordered = [f"{name} ({number(value)})" for name, value in sorted(drifts.items(), key=lambda item: item[1])]
         said.append(f"Largest kernel drift: {ordered[-1]}; smallest: {ordered[0]}.")
-    return said + _ranking(ranked)
+    return said + (_ranking(ranked) if ranked_by_result else [])
 
 
 def _ranking(views: Sequence[RunView]) -> list[str]:
     for name in ("accuracy/test", "accuracy", *LOSSES):
         ends = {view.name: view.series[name].last for view in views if name in view.series}
         ends = {run: value for run, value in ends.items() if not math.isnan(value)}
-        if len(ends) > 1:
+        say = number if name in LOSSES else percent
+        if len(set(map(say, ends.values()))) > 1:
             high, low = max(ends, key=lambda run: ends[run]), min(ends, key=lambda run: ends[run])
-            say = number if name in LOSSES else percent
             highest, lowest = f"{high} ({say(ends[high])})", f"{low} ({say(ends[low])})"
             return [f"The {WORDS[name]} ends highest in {highest} and lowest in {lowest}."]
     return []
@@ -125,10 +127,12 @@ def _outcome(view: RunView) -> str:
         name = _first_name(view, names)
         if name is not None:
             said.append(f"{WORDS[name]} {change(view, view.series[name], say)}")
+        elif names is LOSSES:  # those of a GAN, say: "loss_d", "loss_g"
+            own = [name for name in view.series if is_loss(name) and "/" not in name]
+            said += [f"{name} {change(view, view.series[name])}" for name in own[:2]]
     records = "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records"
-    span = f"over {records} up to step {view.end:,}."
     outcome = "; ".join(said)
-    return f"{outcome[0].upper()}{outcome[1:]}, {span}" if said else f"Watched {span}"
+    return f"{outcome[0].upper()}{outcome[1:]} ({records})." if said else f"{records} up to step {view.end:,}."
 
 
 def _layers(view: RunView) -> list[Sentence]:
@@ -143,7 +147,7 @@ def _quiet(family: Mapping[str, Series]) -> list[Sentence]:
     """Layers with next to no share: a fact. Whether it is a fault, and what to do, the diagnosis says."""
     quiet = min(QUIET_SHARE, 0.2 / len(family))  # of many layers each has little
     idle = [name for name, s in family.items() if float(np.abs(s.values).max()) < quiet]
-    said = [f"{_listed(idle)} never had {percent(quiet)} of the learning."] if idle else []
+    said = [f"{_listed(idle, len(family))} never had {percent(quiet)} of the learning."] if idle else []
     stopped = {
         name: step for name, s in family.items() if name not in idle and (step := _stopped(s, quiet)) is not None
     }
@@ -161,9 +165,10 @@ def _quiet(family: Mapping[str, Series]) -> list[Sentence]:
     return [Sentence(text) for text in said]
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return f"Layer {shown}" if len(names) == 1 else f"Layers {shown}"
+def _listed(names: Sequence[str], layers: int, most: int = 3) -> str:
+    if len(names) > most:
+        return f"{len(names)} of {layers} layers ({', '.join(names[:most])} and {len(names) - most} more)"
+    return f"Layer {names[0]}" if len(names) == 1 else f"Layers {_joined(names)}"
 
 
 def _stopped(series: Series, quiet: float) -> float | None:
@@ -178,14 +183,14 @@ def _when(view: RunView) -> list[Sentence]:
     said = []
     drift = kernel_drift(view)
     if drift is not None and regime(view) != "lazy" and tells_change(view, drift):
-        half, most = _reached(drift, 0.5), _reached(drift, 0.9)
+        half = _reached(drift, 0.5)
         begin = "90 % of the kernel's change was done"
-        if half < most:
+        if half < _reached(drift, 0.9):
             begin = f"Half of the kernel's change was done by step {half:,.0f}, 90 %"
-        said.append(f"{begin} by step {most:,.0f}{_resolution(drift)}.")
+        said.append(f"{begin} {_most_done(drift)}.")
     loss = _first_of(view, LOSSES)
-    if loss is not None and tells_change(view, loss) and loss.last < loss.first:
-        said.append(f"90 % of the loss decrease was done by step {_reached(loss, 0.9):,.0f}{_resolution(loss)}.")
+    if loss is not None and tells_change(view, loss) and loss.first - loss.last >= STILL * abs(loss.first):
+        said.append(f"90 % of the loss decrease was done {_most_done(loss)}.")
     changes = _changes_of_lead(view)
     if changes:
         said.append(
@@ -196,16 +201,13 @@ def _when(view: RunView) -> list[Sentence]:
     return [*map(Sentence, said), *_late(view)]
 
 
-def _resolution(series: Series) -> str:
-    """Between which measurements the step lies, where they are so far apart that it matters.
-
-    It may have been reached at any step since the measurement before.
-    """
+def _most_done(series: Series) -> str:
+    """By which step 90 % of the change was done; between which measurements, where they are far apart."""
     known, reached = series.finite, _reached(series, 0.9)
     place = int(np.searchsorted(known.steps, reached))
     before = float(known.steps[place - 1]) if place else reached
     coarse = reached - before > max(1.0, 0.05 * float(known.steps[-1] - known.steps[0]))
-    return f" (and not yet by step {before:,.0f}, the measurement before)" if coarse else ""
+    return f"between steps {before:,.0f} and {reached:,.0f}" if coarse else f"by step {reached:,.0f}"
 
 
 def _late(view: RunView) -> list[Sentence]:

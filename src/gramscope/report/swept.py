@@ -1,4 +1,7 @@
-"""Runs that differ in a few settings: a measure against each of them, heat maps of two, and the best runs."""
+"""Runs that differ in a few settings: a measure against each of them, heat maps of two, and the best runs.
+
+A page of many runs has a drawing of any measure against any setting (``runs.js``), so it takes the heat maps alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +18,8 @@ HOW = (
     "One measure at the end of the runs against each setting that differs: a point for each run, a line through the "
     "means. Heat maps show the means over two settings."
 )
+PAIRS = "Two settings at once"
+HOW_PAIRS = "One measure at the end of the runs, its mean over all runs with these two values."
 FEWEST_RUNS = 3
 MOST_SETTINGS, MOST_MEASURES, BEST = 4, 24, 3
 LOG_SPAN = 20.0  # values that span more are drawn on a logarithmic axis
@@ -45,8 +50,8 @@ class Setting:
         return self.numeric and min(numbers) > 0 and max(numbers) > LOG_SPAN * min(numbers)
 
 
-def panel(table: RunsTable) -> Panel | None:
-    """The panel of a sweep; None where the runs are few or differ in no setting."""
+def panel(table: RunsTable, *, pairs_only: bool = False) -> Panel | None:
+    """The panel of a sweep; None where runs are few or differ in no setting. ``pairs_only``: its heat maps alone."""
     table = _without_diverged(table)
     settings, measures = swept(table), _measures(table)
     if len(table.columns[0].cells) < FEWEST_RUNS or not settings or not measures:
@@ -56,15 +61,19 @@ def panel(table: RunsTable) -> Panel | None:
     plots = [
         Plot(f"against {setting.key}", _axis(setting), Axis("value"), [_points(setting, y) for y in values], at)
         for setting in settings
-        if setting.numeric
+        if setting.numeric and not pairs_only
     ]
+    pairs = list(combinations(settings, 2)) if pairs_only else _pairs(settings)
     plots += [
         Plot(f"means over {down.key} and {across.key}", Axis(across.key), Axis(down.key),
              [[_heat(down, across, y)] for y in values], at)
-        for down, across in _pairs(settings)
+        for down, across in pairs
     ]  # fmt: skip
+    if not plots:
+        return None
     control = Control("select", "Measure", [column.key for column in measures], 0)
-    return Panel("swept", TITLE, HOW, best_runs(table), plots, control, _left_out(table, settings, measures))
+    title, how, best = (PAIRS, HOW_PAIRS, []) if pairs_only else (TITLE, HOW, best_runs(table))
+    return Panel("swept", title, how, best, plots, control, _left_out(table, settings, measures))
 
 
 def swept(table: RunsTable) -> list[Setting]:

@@ -99,7 +99,7 @@ def _passes_for_a_tile(job: KernelJob, plan: TilePlan) -> float:
     if columns is None:
         return float(len(inner.rows))
     passed = sum(
-        mine.examples[1] - mine.examples[0] + theirs.examples[1] - theirs.examples[0]
+        mine.examples.stop - mine.examples.start + theirs.examples.stop - theirs.examples.start
         for mine in inner.rows
         for theirs in inner.columns
     )

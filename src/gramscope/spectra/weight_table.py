@@ -276,7 +276,7 @@ def _null(values: Array, weight: Weight, plan: _Plan, seed: int, needed: bool) -
         return "there are no entries of a matrix W to shuffle"
     shuffles = plan.shuffles if plan.shuffles is not None else _SHUFFLES if needed else 0
     if not shuffles:
-        return f"the verdict does not need it (shuffles={_SHUFFLES} makes it all the same)"
+        return f"the verdict does not need it. Pass shuffles={_SHUFFLES} to compute it"
     return shuffled_null_checked(weight.matrices, values, shuffles, seed, plan.convention, weight.scale)
 
 

@@ -23,6 +23,16 @@ def find(history: History) -> Finding | None:
     probe and in the batches, without a dead layer above it, means that the graph was cut (``detach``, ``no_grad``,
     ``.data``), or that the layer is not used. On the probe alone it means nothing: some layers act in training only.
     """
+    if history.all_frozen:
+        return Finding(
+            "frozen_layer",
+            "No layer can train: requires_grad is False for all parameters.",
+            (Evidence("frozen/*", 1.0, "above", MOST),),
+            "The parameters were frozen, by requires_grad_(False), or the model is only evaluated.",
+            "If this is not meant, set requires_grad to True before the optimiser is made and before gs.watch.",
+            tuple(history.family("frozen")),
+            history.step_of(0),
+        )
     frozen = {layer: s.last for layer, s in history.family("frozen").items() if s.last > 0}
     if frozen and not _fine_tuned(history, frozen):
         evidence = tuple(Evidence(f"frozen/{layer}", share, "above", 0.0) for layer, share in frozen.items())

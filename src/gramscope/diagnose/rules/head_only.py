@@ -35,7 +35,7 @@ def find(history: History) -> Finding | None:
         evidence.append(Evidence("effective_lr, the same", rate / max(other_rates, rate / CAPPED), "above", APART))
     return Finding(
         "head_only",
-        f"Layer {head} does all the learning: it moves {own:.1e} of its norm in a step, the others {others:.1e}.",
+        f"Layer {head} does all the learning: a step moves it by {own:.2g} of its norm, the others by {others:.2g}.",
         tuple(evidence),
         "The learning rate of the other layers is far smaller."
         if by_rate

@@ -11,6 +11,7 @@ from gramscope.diagnose.rules.depth import COPIES as EXACT
 NARROW = 0.0375  # of the directions of the targets beyond the first: at ten classes an effective rank of 1.3
 COPIES = 1.1  # the same at the start, and still: units are copies of one another
 DIRECTIONS = 1.4  # of the targets
+TRIED = 48  # directions of targets that known cases had: a language model learns few of its hundreds for a long time
 LEARNT = 0.75
 FEW = 2  # measurements, of copies
 YOUNG = 14  # measurements, of a collapse: a fresh network may start narrow and widen
@@ -38,7 +39,7 @@ def find(history: History) -> Finding | None:
         return None
     layer, needed = list(family)[-2], history.value("probe/target_rank")
     rank, first = later_half(family[layer]).median(), float(np.median(family[layer].values[:FEW]))
-    narrow = 1 + NARROW * (needed - 1)
+    narrow = 1 + NARROW * (min(needed, TRIED) - 1)
     lasts = max(rank, family[layer].last) < narrow
     collapsed = len(family[layer]) >= YOUNG and lasts and not removed(history) > LEARNT and not falls(history)
     copied = first < EXACT or max(first, family[layer].last) < COPIES
@@ -52,7 +53,7 @@ def find(history: History) -> Finding | None:
     return Finding(
         "rank_collapse",
         f"The outputs of layer {layer} vary along {_directions(rank)} only"
-        + (f"; the targets along {needed:.2g}." if needed > DIRECTIONS else ", and so do those of all hidden layers."),
+        + (f"; the targets along {needed:.3g}." if needed > DIRECTIONS else ", and so do those of all hidden layers."),
         tuple(evidence),
         "Units are copies of one another: equal initial weights, or a collapse with depth.",
         "Initialise the weights of each unit at random; add skip connections where the network is deep.",

@@ -30,12 +30,12 @@ KNOWN = (
     Entry(layers.SHARES, "share/<layer>", layers.shares),
     Entry(kernels.MOVES, "kernel/drift or kernel/alignment", kernels.moves),
     Entry(richness.TITLE, "richness or the arrays richness/quality, …", richness.panel),
+    Entry(health.TITLE, "gradient_norm/<layer>, update_ratio/<layer>, dead_units/<layer>, …", health.panel),
     Entry(layers.LINEARITY, "target_linearity/<layer>", layers.linearity),
     Entry(gram.TITLE, "delta_gram/<layer> and delta_vc/<layer>", gram.panel),
     Entry(spectra.TITLE, "the arrays spectrum/<weight>, or alpha/<weight>", spectra.panel),
     Entry(layers.FLIPS, "flips/<activation>", layers.flips),
     Entry(steps.TITLE, "step/predicted_loss_change or the arrays step/predicted and step/true", steps.panel),
-    Entry(health.TITLE, "gradient_norm/<layer>, update_ratio/<layer>, dead_units/<layer>, …", health.panel),
     Entry(kernels.MATRIX, "the array kernel", kernels.matrix),
 )
 # Whatever the panels above did not take: nothing that a run holds is dropped.

@@ -155,6 +155,12 @@ def logarithmic(marks: Sequence[Mark], span: float = 20.0) -> bool:
     return bool(len(values) and values.min() > 0 and values.max() / span > values.min())
 
 
+def whole_of(marks: Sequence[Mark]) -> tuple[float, float] | None:
+    """The range (0, 1) for values that are shares by their nature and all zero, which would be drawn from -1 to 1."""
+    flat = all(isinstance(mark, Line) and not mark.y[np.isfinite(mark.y)].any() for mark in marks)
+    return unit_range(marks) if flat else None
+
+
 def unit_range(marks: Sequence[Mark]) -> tuple[float, float] | None:
     """(0, 1) with a little air where all values lie within, as they should for a share; else free."""
     lines = [mark.y[np.isfinite(mark.y)] for mark in marks if isinstance(mark, Line)]

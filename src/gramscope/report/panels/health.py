@@ -50,7 +50,7 @@ def _sharpness(views: Sequence[RunView], notes: list[str]) -> list[Plot]:
         if error is not None and len(error.finite.values):
             most = number(float(error.finite.values.max()))
             notes.append(f"{view.name}: each sharpness is an eigenvalue to within {most}.")
-    return [Plot("sharpness", STEP, Axis("sharpness", log=logarithmic(marks)), [marks], height=280)]
+    return [Plot("Sharpness", STEP, Axis("sharpness", log=logarithmic(marks)), [marks], height=280)]
 
 
 def _stable(views: Sequence[RunView], view: RunView) -> Mark | None:

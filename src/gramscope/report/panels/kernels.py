@@ -1,11 +1,12 @@
 """The tangent kernel: how far it has moved, how well it fits the targets, and the matrix itself."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from gramscope.diagnose.thresholds import ENOUGH_READINGS, LAZY_KERNEL, RICH_KERNEL
-from gramscope.report.figure import Axis, Heat, Numbers, Panel, Plot, pooled
+from gramscope.report.figure import Axis, Heat, Line, Mark, Numbers, Panel, Plot, pooled
 from gramscope.report.panels.drawing import (
     STEP,
     by_run,
@@ -24,6 +25,7 @@ from gramscope.report.view import RunView, Series
 
 MOVES = "How the kernel moves"
 MATRIX = "The kernel itself"
+FAR = 8  # times the upper threshold: from there on a linear axis draws both thresholds as zero
 MOST_NUMBERS = 1_500_000  # of all kernels on the page together: about 8 MB of text
 
 
@@ -53,12 +55,23 @@ def moves(views: Sequence[RunView]) -> Panel | None:
     ):
         if any(found):
             marks = by_run(views, found)
+            log = False
             if found is drifts:
                 known = [series.finite for each in drifts for series in each.values()]
                 highest = max(float(series.values.max()) for series in known)
+                log = highest > FAR * RICH_KERNEL
+                marks = _above_zero(marks) if log else marks
                 marks += thresholds(LAZY_KERNEL, RICH_KERNEL, [series.steps for series in known], highest)
             bounds = unit_range(marks) if found is targets else None
-            plots.append(Plot(title, STEP, Axis(axis, range=bounds), [marks], height=280))
+            plots.append(
+                Plot(
+                    title,
+                    STEP,
+                    Axis(f"{axis} (log scale)" if log else axis, log=log, range=bounds),
+                    [marks],
+                    height=280,
+                )
+            )
     notes = [
         f"{view.name}: {switch}, so the drift from there on compares kernels of different parameters."
         for view in views
@@ -82,6 +95,11 @@ def moves(views: Sequence[RunView]) -> Panel | None:
         plots,
         notes=notes,
     )
+
+
+def _above_zero(marks: Sequence[Mark]) -> list[Mark]:
+    """Without the zero of the start, which a logarithmic axis has no place for."""
+    return [replace(mark, y=np.where(mark.y > 0, mark.y, np.nan)) if isinstance(mark, Line) else mark for mark in marks]
 
 
 def _words(view: RunView, drift: Series | None, target: Series | None) -> str:

@@ -19,6 +19,7 @@ from gramscope.report.panels.drawing import (
     many,
     shown_steps,
     step_control,
+    whole_of,
 )
 from gramscope.report.view import RunView, Series
 from gramscope.store.names import FINGERPRINT
@@ -31,6 +32,17 @@ FACTS = (
     "probe", "optimizer", "frozen", "not_optimized", "precision", "training_mode", "dropout", "outputs",
     "saturated_gates",
 )  # fmt: skip
+CAPTIONS = {
+    "gradient_norm": "Gradient norm", "update_ratio": "Update-to-weight ratio", "weight_norm": "Weight norm",
+    "dead_units": "Dead units (share of a layer)", "noise_scale": "Gradient noise scale (examples)",
+    "signal": "Size of the outputs of each layer", "saturated_units": "Saturated units (share of a layer)",
+    "token_variance": "Variance between tokens of one example (share)", "feature_rank": "Feature rank of each layer",
+    "class_predicted": "Share of the probe called so, by class", "class_recall": "Share named right, by class",
+    "train_mode": "The probe in training mode", "collapse": "Neural collapse", "update_size": "Size of the last update",
+    "gradient_given": "Size of the gradient that the optimiser was given",
+    "gradient_zeros": "Zeros in the optimiser's gradient (share)", "effective_lr": "Effective learning rate",
+    "gradient_overlap": "Cosine of two gradients in a row",
+}  # fmt: skip
 ALL = "all"  # the part of a measure that is of all layers together
 HOW = (
     "Names for which this page has no panel of its own, drawn as recorded; what stands after the slash is a part. "
@@ -63,14 +75,17 @@ def drawn_as_recorded(views: Sequence[RunView], wanted: Callable[[str], bool]) -
     for prefix, found in groups.items():
         parts = {part or views[0].name: series for part, series in found[0].items()}
         if len(views) == 1 and many(parts):
-            plots.append(heat_over_steps(prefix or "(no name)", prefix, views[0], parts, common_limits([parts])))
+            plots.append(
+                heat_over_steps(
+                    CAPTIONS.get(prefix, prefix) or "(no name)", prefix, views[0], parts, common_limits([parts])
+                )
+            )
             continue
         # Of one run the parts get colours, which tell more of them apart than dashes do.
         alone = len(views) == 1
         marks = few_in_legend(by_layer(views[0], parts, colours_of([parts])) if alone else by_run(views, found))
-        plots.append(
-            Plot(prefix or "(no name)", STEP, Axis(prefix, log=logarithmic(marks, 100.0)), [marks], height=280)
-        )
+        axis = Axis(prefix, log=logarithmic(marks, 100.0), range=whole_of(marks))
+        plots.append(Plot(CAPTIONS.get(prefix, prefix) or "(no name)", STEP, axis, [marks], height=280))
         how = next((text for view in views if (text := view.fact(prefix, "how_to_read"))), "")
         if how:
             read.setdefault(how, []).append(prefix)

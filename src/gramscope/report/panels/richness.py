@@ -98,7 +98,9 @@ def _richness(views: Sequence[RunView], values: Sequence[dict[str, Series]], not
         )
     missing = [view.name for view in measured if view.name not in lazy]
     if missing:
-        notes.append(f"{', '.join(missing)}: the sizes of the last layer are not in the run, so no line is drawn.")
+        notes.append(
+            f"{', '.join(missing)}: the last layer's width is not recorded, so the line of white features is missing."
+        )
     return Plot("Richness", STEP, Axis("D_LR (0 rich)", range=unit_range(marks)), [marks], height=280)
 
 

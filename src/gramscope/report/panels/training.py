@@ -1,24 +1,28 @@
 """Loss and accuracy, and what belongs to the upkeep of the training: learning rate, norms, overhead."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
+from gramscope.diagnose.alerts import is_loss
 from gramscope.report.figure import MOST_POINTS, Axis, Panel, Plot
 from gramscope.report.panels.drawing import STEP, by_run, logarithmic, number, percent, thinning_note, unit_range
 from gramscope.report.panels.validity import change
 from gramscope.report.view import RunView, Series
 
 TITLE = "Loss and accuracy"
-UPKEEP = "Upkeep"
+UPKEEP = "Learning rate, parameter norm, overhead"
+SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "eval")  # as in "val/loss"
+ACCURACY = re.compile(r"(?:^|[^a-z])acc(?:uracy)?(?:$|[^a-z])", re.IGNORECASE)
 COSTLY = 0.2  # of the training: four times what the watcher keeps to by default
-SHORT = (
-    "a few measurements cost as much as the training. By default gs.watch keeps to 5 % of the training time in longer "
-    "runs (docs/watch.md)."
+COST = (
+    "the run is short, or it was measured without a time budget (overhead=None). By default gs.watch keeps to 5 % of "
+    "the training time in longer runs (docs/watch.md)."
 )
 
 
 def panel(views: Sequence[RunView]) -> Panel | None:
-    losses = [_named(view, "loss", "train") for view in views]
-    accuracies = [_named(view, "accuracy", "train") for view in views]
+    losses = [_named(view, "loss", is_loss) for view in views]
+    accuracies = [_named(view, "accuracy", lambda name: bool(ACCURACY.search(name))) for view in views]
     plots: list[Plot] = []
     if any(losses):
         marks = by_run(views, losses)
@@ -39,13 +43,19 @@ def panel(views: Sequence[RunView]) -> Panel | None:
     )
 
 
-def _named(view: RunView, prefix: str, bare: str) -> dict[str, Series]:
-    return {name or bare: series for name, series in view.family(prefix, bare=True).items()}
+def _named(view: RunView, prefix: str, wanted: Callable[[str], bool]) -> dict[str, Series]:
+    """The family of this name, and what the user logs under a name of his own: "val_loss", "loss_d", "val/loss"."""
+    found = {name or "train": series for name, series in view.family(prefix, bare=True).items()}
+    own = [name for name in view.untaken if wanted(name) and ("/" not in name or name.partition("/")[0] in SPLITS)]
+    return found | {name: series for name in own if (series := view.get(name)) is not None}
 
 
 def _words(view: RunView, losses: dict[str, Series], accuracies: dict[str, Series]) -> str:
-    said = [f"{name} loss {change(view, s)}" for name, s in losses.items()]
-    said += [f"{name} accuracy {change(view, s, percent)}" for name, s in accuracies.items()]
+    said = [f"{name if is_loss(name) else f'{name} loss'} {change(view, s)}" for name, s in losses.items()]
+    said += [
+        f"{name if ACCURACY.search(name) else f'{name} accuracy'} {change(view, s, percent)}"
+        for name, s in accuracies.items()
+    ]
     return f"{view.name}: {'; '.join(said)}." if said else f"{view.name}: neither loss nor accuracy recorded."
 
 
@@ -74,5 +84,5 @@ def upkeep(views: Sequence[RunView]) -> Panel | None:
     ]
     how = "The overhead is the time that watching took as a fraction of the training's; the other curves are context."
     costly = [view.name for view in views if (s := view.get("overhead")) is not None and s.last > COSTLY]
-    notes = [f"{', '.join(costly)}: measured without a time budget, or so short that {SHORT}"] if costly else []
+    notes = [f"{', '.join(costly)}: {COST}"] if costly else []
     return Panel("upkeep", UPKEEP, how, words, plots, notes=notes)

@@ -107,8 +107,11 @@
     const range = spec.range ? (log ? spec.range.map(Math.log10) : [...spec.range]) : undefined;
     return { title: { text: text(spec.title), font: { size: 12 }, standoff: 8 }, type: log ? "log" : "linear", range, autorange: range ? false : true,
       gridcolor: css("--line"), linecolor: css("--line"), zerolinecolor: css("--line"), automargin: true, tickfont: { size: 11 },
-      exponentformat: "e", minexponent: 6, separatethousands: true, ...(log ? { minorloglabels: "complete" } : {}) };
+      ...written(log) };
   }
+
+  // How numbers stand at an axis: 1,000 and 0.001 rather than 1e+3 and 1e-3.
+  const written = (log) => (log ? { tickformat: ",~g", minorloglabels: "complete" } : { exponentformat: "e", minexponent: 6, separatethousands: true });
 
   // The least and the largest of the numbers that are shown; a stack adds up, so it is left to Plotly.
   function extent(marks, key) {
@@ -375,7 +378,7 @@
     control.value = position(panel);
   }
 
-  const runs = gramscopeRuns({ data: () => data, hidden: state.hidden, element, colour, symbol, css, text, said, cell, save, position, frame, config,
+  const runs = gramscopeRuns({ data: () => data, hidden: state.hidden, element, colour, symbol, css, text, said, cell, save, position, frame, config, written, logLabels,
     logSteps: () => state.logSteps, redraw: () => { tellRuns(); runs.draw(); drawAll(); } });
 
   function tellRuns() {

@@ -125,9 +125,21 @@ const gramscopeRuns = (page) => {
   }
 
   function axis(each, runs) {
-    const log = each.numeric && logarithmic(runs.map((run) => each.cells[run]).filter(known));
-    return { title: { text: page.text(each.key), font: { size: 12 } }, type: log ? "log" : each.numeric ? "linear" : "category", automargin: true,
-      gridcolor: page.css("--line"), linecolor: page.css("--line"), zerolinecolor: page.css("--line"), tickfont: { size: 11 }, exponentformat: "e", minexponent: 6, nticks: 8 };
+    const values = runs.map((run) => each.cells[run]).filter(known), log = each.numeric && logarithmic(values);
+    const made = { title: { text: page.text(each.key), font: { size: 12 } }, type: log ? "log" : each.numeric ? "linear" : "category", automargin: true,
+      gridcolor: page.css("--line"), linecolor: page.css("--line"), zerolinecolor: page.css("--line"), tickfont: { size: 11 }, ...page.written(log), nticks: 8 };
+    return log ? { ...made, ...page.logLabels(made, {}, values) } : made;
+  }
+
+  // The mean of the runs that share a setting, where at least one value of it is shared; else a line would say nothing.
+  // What a run that diverged ended with is not what the setting gives.
+  function meansOf(all, x, y) {
+    const runs = all.filter((run) => column("verdict").cells[run] !== "diverged"), places = new Map();
+    if (x.group !== "setting") return null;
+    runs.forEach((run) => places.set(x.cells[run], [...(places.get(x.cells[run]) || []), y.cells[run]]));
+    if (places.size < 2 || places.size === runs.length) return null;
+    const xs = [...places.keys()].sort((a, b) => (x.numeric ? a - b : String(a).localeCompare(String(b))));
+    return { x: xs, y: xs.map((value) => places.get(value).reduce((a, b) => a + b) / places.get(value).length) };
   }
 
   function against(runs) {
@@ -140,6 +152,8 @@ const gramscopeRuns = (page) => {
         text: own.map((run) => page.text(column("run").cells[run])), hovertemplate: "%{text}<br>%{x}: %{y:.4g}<extra></extra>",
         marker: { size: 9, opacity: 0.8, color: page.colour(["c", page.data().colours[word]]), symbol: page.symbol(page.data().colours[word]) } };
     });
+    const means = meansOf(there, x, y);
+    if (means) traces.push({ type: "scatter", mode: "lines", name: "mean", ...means, line: { color: page.css("--dim"), width: 1.5 }, hovertemplate: "mean, %{x}: %{y:.4g}<extra></extra>" });
     const lacking = runs.length - there.length;
     byId("against-lacks").textContent = lacking ? `${lacking} run${lacking > 1 ? "s lack" : " lacks"} one of the two.` : "";
     const box = byId("against-plot");
