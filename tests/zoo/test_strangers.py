@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import math
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -481,3 +482,25 @@ def test_watching_operations_whose_results_are_no_layer_of_outputs(name):
     unseen = [said for said in ("signal", "dead_units") if "vmap" in name and (said == "signal" or "ReLU" in name)]
     assert list(record["failures"]) == unseen
     assert ("signal/layer" in record["scalars"]) != bool(unseen)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 1), (3, 2)])
+def test_influence_where_a_loss_takes_outputs_of_any_rank(shape):
+    """The loss was given flattened outputs, which met targets of another rank: refused, or broadcast against them."""
+    model = Call(lambda m, x: m.layer(x).reshape(len(x), *shape), layer=nn.Linear(3, math.prod(shape)))
+    x, y = torch.randn(4, 3), torch.randn(4, *shape)
+    rows = [torch.cat([g.flatten() for g in _gradients(model, x[i : i + 1], y[i : i + 1])]) for i in range(4)]
+    found = gs.measures.tracin(model, x, y, x, y, loss=lambda f, y: (f - y).square().sum())
+    torch.testing.assert_close(found.scores, torch.stack(rows) @ torch.stack(rows).T)
+
+
+def _gradients(model, x, y):
+    return torch.autograd.grad((model(x) - y).square().sum(), list(model.parameters()))
+
+
+def test_influence_of_sequences_of_labels():
+    model = Call(lambda m, x: m.layer(x), layer=nn.Linear(3, 5))
+    x, y = torch.randn(4, 2, 3), torch.randint(5, (4, 2))
+    found = gs.measures.tracin(model, x, y, x, y)
+    want = gs.measures.tracin(model, x, y, x, y, loss=lambda f, y: nn.functional.cross_entropy(f.mT, y))
+    torch.testing.assert_close(found.scores, want.scores)

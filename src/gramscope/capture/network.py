@@ -203,16 +203,22 @@ def call(model: nn.Module, x: ModelInput) -> object:
     return model(x)
 
 
+def loss_input(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Tensor:
+    """What a loss is given: a whole output in its own shape, or the chosen columns of the flattened one (n, k)."""
+    whole = outputs is None or isinstance(outputs, str) or callable(outputs)
+    return (_output_tensor if whole else evaluate)(model, x, n, outputs)
+
+
 def evaluate(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Float[Tensor, "n C"]:
     """The chosen outputs as (n, C), with every failure explained."""
-    tensor = output_tensor(model, x, n, outputs)
+    tensor = _output_tensor(model, x, n, outputs)
     table = tensor.reshape(n, -1)
     if table.shape[1] == 0:
         raise InputError(f"the model's output must have at least one entry, got shape {tuple(tensor.shape)}.")
     return table if callable(outputs) or outputs is None or isinstance(outputs, str) else _select(table, outputs)
 
 
-def output_tensor(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Tensor:
+def _output_tensor(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Tensor:
     """The output tensor in its own shape, examples first. A warning says so where it is random."""
     streams = RandomStreams()
     try:
