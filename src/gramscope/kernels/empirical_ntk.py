@@ -23,7 +23,7 @@ from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened,
 from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.capture.weight_sites import may_route_by_data
 from gramscope.kernels.accumulate import Accumulator, Sites, mirror
-from gramscope.kernels.contractions import strips
+from gramscope.kernels.contractions import Range, strips
 from gramscope.kernels.memory import CHUNK, FEW, Block, Plan, check_blocks, check_kernel, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
