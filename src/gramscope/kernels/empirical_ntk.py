@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from functools import reduce as reduce_with
+from itertools import product
 from typing import Literal, TypedDict, overload
 
 import torch
@@ -106,9 +107,11 @@ def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[..., Tens
     batch), all blocks do.
     """
 
-    def agree(rows: Range, columns: Range) -> bool:
+    routed = False
+
+    def agree(rows: slice, columns: slice) -> bool:
         nonlocal routed
-        one, other = slice_examples(x, plan.n, slice(*rows)), slice_examples(x2, plan.m, slice(*columns))
+        one, other = slice_examples(x, plan.n, rows), slice_examples(x2, plan.m, columns)
         both = join_examples(one, other)
         if both is None:
             return False
@@ -116,11 +119,11 @@ def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[..., Tens
         routed = may_route_by_data(together)
         return alone.shape[1] == apart.shape[1] and same_outputs(together.detach(), torch.cat([alone, apart]))
 
-    routed = False
-    if not agree((0, FEW), (0, FEW)):
+    if not agree(slice(FEW), slice(FEW)):
         return False
-    pairs = dict.fromkeys((mine.examples, theirs.examples) for mine in plan.rows for theirs in plan.columns)
-    return not routed or all(agree(*pair) for pair in pairs)
+    # Blocks of the same examples differ in their outputs.
+    rows, columns = ({block.examples.start: block.examples for block in side} for side in (plan.rows, plan.columns))
+    return not routed or all(agree(*pair) for pair in product(rows.values(), columns.values()))
 
 
 def _name_slow(slow: dict[str, float], total: float) -> None:
