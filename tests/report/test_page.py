@@ -160,7 +160,7 @@ def test_absent_panels_are_listed(tmp_path):
     assert keys(data) == ["training"]
     text = " ".join(elements.words)
     assert "Left out" in text
-    assert "share/<layer>" in text
+    assert "needs the measure step: scope.use(optimizer), and in a short run overhead=None." in text
     assert page.count("</strong> needs ") == 10
 
 
