@@ -151,7 +151,7 @@
     if (state.logSteps && high > 10) return low <= 0 && Number.isFinite(leastStep(marks)) ? { labelalias: { [leastStep(marks) / 2]: "0" } } : {};
     if (!xs.length || (state.logSteps ? high : high - low) > 10) return {};
     if (!state.logSteps) return { tickmode: "linear", tick0: 0, dtick: 1, ...(high === low ? { autorange: false, range: [low - 1, high + 1] } : {}) };
-    const least = Math.min(leastStep(marks), high), places = Array.from({ length: high }, (_, i) => i + 1).filter((v) => v >= least);
+    const least = Math.min(leastStep(marks), high), places = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].filter((v) => v >= least && v <= high && (high < 7 || ![4, 6, 8, 9].includes(v)));
     const zero = low <= 0 ? [Number.isFinite(least) && least > 0 ? least / 2 : 1] : [];
     return { tickmode: "array", tickvals: [...zero, ...places], ticktext: [...zero.map(() => "0"), ...places.map(String)] };
   }
