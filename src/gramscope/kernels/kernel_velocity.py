@@ -109,7 +109,7 @@ def output_curvature(
         ...         self.w = torch.nn.Parameter(torch.tensor([3.0]))
         ...     def forward(self, x):
         ...         return self.w**2 * x
-        >>> gs.kernels.output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()  # (3 - 6η)² = 9 - 36η + 36η²
+        >>> gs.kernels.output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()  # (3 - 6η)² ends in 36η²
         36.0
     """
     at, direction = read_step(model, x, residual, probe, options)
