@@ -367,6 +367,7 @@ def test_the_cost_counts_what_a_tight_memory_makes_pass_again():
         assert cost.repeated == pytest.approx((cost.again - 1) / cost.again * cost.passes)
         kept = 4 * (4 + 2 * 600)  # bytes: the inputs of the three layers, and other tensors
         assert 2 * kept * plan.passes <= cost.moved <= 8 * kept * plan.passes
+        assert cost.away == cost.moved / (plan.passes * 2) * 40  # one output: once there, once back; 20 + 20 examples
 
 
 def test_activations_may_be_moved_away(tmp_path):

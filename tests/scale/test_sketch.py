@@ -480,9 +480,7 @@ def test_bad_data_and_results_say_what_to_do(tmp_path):
 def test_very_many_outputs_are_told_and_what_would_not_fit_is_refused_at_once(monkeypatch):
     model, passes = nn.Linear(6, 1100).double(), []
     taken = sketch_stream._Stream._cotangents
-    monkeypatch.setattr(
-        sketch_stream._Stream, "_cotangents", lambda *given: passes.append(given[-1]) or taken(*given)
-    )
+    monkeypatch.setattr(sketch_stream._Stream, "_cotangents", lambda *given: passes.append(given[-1]) or taken(*given))
     # Of 5 examples and 1,100 outputs: 2 x 16 numbers for the weight, 1 x 16 for the bias, 2 repeats, float64.
     monkeypatch.setattr(sketch_stream, "free_memory", lambda device: 5 * 1100 * 16 * 8 * 2)
     with (
