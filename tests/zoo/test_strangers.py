@@ -2,12 +2,14 @@
 
 import ast
 import copy
+import math
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import gramscope as gs
 from gramscope.base.errors import InputError, UnsupportedError
@@ -425,3 +427,80 @@ def test_an_expert_that_takes_so_many_tokens_of_a_batch():
     model = Call(run, expert=nn.Linear(3, 3), o=nn.Linear(3, 2))
     x, x2 = torch.randn(5, 4, 3), torch.randn(5, 4, 3)
     assert_kernel_close(gs.ntk(model, x, x2), reference_ntk(model, x, x2), TIGHT)
+
+
+def test_x2_of_a_network_that_takes_batches_of_one_size():
+    """Its initial state is a buffer with an axis of examples: x and x2 cannot be joined to one batch."""
+    rnn, start = nn.GRU(3, 2, batch_first=True), torch.randn(1, 3, 2)
+    model = Call(lambda m, x: m.rnn(x, m.start)[0][:, -1], rnn=rnn, start=start)
+    x, x2 = torch.randn(3, 4, 3), torch.randn(3, 4, 3)
+    assert_kernel_close(gs.ntk(model, x, x2), reference_ntk(model, x, x2), TIGHT)
+
+
+def test_a_copy_of_a_network_that_keeps_results_in_lists_and_buffers():
+    def run(m, x):
+        m.doubled, m.kept = 2 * m.layer.weight, [torch.tanh(x)]
+        return m.kept[0] @ m.doubled.T
+
+    model = Call(run, layer=nn.Linear(3, 2, bias=False), doubled=torch.zeros(2, 3))
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    kernel = reference_ntk(model, x)
+    want = -0.1 * torch.einsum("acbd,bd->ac", kernel, model(x).detach() - y)
+    step = gs.explain_step(model, x, y, lr=0.1, loss="half_squared")
+    assert_kernel_close(step.predicted, want, TIGHT)
+
+
+def test_velocity_where_weight_norm_takes_one_norm_of_the_whole_matrix():
+    """torch's forward mode has another shape for this norm than its forward pass."""
+    layer = weight_norm(nn.Linear(3, 4), dim=None)
+    norm, direction = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
+    plain = lambda m, x: torch.tanh(x @ (m.v * (m.g / m.v.square().sum().sqrt())).T + m.b)  # noqa: E731
+    model, x, residual = nn.Sequential(layer, nn.Tanh()), torch.randn(5, 3), torch.randn(5, 4)
+    want = dntk_velocity(Call(plain, v=direction, g=norm, b=layer.bias), x, residual)
+    assert_kernel_close(dntk_velocity(model, x, residual), want, TIGHT)
+
+
+WATCHED = {
+    "temperature": lambda m, x: m.layer(x) * m.scale.exp(),
+    "mean of a parameter": lambda m, x: m.layer(x) * m.gain.mean(),
+    "ReLU of one number an example": lambda m, x: m.layer(x) + torch.relu(m.layer(x)[:, 0])[:, None],
+    "ReLU of one number": lambda m, x: m.layer(x) * torch.relu(m.scale),
+    "layer and ReLU inside vmap": lambda m, x: torch.vmap(lambda row: torch.relu(m.layer(row)))(x) + m.gain,
+    "layer inside vmap of grad": lambda m, x: torch.vmap(torch.func.grad(lambda row: m.layer(row).square().sum()))(x),
+}
+
+
+@pytest.mark.filterwarnings("error", "ignore:signal is left out", "ignore:dead_units is left out")
+@pytest.mark.parametrize("name", WATCHED)
+def test_watching_operations_whose_results_are_no_layer_of_outputs(name):
+    """One such operation and no measure was taken at all: the first of these is CLIP's."""
+    model = Call(WATCHED[name], layer=nn.Linear(3, 3), scale=weight(), gain=weight(3))
+    probe, measures = (torch.randn(8, 3), torch.randn(8, 3)), ("loss", "signals", "dead_units", "feature_rank")
+    with gs.watch(model, probe=probe, measures=measures, overhead=None) as scope:
+        scope.step()
+    record = scope.records[0]
+    unseen = [said for said in ("signal", "dead_units") if "vmap" in name and (said == "signal" or "ReLU" in name)]
+    assert list(record["failures"]) == unseen
+    assert ("signal/layer" in record["scalars"]) != bool(unseen)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 1), (3, 2)])
+def test_influence_where_a_loss_takes_outputs_of_any_rank(shape):
+    """The loss was given flattened outputs, which met targets of another rank: refused, or broadcast against them."""
+    model = Call(lambda m, x: m.layer(x).reshape(len(x), *shape), layer=nn.Linear(3, math.prod(shape)))
+    x, y = torch.randn(4, 3), torch.randn(4, *shape)
+    rows = [torch.cat([g.flatten() for g in _gradients(model, x[i : i + 1], y[i : i + 1])]) for i in range(4)]
+    found = gs.measures.tracin(model, x, y, x, y, loss=lambda f, y: (f - y).square().sum())
+    torch.testing.assert_close(found.scores, torch.stack(rows) @ torch.stack(rows).T)
+
+
+def _gradients(model, x, y):
+    return torch.autograd.grad((model(x) - y).square().sum(), list(model.parameters()))
+
+
+def test_influence_of_sequences_of_labels():
+    model = Call(lambda m, x: m.layer(x), layer=nn.Linear(3, 5))
+    x, y = torch.randn(4, 2, 3), torch.randint(5, (4, 2))
+    found = gs.measures.tracin(model, x, y, x, y)
+    want = gs.measures.tracin(model, x, y, x, y, loss=lambda f, y: nn.functional.cross_entropy(f.mT, y))
+    torch.testing.assert_close(found.scores, want.scores)

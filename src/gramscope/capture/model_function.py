@@ -19,6 +19,7 @@ from gramscope.capture.network import (
     check_precision,
     count_examples,
     evaluate,
+    loss_input,
     parameter_slots,
     prepare_input,
 )
@@ -78,6 +79,11 @@ class ModelFunction:
         # A model may overwrite its input.
         given = prepare_input(self.x) if x is None else x
         return evaluate(self.model, given, count_examples(given), self.outputs)
+
+    def loss_input(self) -> Tensor:
+        """The same outputs as a loss is given them."""
+        self._streams.rewind()
+        return loss_input(self.model, prepare_input(self.x), self.examples, self.outputs)
 
 
 class _Holder(nn.Module):

@@ -65,14 +65,11 @@ def plain_name(name: str) -> str:
 
 def copied(model: nn.Module, memo: dict[Any, object] | None = None) -> nn.Module:
     """A copy that shares nothing with the user's model; ``memo`` is deepcopy's, for what goes along with it."""
-    # deepcopy refuses results of operations, which old-style weight norm keeps as attributes; they are made anew.
+    # deepcopy refuses results of operations, which modules keep as attributes, in lists (weight norm of an LSTM)
+    # or as buffers; they are made anew.
     memo = {} if memo is None else memo
-    memo |= {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
+    kept = chain.from_iterable(tensors_in(list(vars(module).values())) for module in model.modules())
+    memo |= {id(value): value.detach().clone() for value in kept if not value.is_leaf}
     try:
         with torch.no_grad():  # TorchScript copies with gradients on are no leaves, and lose their flags
             twin = copy.deepcopy(model, memo)
@@ -206,16 +203,22 @@ def call(model: nn.Module, x: ModelInput) -> object:
     return model(x)
 
 
+def loss_input(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Tensor:
+    """What a loss is given: a whole output in its own shape, or the chosen columns of the flattened one (n, k)."""
+    whole = outputs is None or isinstance(outputs, str) or callable(outputs)
+    return (_output_tensor if whole else evaluate)(model, x, n, outputs)
+
+
 def evaluate(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Float[Tensor, "n C"]:
     """The chosen outputs as (n, C), with every failure explained."""
-    tensor = output_tensor(model, x, n, outputs)
+    tensor = _output_tensor(model, x, n, outputs)
     table = tensor.reshape(n, -1)
     if table.shape[1] == 0:
         raise InputError(f"the model's output must have at least one entry, got shape {tuple(tensor.shape)}.")
     return table if callable(outputs) or outputs is None or isinstance(outputs, str) else _select(table, outputs)
 
 
-def output_tensor(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Tensor:
+def _output_tensor(model: nn.Module, x: ModelInput, n: int, outputs: Outputs) -> Tensor:
     """The output tensor in its own shape, examples first. A warning says so where it is random."""
     streams = RandomStreams()
     try:

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import map_tensors, tensors_in
-from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, transforms, writes
 from gramscope.ops.unrolled import UNROLLED, initial_place
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty}
@@ -100,10 +100,7 @@ class WeightUses(TorchFunctionMode):
 
 def _differentiating() -> bool:
     """Inside torch.func.grad, vjp or jvp, whose graphs are no business of ours: parameters enter them as they are."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return False
-    stack = torch._C._functorch.get_interpreter_stack()
-    return any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack or ())
+    return any(level.key() != torch._C._functorch.TransformType.Vmap for level in transforms())
 
 
 _OPENED: dict[TorchFunction, TorchFunction] = {}

@@ -21,9 +21,8 @@ from gramscope.capture.network import (
     check_model,
     copied,
     count_examples,
-    evaluate,
+    loss_input,
     named_parameters,
-    output_tensor,
     prepare_input,
     unwrap_with_input,
 )
@@ -164,10 +163,7 @@ class _Rehearsal:
             return self._outputs(model).detach().reshape(self.n, -1)
 
     def _outputs(self, model: nn.Module) -> Tensor:
-        """What the loss sees: a whole output in its own shape, or the chosen columns of the flattened one (n, k)."""
-        x, chosen = prepare_input(self.x), self.outputs
-        whole = chosen is None or isinstance(chosen, str) or callable(chosen)
-        return (output_tensor if whole else evaluate)(model, x, self.n, chosen)
+        return loss_input(model, prepare_input(self.x), self.n, self.outputs)
 
     def _gradients(
         self, sides: Sides

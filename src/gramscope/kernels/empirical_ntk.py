@@ -24,7 +24,7 @@ from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened,
 from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.capture.weight_sites import may_route_by_data
 from gramscope.kernels.accumulate import Accumulator, Sites, mirror
-from gramscope.kernels.contractions import Range, strips
+from gramscope.kernels.contractions import strips
 from gramscope.kernels.memory import CHUNK, FEW, Block, Plan, check_blocks, check_kernel, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
@@ -107,23 +107,25 @@ def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[..., Tens
     batch), all blocks do.
     """
 
-    routed = False
-
-    def agree(rows: slice, columns: slice) -> bool:
-        nonlocal routed
+    def joined(rows: slice, columns: slice) -> Tensor | None:
+        """The outputs of both kinds in one batch; None where they are others there."""
         one, other = slice_examples(x, plan.n, rows), slice_examples(x2, plan.m, columns)
         both = join_examples(one, other)
         if both is None:
-            return False
-        alone, apart, together = run(one), run(other), run(both, graph=True)
-        routed = may_route_by_data(together)
-        return alone.shape[1] == apart.shape[1] and same_outputs(together.detach(), torch.cat([alone, apart]))
+            return None
+        try:
+            alone, apart, together = run(one), run(other), run(both, graph=True)
+        except Exception:  # of a model that takes batches of one size; what else is wrong, both sides alone will say
+            return None
+        same = alone.shape[1] == apart.shape[1] and same_outputs(together.detach(), torch.cat([alone, apart]))
+        return together if same else None
 
-    if not agree(slice(FEW), slice(FEW)):
-        return False
+    few = joined(slice(FEW), slice(FEW))
+    if few is None or not may_route_by_data(few):
+        return few is not None
     # Blocks of the same examples differ in their outputs.
     rows, columns = ({block.examples.start: block.examples for block in side} for side in (plan.rows, plan.columns))
-    return not routed or all(agree(*pair) for pair in product(rows.values(), columns.values()))
+    return all(joined(*pair) is not None for pair in product(rows.values(), columns.values()))
 
 
 def _name_slow(slow: dict[str, float], total: float) -> None:

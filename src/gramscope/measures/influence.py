@@ -78,7 +78,8 @@ def tracin(
         checkpoints: state dicts of the run; None takes the model as it is, as the only one.
         lr: learning rate between checkpoints, one number or one for each.
         loss: a name ("mse", "half_squared", "cross_entropy") or a function (outputs, y) -> number; it is called with
-            one example at a time, so a mean and a sum over the batch are the same.
+            one example at a time, so a mean and a sum over the batch are the same. The outputs have their own shape
+            (columns that are chosen by ``outputs``: (n, k)).
         batch_size: training examples in one pass, which bounds memory.
 
     Returns:
@@ -126,13 +127,13 @@ def _loss_slopes(model: nn.Module, x: ModelInput, y: Tensor, loss: object, outpu
     """``∂ℓ_i/∂f_i`` of each example's own loss, (n, C)."""
     function = ModelFunction(model, x, outputs, False, None)
     with torch.no_grad(), function.context():
-        f = function.at(list(function.parameters.values()), function.evaluate)
+        f = function.at(list(function.parameters.values()), function.loss_input)
     f = f.detach().clone().requires_grad_()
     loss_of = loss_function(loss)
     with torch.enable_grad():
         value = torch.stack([loss_of(f[i : i + 1], y[i : i + 1]) for i in range(len(f))]).sum()
         (slope,) = torch.autograd.grad(value, f)
-    return slope
+    return slope.reshape(len(f), -1)
 
 
 def _rates(lr: float | Sequence[float], count: int) -> list[float]:

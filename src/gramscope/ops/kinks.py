@@ -11,9 +11,8 @@ ramp means is a choice:
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import tensors_in
 from gramscope.ops.operations import OPERATIONS, Operation, Ramps
-from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
+from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, inside_vmap, transforms, writes
 
 # Tests for faults, not decisions that a network takes.
 HARMLESS = {"isnan", "isinf", "isfinite", "isposinf", "isneginf", "isreal"}
@@ -66,7 +65,7 @@ class Reading(TorchFunctionMode, Ramps):
         self._operation = ""
         self._depends = False  # whether the operation at hand depends on the parameters
         self._reach = Reach()
-        self._around = len(_transforms())
+        self._around = len(transforms())
 
     def __torch_function__(
         self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -82,7 +81,7 @@ class Reading(TorchFunctionMode, Ramps):
         known, depends = OPERATIONS.get(func, NOTHING_KNOWN), self._depends
         self._operation = known.name or getattr(func, "__name__", "").strip("_")
         rewrite = known.as_ramps if _is_float(args, kwargs) else None
-        if rewrite is not None and kwargs.get("out") is None and not self._is_mapped():
+        if rewrite is not None and kwargs.get("out") is None and not (self.carries and inside_vmap(self._around)):
             result = self._in_ramps(func, rewrite, args, kwargs)
             if result is not NotImplemented:
                 return result
@@ -95,10 +94,6 @@ class Reading(TorchFunctionMode, Ramps):
         ):
             self.nonsmooth_ops.append(self._operation)
         return result
-
-    def _is_mapped(self) -> bool:
-        vmap = torch._C._functorch.TransformType.Vmap
-        return self.carries and any(level.key() == vmap for level in _transforms()[self._around :])
 
     def _in_ramps(self, func: TorchFunction, rewrite: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """The result of a known operation; one that works in place overwrites its argument all the same."""
@@ -212,11 +207,6 @@ def _decides(func: TorchFunction, args: Args, kwargs: Kwargs, result: object) ->
     if name in HARMLESS or _only_shapes(name):
         return False
     return all(map(_is_smooth, tensors_in((args, kwargs)))) and not all(map(_is_smooth, tensors_in(result)))
-
-
-def _transforms() -> Sequence[Any]:
-    """The transforms of torch.func that are being run, outermost first."""
-    return torch._C._functorch.get_interpreter_stack() or ()
 
 
 def _is_smooth(tensor: Tensor) -> bool:

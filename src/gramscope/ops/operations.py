@@ -321,8 +321,13 @@ def _hardsigmoid_by_definition(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(result) if inplace else result
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    # norm_except_dim of all axes (dim -1) is not a single number to torch's forward mode.
+    return v * (g / (v.norm() if dim == -1 else torch.norm_except_dim(v, 2, dim)))
+
+
 _know("layer_norm", (F, torch), definition=_layer_norm)
-_know("_weight_norm", (torch,), definition=lambda v, g, dim=0: v * (g / torch.norm_except_dim(v, 2, dim)))
+_know("_weight_norm", (torch,), definition=_weight_norm)
 _know("rms_norm", (F, torch), definition=_rms_norm)
 _know("group_norm", (F, torch), definition=_group_norm)
 _know("batch_norm", (F,), definition=_batch_norm)

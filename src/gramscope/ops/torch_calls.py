@@ -1,6 +1,6 @@
 """What a torch function mode is given: any function of torch, with any arguments."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -12,6 +12,19 @@ from torch import Tensor
 TorchFunction: TypeAlias = Callable[..., Any]
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
+
+
+def transforms() -> Sequence[Any]:
+    """The transforms of torch.func that are being run, outermost first."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return ()
+    return torch._C._functorch.get_interpreter_stack() or ()
+
+
+def inside_vmap(depth: int = 0) -> bool:
+    """Whether torch.vmap is run, inside of ``depth`` transforms. Tensors seen there are of no use when it has ended."""
+    vmap = torch._C._functorch.TransformType.Vmap
+    return any(level.key() == vmap for level in transforms()[depth:])
 
 
 def spellings(name: str, places: tuple[object, ...] = (torch, Tensor, F)) -> Iterator[TorchFunction]:

@@ -12,6 +12,7 @@ from gramscope.record.measurement import Measurement
 from gramscope.record.objective import IGNORED
 from gramscope.record.probe_facts import are_probabilities, not_affine, probe_facts, zero_or_one
 from gramscope.record.probe_pass import probe_pass
+from gramscope.record.relu_units import left_out
 from gramscope.record.signals import depends_on_mode
 from gramscope.record.subject import layer_of
 from gramscope.record.watched_measures import MeasuredValues, watched_measure
@@ -29,7 +30,8 @@ def measure_signals(measurement: Measurement) -> MeasuredValues:
     units, by_layer = measurement.units, measurement.subject.by_layer
     found = by_layer("signal", units.sizes()) | by_layer("saturated_units", units.saturated())
     found |= by_layer("saturated_gates", units.saturated_gates())
-    return MeasuredValues(found | by_layer("token_variance", units.token_variance()))
+    found |= by_layer("token_variance", units.token_variance())
+    return MeasuredValues(found, missing=left_out("signal", units.unseen))
 
 
 @watched_measure(

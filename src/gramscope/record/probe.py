@@ -16,9 +16,8 @@ from gramscope.base.streams import streams_put_back
 from gramscope.capture.network import (
     Outputs,
     count_examples,
-    evaluate,
+    loss_input,
     named_parameters,
-    output_tensor,
     prepare_input,
 )
 from gramscope.capture.side_effects import CopyOnWrite, untouched
@@ -76,8 +75,7 @@ def objective(
     try:
         # Gradients are on, and x is a copy: outputs may be derivatives with respect to x (a PDE residual).
         with context(model) as written, written, evaluating(model), torch.enable_grad():
-            whole = callable(outputs) or outputs is None or isinstance(outputs, str)
-            found = (output_tensor if whole else evaluate)(model, prepare_input(x), n, outputs).detach()
+            found = loss_input(model, prepare_input(x), n, outputs).detach()
     except Exception as error:
         if weights_only or _ours(error, model):
             return unknown_objective(y, loss)

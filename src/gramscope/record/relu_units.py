@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gramscope.ops.torch_calls import RELUS
+from gramscope.ops.torch_calls import RELUS, inside_vmap
 
 DYING = RELUS | {F.relu6}
 Operation: TypeAlias = Callable[..., object]  # a function of torch, as a mode meets it
@@ -37,25 +37,40 @@ class ReluUnits(TorchFunctionMode):
         self.uses: list[Use] = []
         self._layers, self._by_example = layers, by_example
         self._layer, self._axis = "input", -1
+        self.unseen: dict[str, None] = {}  # layers whose operations run inside torch.vmap
+        self.unseen_relus: dict[str, None] = {}
 
     def __torch_function__(
         self, func: Operation, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) or type(result) is tuple:  # and no size, say
+            given = (*args, *(kwargs or {}).values())
             with torch._C.DisableTorchFunction():  # what is noted here is nothing for the other modes to look at
-                self._look_at(func, (*args, *(kwargs or {}).values()), result)
+                if inside_vmap():
+                    self._pass_by(func, given)
+                else:
+                    self._look_at(func, given, result)
         return result
 
     def _look_at(self, func: Operation, given: tuple[object, ...], result: object) -> None:
-        if _cuts_at_zero(func, given) and isinstance(result, Tensor):
-            self._note(result.detach())
-            return
         layer = self._layer_among(given)
+        if _cuts_at_zero(func, given) and isinstance(result, Tensor):
+            if layer is None and result.dim():  # of a parameter, or of a single number, it is no unit
+                self._note(result.detach())
+            return
         if layer is not None and isinstance(result, Tensor):
             name = getattr(func, "__name__", "")
             self._layer, self._axis = layer, 1 if any(part in name for part in UNITS_SECOND) else -1
         self._saw(func, layer, given, result)
+
+    def _pass_by(self, func: Operation, given: tuple[object, ...]) -> None:
+        layer = self._layer_among(given)
+        if layer is not None:
+            self._layer, self._axis = layer, -1
+            self.unseen[layer] = None
+        elif _cuts_at_zero(func, given):
+            self.unseen_relus[self._layer] = None
 
     def _saw(self, func: Operation, layer: str | None, given: tuple[object, ...], result: object) -> None:
         """An operation that is no ReLU, and the layer whose parameters it was given; for what else is to be noted."""
@@ -69,6 +84,8 @@ class ReluUnits(TorchFunctionMode):
         return None
 
     def _note(self, activations: Tensor) -> None:
+        if activations.dim() == 1:  # one unit
+            activations = activations[:, None]
         axis = self._axis if activations.dim() > 2 else -1
         on = (activations > 0).movedim(axis, -1).flatten(0, -2)
         self.uses.append(Use(self._layer, on if self._by_example else on.any(0, keepdim=True)))
@@ -93,3 +110,9 @@ def dead_share(masks: list[Tensor]) -> float:
     """Share of units that are on at no row."""
     units = sum(mask.shape[1] for mask in masks)
     return sum(int((~mask.any(0)).sum()) for mask in masks) / units if units else math.nan
+
+
+def left_out(name: str, layers: Iterable[str]) -> dict[str, str]:
+    """What a measure lacks, and why, if these layers run inside torch.vmap."""
+    listed = ", ".join(layers)
+    return {name: f"what runs inside torch.vmap cannot be seen from outside: {listed}."} if listed else {}

@@ -85,8 +85,8 @@ class SignalWatch(ReluUnits):
 
     def _saw(self, func: Operation, layer: str | None, given: tuple[object, ...], result: object) -> None:
         values = result[0] if isinstance(result, tuple) and result else result
-        if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
-            return
+        if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel() or not values.dim():
+            return  # a single number, such as the exponential of a learned temperature, is no layer's output
         name = getattr(func, "__name__", "")
         self._gelu = layer is None and (self._gelu or name == "pow")
         flat = None if self._gelu else flat_share(func, values)

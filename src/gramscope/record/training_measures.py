@@ -11,7 +11,7 @@ from gramscope.measures.noise_scale import noise_and_signal
 from gramscope.record.condensed import rehearses_losses
 from gramscope.record.measurement import Measurement
 from gramscope.record.probe_pass import probe_pass
-from gramscope.record.relu_units import dead_share
+from gramscope.record.relu_units import dead_share, left_out
 from gramscope.record.subject import layer_of
 from gramscope.record.watched_measures import MeasuredValues, seconds, watched_measure
 
@@ -74,7 +74,8 @@ def measure_update(measurement: Measurement) -> MeasuredValues:
 @watched_measure("dead_units", "Share of ReLU units that are zero on the whole probe, by layer.", needs_targets=False)
 def measure_dead_units(measurement: Measurement) -> MeasuredValues:
     found = {layer: dead_share(masks) for layer, masks in measurement.units.on_by_layer().items()}
-    return MeasuredValues(measurement.subject.by_layer("dead_units", found))
+    missing = left_out("dead_units", measurement.units.unseen_relus)
+    return MeasuredValues(measurement.subject.by_layer("dead_units", found), missing=missing)
 
 
 @watched_measure(
