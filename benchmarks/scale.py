@@ -4,6 +4,7 @@
     python benchmarks/scale.py --device cuda --row mnist_mlp resnet18_20
     python benchmarks/scale.py --row ranks --ranks 1 2 4 8   processes on the CPU, two threads each (--threads)
     python benchmarks/scale.py --row predictions             what kernels and sketches that were not run would take
+    python benchmarks/scale.py --row moving                  activations computed again, or moved to the CPU and back
     python benchmarks/scale.py --tiny                        tiny versions of all rows on the CPU: does the script run?
 
 `seconds` is one whole call of gs.ntk(..., out=folder), the fingerprints and all tiles on disk included; `in memory` the
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -30,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,13 @@ from torch import Tensor, nn
 import gramscope as gs
 import models
 import timing
+from gramscope.capture.capturing import Survey, opened, survey
+from gramscope.kernels import memory as planning
+from gramscope.kernels.empirical_ntk import kernel_of_pass
 from gramscope.scale.kernel_job import KernelJob
 from gramscope.scale.sketch_cost import SketchShape, factored_cost, formed_cost
 from gramscope.scale.tile_costs import tile_cost
+from gramscope.scale.tile_plan import TilePlan
 
 Outputs = Callable[[nn.Module, Any], Tensor] | None
 
@@ -274,6 +280,7 @@ def ranks(counts: list[int], threads: int, n: int, folder: Path) -> None:
 
 # --- predictions
 
+TF32_RATE = 8 * 51e12
 RATE, FACTOR, GPUS = 51e12, 1.5, 64  # float32 products of an H200 a second; measured over floor; machines
 
 
@@ -310,6 +317,82 @@ def _predicted_sketch(sequences: int, length: int, size: int, repeats: int) -> N
     )
 
 
+# --- moving
+
+BUS = 50e9  # bytes a second from a GPU to the memory of the CPU, or back
+
+
+def vit(tiny: bool) -> Problem:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    small = {"image_size": 32, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = ViTConfig(num_labels=10, **(small if tiny else {}))
+    x = torch.randn(1, 3, config.image_size, config.image_size).expand(8192, -1, -1, -1)
+    return Problem(ViTForImageClassification(config).eval(), x, lambda model, x: model(x).logits)
+
+
+def moving(tiny: bool) -> None:
+    """By count, on a GPU: passes repeated within a tile, or activations on the CPU and so larger blocks.
+
+    Favourable to moving: each byte crosses the bus once for each output and all passes go on meanwhile.
+    """
+    for title, build in (("ResNet-18", resnet18), ("ViT-B/16", vit), ("GPT-2 small", gpt2)):
+        problem = build(tiny)
+        model, x = problem.model.eval(), problem.x
+        size = survey(model, x[: planning.FEW], outputs=problem.outputs, large=True)
+        # Of the activations only the inputs and those of one layer stay.
+        left = 2 * x[0].nbytes + 2 * size.largest
+        job = KernelJob(model, x, None, "trace", problem.outputs)
+        cost = tile_cost(job, job.plan("20 GiB"))
+        print(f"{title}, an output fetches {_fetched(problem):.1f} times what its forward pass keeps", flush=True)
+        for gib in (5, 10, 20):
+            plan = job.plan(gib * 2**30)
+            now, moved = (_block(plan, replace(size, held=held)) for held in (size.held, left))
+            again, fewer = (math.ceil(plan.tile[0] / block) for block in (now, moved))
+            passes = [replace(cost, plan=plan, again=times).passes for times in (again, fewer)]
+            bus = cost.activations * plan.passes * fewer * (1 + plan.outputs) / BUS
+            told = "; ".join(
+                f"{name} {passes[0] / rate:8.0f} s or {max(passes[1] / rate, bus):8.0f} s"
+                for name, rate in (("float32", RATE), ("tf32", TF32_RATE))
+            )
+            print(
+                f"  {gib:2d} GiB: {now:5d} or {moved:5d} examples at a time, {again:3d} or {fewer:3d} passes a tile; "
+                f"{told}; {2 * moved * cost.activations / 1e9:.0f} GB of the CPU's memory",
+                flush=True,
+            )
+
+
+def _block(plan: TilePlan, size: Survey) -> int:
+    """Examples of either side that a GPU holds at once, one output at a time."""
+    rows, columns = plan.tile
+    needs = planning._Needs(size, True, rows * columns * plan.itemsize, torch.device("cuda"))
+    return needs.examples(plan.compute_memory, rows + (columns if len(plan.tiles) > 1 else 0), rows, 1)
+
+
+def _fetched(problem: Problem) -> float:
+    """Bytes that one output's backward pass and products read of what autograd keeps, over the bytes kept."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in problem.model.parameters()}
+    kept, read = [0], [0]
+
+    def keep(tensor: Tensor) -> tuple[Tensor, int]:
+        size = 0 if tensor.untyped_storage().data_ptr() in weights else tensor.nbytes
+        kept[0] += size
+        return tensor.detach(), size
+
+    def fetch(held: tuple[Tensor, int]) -> Tensor:
+        read[0] += held[1]
+        return held[0]
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, fetch)
+    with opened(problem.model, problem.x[: planning.FEW], outputs=problem.outputs, large=True, watch=hooks) as network:
+        first = network.cotangents(some=slice(0, 1))
+        kernel_of_pass(network, first)  # finds the sites
+        read[0] = 0
+        kernel_of_pass(network, first)
+    return read[0] / kept[0]
+
+
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     if options.worker:
@@ -327,6 +410,9 @@ def main(argv: list[str] | None = None) -> int:
         for name in names:
             if name == "predictions":
                 predictions()
+                continue
+            if name == "moving":
+                moving(options.tiny)
                 continue
             if name == "ranks":
                 ranks(options.ranks, options.threads, 256 if options.tiny else options.examples, base / "ranks")
@@ -350,7 +436,7 @@ def release(problem: Problem, device: torch.device) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--row", nargs="*", choices=[*ROWS, "ranks", "predictions"])
+    parser.add_argument("--row", nargs="*", choices=[*ROWS, "ranks", "predictions", "moving"])
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--threads", type=int, default=2, help="of each rank")
     parser.add_argument("--examples", type=int, default=10_240, help="of the kernel that ranks fill")

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,16 +171,25 @@ def average(name: str, case: Case, one: float) -> None:
     model = case.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     scope = gs.watch(model, (x, y)).use(optimizer)
-    opening = scope.budget.spent
+    budget, seconds = scope.budget, Counter[str]()
+    opening, note = budget.spent, budget.note
+
+    def noted(measure: str, took: float) -> None:
+        seconds[measure] += took
+        note(measure, took)
+
+    budget.note = noted  # type: ignore[method-assign]
     for _ in range(RUN):
         scope.step(loss=_step(model, optimizer, x, y))
     scope.close()
-    budget, later = scope.budget, len(scope.records) - 1
-    taken = ", ".join(f"{n} {budget.taken.get(n, 0)}" for n in ("kernel", "step", "spectra", "sharpness"))
-    mean = (budget.spent - opening) / later
+    later = len(scope.records) - 1
+    costly = [n for n, measure in gs.record.WATCHED_MEASURES.items() if measure.guess is not None]
+    rest = budget.spent - opening - sum(seconds[n] for n in costly)
+    taken = ", ".join(f"{n} {budget.taken.get(n, 0) - 1}" for n in ("kernel", *costly) if budget.taken.get(n, 0) > 1)
     print(
         f"    {RUN} steps at default settings: opening {opening / one:.0f} training steps, {later} measurements later "
-        f"of {mean / one:.1f} on average ({taken} times), in all {100 * budget.overhead:.1f} % of training",
+        f"of {(budget.spent - opening) / later / one:.1f} on average, {rest / later / one:.1f} of them for what is not "
+        f"expensive by nature ({taken} times); in all {100 * budget.overhead:.1f} % of training",
         flush=True,
     )
 

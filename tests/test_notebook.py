@@ -87,6 +87,17 @@ def test_a_run_shows_first_and_last_and_draws_them(tmp_path):
         run.plot("nothing")
 
 
+def test_a_picture_of_a_run_has_its_curves_on_the_steps_of_its_schedule(tmp_path):
+    with RunWriter.create(tmp_path / "a") as writer:
+        for step in (0, 1, 2, 4, 8, 100, 1000):
+            writer.append(step, {"richness": 0.5, "skipped": 2.0, "probe/rms": 1.0, "precision": 1.2e-7})
+    run = gs.open_run(tmp_path / "a")
+    (axes,) = [axes for axes in run.plot().axes if axes.get_title()]
+    assert (axes.get_title(), axes.get_xscale()) == ("richness", "symlog")
+    assert axes.get_xlim()[0] > -1, "no steps before the first"
+    assert [axes.get_title() for axes in run.plot("prec*").axes] == ["precision"], "drawn where it is named"
+
+
 def test_very_many_rows_are_counted():
     html = html_table("t", ["a"], [[place] for place in range(MAX_ROWS + 3)])
     assert len(cells(html)) == MAX_ROWS

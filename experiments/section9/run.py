@@ -121,7 +121,7 @@ def _concentrated(start: Fields, end: Fields) -> dict[str, float]:
         ratios.append(
             (
                 overlap_rank(new) / overlap_rank(old),
-                coactivation_rank(new, center=True) / coactivation_rank(old, center=True),
+                overlap_rank(new, center=True) / overlap_rank(old, center=True),
                 _metric_rank(end.weights[layer - 1], new) / _metric_rank(start.weights[layer - 1], old),
             )
         )

@@ -58,6 +58,66 @@ def test_a_deep_network_is_cut_into_many_parts():
         assert len(list(sites.graph.signals(network.cotangents(), sites.edges, room=1))) == 6
 
 
+class OneAtATime(torch.autograd.Function):
+    """Its backward pass asks for a number, which a batch of directions does not have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient if gradient.sum().item() else gradient
+
+
+class Scan(nn.Module):
+    """A loop over the steps of a computed tensor, which has another use too."""
+
+    def __init__(self, steps: list[int], kind: str) -> None:
+        super().__init__()
+        self.inputs, self.cell = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.gain = nn.Parameter(torch.rand(4))
+        self.steps, self.kind = steps, kind
+
+    def forward(self, x):
+        hidden = self.inputs(x).sin()  # (n, T, 4)
+        if self.kind == "a weight's signals":
+            hidden = hidden * self.gain
+        state = hidden.mean(1)
+        for place, step in enumerate(self.steps):
+            state = torch.tanh(self.cell(hidden[:, step] + state))
+            if self.kind == "not batched" and place == 0:  # the last in the backward pass
+                state = OneAtATime.apply(state)
+        return state
+
+
+@pytest.mark.parametrize("together", [0, 2**62])
+@pytest.mark.parametrize("kind", ["plain", "not batched", "a weight's signals"])
+@pytest.mark.parametrize("steps", [range(7), [-1, 5, 3, -5, 3, 0], [6, 6, 6, 5]])
+def test_gradients_of_steps_are_put_together(steps, kind, together, monkeypatch):
+    """They are those of autograd, which makes a tensor of all steps for each; also in parts, and a second time.
+
+    A batched pass that stops halfway leaves nothing behind for the passes that take its place.
+    """
+    monkeypatch.setitem(TOGETHER, "cpu", together)
+    torch.manual_seed(0)
+    model, x = Scan(list(steps), kind).double(), torch.randn(5, 7, 3, dtype=torch.float64)
+    with opened(model, x) as network:
+        sites, cotangents = network.weight_sites, network.cotangents()
+        graph = sites.graph
+        assert [len(loop.steps) for loop in graph._loops] == [len(steps)]
+        once, again = (list(graph.signals(cotangents, sites.edges)) for _ in range(2))
+        in_parts = list(graph.signals(cotangents, sites.edges, room=1))
+        graph._loops = []
+        (expected,) = graph.signals(cotangents, sites.edges)
+        for passes in (once, again, in_parts):
+            found = {edge: signals for part in passes for edge, signals in part.items()}
+            assert found.keys() == expected.keys()
+            for edge, signals in expected.items():
+                torch.testing.assert_close(found[edge].whole, signals.whole, rtol=1e-13, atol=1e-13)
+    assert_kernel_close(gs.ntk(model, x), reference_ntk(model, x), 1e-12)
+
+
 def test_skips_are_not_counted_twice():
     """From the middle of a block the gradient goes two ways, one of which meets the other again."""
 

@@ -203,7 +203,7 @@ def test_json_holds_no_nan():
 def test_the_page_begins_with_the_diagnosis(folder, tmp_path):
     page = gs.report(folder, tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.index("What is wrong") < page.index('class="lead"')
-    assert "layer 2 cannot train" in page
+    assert "Nothing is trained in layer 2" in page
     assert "If this is not meant" in page
 
 

@@ -13,7 +13,7 @@ from cases import CASES
 from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError
 from gramscope.kernels import JacobianOperator
-from gramscope.kernels.expansion import flat_metric
+from gramscope.kernels.expansion import flat_metric, load_forward_mode
 from references.jacobian import reference_ntk
 from zoo import once
 
@@ -107,6 +107,32 @@ def test_forward_mode_gives_the_same_products(name):
     assert model.training
     model.eval()
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_forward_mode_without_memory_is_no_reason_for_another_way(monkeypatch):
+    """A GPU that is full says so at once; an operation without a forward derivative goes backward."""
+    model, x = NETWORKS["conv"]
+    model, x = model.double(), x.double()
+    vectors = torch.ones(JacobianOperator(model, x).cols.size, 1, dtype=torch.float64)
+    load_forward_mode()
+
+    def products(error):
+        def fail(*args, **kwargs):
+            raise error
+
+        monkeypatch.setattr(torch.func, "jvp", fail)
+        jacobian = JacobianOperator(model, x)
+        jacobian._forward_mode = True
+        return jacobian.matmat(vectors)
+
+    torch.testing.assert_close(products(NotImplementedError("no derivative")), JacobianOperator(model, x) @ vectors)
+    with pytest.raises(torch.OutOfMemoryError):
+        products(torch.OutOfMemoryError("out of memory"))
+
+
+def test_outputs_that_are_not_finite_are_refused_as_by_ntk():
+    with pytest.raises(InputError, match="the model's output must be finite"):
+        gs.ntk_operator(nn.Linear(2, 1), torch.full((3, 2), math.nan))
 
 
 def test_a_wrong_metric_is_refused():

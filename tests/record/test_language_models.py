@@ -72,6 +72,15 @@ def test_loss_accuracy_and_shares_are_those_of_one_backward_pass(language):
     assert shares == pytest.approx({f"share/{k}": v / sum(sizes.values()) for k, v in sizes.items()}, rel=1e-9)
 
 
+def test_the_kernel_is_known_to_be_expensive_before_it_was_taken_warm(language):
+    """Its own forward pass, and a backward pass for each mixture. With a label for each example none is known."""
+    model, x, y = language
+    subject = gs.watch(model, (x, y), measures="loss", **OPTIONS).subject
+    assert gs.record.WATCHED_MEASURES["kernel"].passes(subject) == 1 + FEW_MIXTURES
+    single = gs.watch(nn.Linear(3, 100), (torch.randn(4, 3), torch.arange(4)), measures="loss", **OPTIONS).subject
+    assert gs.record.WATCHED_MEASURES["kernel"].passes(single) == 0
+
+
 @pytest.mark.parametrize("together", [0, 32])
 def test_the_kernel_is_that_of_random_mixtures_with_its_error(language, together, monkeypatch):
     """Whether the mixtures have one kernel together or one each."""

@@ -213,6 +213,7 @@ def test_a_loss_of_ones_own_sees_the_outputs_as_they_are():
         (3, Y - 1, "labels must lie between 0 and 2"),
         (1, Y, "labels must be 0 or 1"),
         (3, torch.zeros(16, 2), "y must have a number for each output"),
+        (3, torch.zeros(16), r"Class labels are whole numbers: pass y.long\(\)"),
         (3, torch.zeros(16, 2).long(), "a label for each example"),
     ],
 )

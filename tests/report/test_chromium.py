@@ -310,6 +310,18 @@ def labels(tab, key, axis, place=0):
     return [name for name, _ in found]
 
 
+def test_step_0_is_named_and_long_names_of_layers_stay_apart(watched, tmp_path):
+    write_meta(tmp_path / "a", "a")
+    layers = [f"bert.encoder.layer.{place}.attention.self.query" for place in (0, 1)]
+    for step in (0, 1, 2, 3, 4, 6, 9, 15, 30, 60):
+        append(tmp_path / "a", step, {"loss": 1.0} | {f"gradient_norm/{name}": 1.0 + step for name in layers})
+    tab = watched().open(report(tmp_path / "a", tmp_path / "r.html"))
+    tab.locator("#log-steps").check()
+    assert labels(tab, "health", "x")[:3] == ["0", "1", "2"], "not 0.5, where step 0 stands"
+    shown = tab.locator("[data-panel=health] .legendtext").all_text_contents()
+    assert shown == ["ber.enc.lay.0.att.self.query", "ber.enc.lay.1.att.self.query"]
+
+
 def test_a_page_of_one_run_has_no_box_to_hide_it_and_plain_numbers_at_its_axes(watched, tmp_path):
     write_meta(tmp_path / "a", "a")
     for step in (0, 1, 10, 100, 1000, 20_000):

@@ -160,7 +160,7 @@ def test_absent_panels_are_listed(tmp_path):
     assert keys(data) == ["training"]
     text = " ".join(elements.words)
     assert "Left out" in text
-    assert "share/<layer>" in text
+    assert "needs the measure step: scope.use(optimizer), and in a short run overhead=None." in text
     assert page.count("</strong> needs ") == 10
 
 
@@ -619,7 +619,7 @@ def test_sharpness_is_drawn_beside_what_is_stable(tmp_path, adaptive):
     lines = {mark["name"]: mark["y"] for mark in drawn["frames"][0]}
     assert lines["a"] == [5, 15, 25]
     assert lines.get("stable below") == (None if adaptive else [30, 330, 630])
-    assert "a: each sharpness is an eigenvalue to within 0.1." in elements.words
+    assert "a: an eigenvalue lies within 0.1 of each sharpness drawn." in elements.words
 
 
 def test_series_are_explained_by_the_measure_that_they_are_of(tmp_path):

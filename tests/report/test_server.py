@@ -55,7 +55,7 @@ def test_the_page_and_its_news(served):
     reply, body = ask(server, "/data.json", If_None_Match=version)
     assert reply.status == 200
     assert json.loads(body)["panels"][0]["plots"][0]["frames"][0][0]["x"] == [0, 5, 10]
-    assert "up to step 10" in json.loads(body)["html"]
+    assert "at step 10" in json.loads(body)["html"]
 
 
 def test_loopback_only_with_its_own_name(served):

@@ -332,6 +332,24 @@ def test_losses_and_accuracies_under_names_of_the_user_are_drawn_as_such(tmp_pat
     assert panel.words == [f"a: {loss} 2 at step 0 → 1 at step 20; {accuracy} 10 % at step 0 → 30 % at step 20."]
 
 
+def test_a_series_that_is_logged_twice_is_drawn_once(tmp_path):
+    drawn, _ = all_panels([view(tmp_path, loss=[2.0, 1.5, 1.0], train_loss=[2.0, 1.5, 1.0])])
+    assert [mark.name for panel in drawn for plot in panel.plots for mark in plot.frames[0]] == ["train"]
+
+
+def test_losses_of_the_user_are_told_where_there_is_no_other(tmp_path):
+    run = view(tmp_path, loss_d=[1.4, 1.2, 1.0], loss_g=[0.5, 0.6, 0.7])
+    assert "Logged loss_d 1.4 at step 0 → 1 at step 20; logged loss_g 0.5 at step 0 → 0.7 at step 20 (3" in said(run)
+
+
+def test_a_run_that_was_resumed_says_between_which_steps(tmp_path):
+    write_meta(tmp_path / "a", "a")
+    for step, attempt in ((0, 0), (10, 0), (13, 1), (20, 1)):
+        append(tmp_path / "a", step, {"loss": 1.0}, attempt=attempt)
+    assert "The run was resumed between steps 10 and 13." in said(views_of(open_all(tmp_path / "a"))[0])
+    assert "resumed" not in said(view(tmp_path, "b", loss=[1.0, 0.5]))
+
+
 def test_many_diverged_runs_are_told_in_one_line(tmp_path):
     names = [f"lr0.{place}" for place in range(1, 7)]
     for name in names:

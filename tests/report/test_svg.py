@@ -53,7 +53,9 @@ def test_a_heat_map_has_the_right_pixels():
     np.testing.assert_allclose(pixels, viridis, atol=1)  # rounded up or down
 
 
-@pytest.mark.parametrize("values", [(1e308, -1e308), (5e-324, 0.0), (np.nan, np.inf), (0.0, 0.0), ()])
+@pytest.mark.parametrize(
+    "values", [(1e308, -1e308), (1e300, 1e191), (1e299, 1e-300), (5e-324, 0.0), (np.nan, np.inf), (0.0, 0.0), ()]
+)
 @pytest.mark.parametrize("log", [False, True])
 def test_numbers_that_no_axis_holds_are_drawn_all_the_same(values, log):
     line = Line("_$x$", np.arange(len(values), dtype=float), np.array(values), 0, Colour(0))

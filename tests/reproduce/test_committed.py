@@ -1,16 +1,25 @@
 """The experiments of this repository: well-formed, committed tables as the code writes them, quick versions alive."""
 
 import ast
+import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import gramscope
 from gramscope.reproduce.expected import UNPUBLISHED, read_expected
-from gramscope.reproduce.experiments import FIGURE_FILE, RESULT_FILE, TABLE_FILE, all_experiments, find_experiment
+from gramscope.reproduce.experiments import (
+    FIGURE_FILE,
+    RESULT_FILE,
+    TABLE_FILE,
+    all_experiments,
+    find_experiment,
+    missing_need,
+)
 from gramscope.reproduce.running import OWN_COLUMNS, Options, run_experiment
 from gramscope.reproduce.verdicts import judge
 from gramscope.reproduce.writing import HEAD, MARKER, cells, hand_written, markdown_table, read_table, summary
@@ -21,7 +30,8 @@ with_table = module_of(ROOT.parent / "tools" / "findings_table.py").with_table
 EXPERIMENTS = {one.name: one for one in all_experiments(ROOT)}
 COMMITTED = [name for name, one in EXPERIMENTS.items() if (one.folder / RESULT_FILE).exists()]
 PAGE = ROOT.parent / "docs" / "findings.md"
-QUICK = ("decay", "downscaling")
+# Those that need no package or data that is not here; tails has a test of its own.
+QUICK = [name for name, one in EXPERIMENTS.items() if name != "tails" and not missing_need(one.quick_needs)]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -78,7 +88,22 @@ def test_the_committed_table_is_what_the_code_writes(name):
     tell = getattr(experiment.load(), "findings", None)
     assert tell is None or str(tell(table)).strip() in text
     assert hand_written(experiment.folder / RESULT_FILE).strip(), "a result has a text of its author"
-    assert (experiment.folder / FIGURE_FILE).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_the_committed_figure_is_drawn_from_the_committed_table(name, tmp_path):
+    """What a figure shows stands in the table: nobody needs the jobs to draw it again."""
+    mpl = pytest.importorskip("matplotlib")
+    from matplotlib import image
+
+    mpl.use("Agg")
+    folder = EXPERIMENTS[name].folder
+    EXPERIMENTS[name].load().figure(read_table(folder / TABLE_FILE), tmp_path / FIGURE_FILE)
+    drawn, committed = (image.imread(place / FIGURE_FILE) for place in (tmp_path, folder))
+    # Byte by byte with one version of matplotlib and its fonts; another may move text by a pixel or two.
+    assert np.abs(np.subtract(drawn.shape, committed.shape)).max() <= 4
+    if drawn.shape == committed.shape:
+        assert (np.abs(drawn - committed) > 0.05).any(-1).mean() < 0.01
 
 
 def test_the_page_of_findings_holds_the_committed_numbers():
@@ -89,18 +114,25 @@ def test_the_page_of_findings_holds_the_committed_numbers():
         with_table("no marker here", ROOT)
 
 
+@pytest.mark.filterwarnings("default::UserWarning:gramscope")  # small versions may lie outside a theory's regime
 @pytest.mark.parametrize("name", QUICK)
 def test_the_quick_version_runs_without_data(name, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAMSCOPE_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     experiment = find_experiment(ROOT, name)
     outcome = run_experiment(experiment, Options(True, 1, "cpu", 1), tmp_path / "out", Console(quiet=True))
-    assert not outcome.failed
+    assert not outcome.failed, outcome.failed[0].error
+    if name in COMMITTED:  # but for sizes in names, which are smaller
+        assert _names(outcome.table) == _names(read_table(experiment.folder / TABLE_FILE))
     verdicts = judge(outcome.table, read_expected(experiment.folder))
-    assert sum(one.seeds == 1 for one in verdicts) >= 3
+    assert any(one.seeds == 1 for one in verdicts)
     assert all(len(cells(one)) == len(HEAD) for one in verdicts)
     experiment.load().figure(outcome.table, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _names(table):
+    return {re.sub(r"_\d+$", "", column) for column in table.columns}
 
 
 def test_decay_explains_the_published_one(tmp_path):

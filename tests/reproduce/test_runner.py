@@ -177,6 +177,15 @@ def test_a_failed_job_is_named_and_tried_again(folder):
     assert call(folder, *out(folder))["failed"] == []
 
 
+def test_where_every_job_fails_the_reason_is_told(folder):
+    run = folder / "experiments" / "toy" / "run.py"
+    run.write_text(RUN.replace('if (out.parent.parent / "broken").exists() and case["size"] == 2:', "if True:"))
+    found = call(folder, *out(folder), code=1)
+    assert len(found["failed"]) == 4
+    assert {row["verdict"] for row in found["rows"]} == {"not run"}
+    assert "no job ended well" in (folder / "out" / "RESULT.md").read_text()
+
+
 def test_hand_written_text_is_kept_and_only_full_results_are_published(folder):
     toy = folder / "experiments" / "toy"
     call(folder, *out(folder), "--publish")

@@ -1,11 +1,15 @@
 """The experiment on heavy tails in its quick version, from the command line, without any data."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from gramscope.cli.main import app
 from gramscope.reproduce.writing import MARKER, read_table
+
+COMMITTED = Path(__file__).parents[2] / "experiments" / "tails" / "result.csv"
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +32,7 @@ def test_controls_are_what_they_are_called(result):
     assert table.loc["relu", "coactivation_ratio_3"] < 0.95
     assert table.loc["relu", "test_accuracy"] > 0.8 > 0.4 > table.loc["shuffled", "test_accuracy"]
     assert (table["moved_3"] > 0.1).all()
+    assert list(read_table(result / "result.csv").columns) == list(read_table(COMMITTED).columns)
 
 
 def test_the_text_has_what_holds_over_all_jobs(result):

@@ -6,7 +6,10 @@ import torch
 from typer.testing import CliRunner
 
 import gramscope as gs
+from gramscope.cli import kernel_command
 from gramscope.cli.main import app
+from gramscope.scale.kernel_job import KernelJob
+from gramscope.scale.tile_costs import tile_cost
 
 CALLABLE = """
 import torch
@@ -42,6 +45,22 @@ def test_a_config_and_a_checkpoint(tmp_path):
     wide = call(*options[:1], "--out", tmp_path / "M", "--set", "model.width=5", "--weights", tmp_path / "trained.pt")
     assert wide.exit_code == 2
     assert "weights that fit the model" in wide.output
+
+
+def test_a_plan_for_a_gpu_says_what_moving_activations_would_take(monkeypatch):
+    """On this machine there is none: the sentence is made for one, of 1e12 operations a second."""
+    monkeypatch.setattr(kernel_command, "product_rate", lambda device, dtype, tf32: 1e12)
+    monkeypatch.setattr(KernelJob, "device", torch.device("cpu"))
+    job = KernelJob(gs.tasks.mlp((4, 600, 600, 1), 0), torch.randn(40, 4), None, "trace")
+    plan = job.plan("400kB", tile=20)
+    cost = tile_cost(job, plan)
+    assert cost.again > 1
+    assert "Moving" not in kernel_command._told_cost(job, plan)
+    monkeypatch.setattr(kernel_command, "tile_cost", lambda job, plan: cost)
+    monkeypatch.setattr(KernelJob, "device", torch.device("cuda"))
+    told = kernel_command._told_cost(job, plan)
+    assert f"Computing activations again takes {cost.repeated / 1e12:,.3g} s of that." in told
+    assert f"would take at least {cost.moved / 50e9:,.3g} s and {cost.away / 1e3:.3g} kB of the CPU's memory." in told
 
 
 def test_a_callable_and_bad_input(tmp_path):

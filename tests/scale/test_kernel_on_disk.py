@@ -168,6 +168,13 @@ def test_missing_tiles(tmp_path):
     assert repr(kernel) == "TiledKernel 14 x 14, float64, 5 of 6 tiles"
     with pytest.raises(StoreError, match=r"tile \(0, 2\) .* is not computed yet \(1 of 6 are missing\)"):
         kernel.to_tensor()
+    for place in ((0, 3), (-1, 0)):
+        with pytest.raises(InputError, match=r"must be one of 3 x 3, counted from 0"):
+            kernel.tile(*place)
+    with pytest.warns(UserWarning, match="begun with, of 5 x 5 examples; tile=7 is ignored"):
+        again = gs.ntk(network(), examples(), reduce="trace", out=tmp_path / "K", tile=7)
+    assert again.complete
+    assert len(again.plan.tiles) == 6
 
 
 OTHERS = {
@@ -360,6 +367,7 @@ def test_the_cost_counts_what_a_tight_memory_makes_pass_again():
         assert cost.repeated == pytest.approx((cost.again - 1) / cost.again * cost.passes)
         kept = 4 * (4 + 2 * 600)  # bytes: the inputs of the three layers, and other tensors
         assert 2 * kept * plan.passes <= cost.moved <= 8 * kept * plan.passes
+        assert cost.away == cost.moved / (plan.passes * 2) * 40  # one output: once there, once back; 20 + 20 examples
 
 
 def test_activations_may_be_moved_away(tmp_path):

@@ -10,7 +10,8 @@ from torch import nn
 import gramscope as gs
 from cases import CASES, FAMILIES
 from gramscope.base.errors import CoupledExamplesError, InputError
-from gramscope.scale import sketch_sites
+from gramscope.base.user_warnings import SlowPathWarning
+from gramscope.scale import sketch_sites, sketch_stream
 from gramscope.scale.sketch_factors import SketchPlan
 from references.jacobian import reference_jacobian, reference_ntk
 from references.sketch import reference_kernel, reference_sketch, whole_features
@@ -474,6 +475,23 @@ def test_bad_data_and_results_say_what_to_do(tmp_path):
         gs.scale.load_sketch(tmp_path / "torn")
     with pytest.raises(InputError, match="got the directory"):
         found.save(tmp_path)
+
+
+def test_very_many_outputs_are_told_and_what_would_not_fit_is_refused_at_once(monkeypatch):
+    model, passes = nn.Linear(6, 1100).double(), []
+    taken = sketch_stream._Stream._cotangents
+    monkeypatch.setattr(sketch_stream._Stream, "_cotangents", lambda *given: passes.append(given[-1]) or taken(*given))
+    # Of 5 examples and 1,100 outputs: 2 x 16 numbers for the weight, 1 x 16 for the bias, 2 repeats, float64.
+    monkeypatch.setattr(sketch_stream, "free_memory", lambda device: 5 * 1100 * 16 * 8 * 2)
+    with (
+        pytest.warns(SlowPathWarning, match=r"a backward pass for each of its 1,100 outputs\. A loss takes one"),
+        pytest.raises(InputError, match=r"the sketch must fit into memory, but will take [\d,]+ bytes and 1,408,000"),
+    ):
+        gs.sketch(model, inputs(), size=4, repeats=2)
+    assert len(passes) == 1, "after the first outputs, not after the first batch"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gs.sketch(model, (inputs(), torch.arange(5)), size=4, repeats=2, loss="cross_entropy")
 
 
 def test_a_plan_is_part_of_the_fingerprint():

@@ -72,3 +72,9 @@ def test_snapshots_that_do_not_fit_are_refused(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(InputError, match="is not, or is damaged"):
         gs.Snapshot.load(tmp_path / "text")
+    a.save(tmp_path / "new" / "folder" / "a.safetensors")
+    with pytest.raises(InputError, match=r"must be a file that can be written, but .* Check its folder"):
+        a.save(tmp_path / "new" / "folder")
+    with pytest.raises(InputError, match="must be a file that can be written"):
+        a.save(tmp_path / "text" / "a.safetensors")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["folder"], "nothing temporary is left"

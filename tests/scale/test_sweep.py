@@ -253,7 +253,11 @@ def config(tmp_path):
 
 
 def test_the_command_makes_runs_and_does_none_twice(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("gramscope.cli.sweep_command.open_engine", lambda *given: InThisProcess())
+    def with_a_folder(name, folder, jobs, options):
+        folder.mkdir(parents=True, exist_ok=True)  # as submitit does, before there is a manifest
+        return InThisProcess()
+
+    monkeypatch.setattr("gramscope.cli.sweep_command.open_engine", with_a_folder)
     out = tmp_path / "sweep"
     first = invoke(config, "--grid", "lr=0.2", "train.seed=3", "--out", out, "--json")
     assert first.exit_code == 0, first.output
@@ -271,6 +275,11 @@ def test_the_command_makes_runs_and_does_none_twice(config, tmp_path, monkeypatc
     other = invoke(config, "--grid", "width=4,8", "--out", out)
     assert other.exit_code == 2
     assert "holds a sweep over optimiser.lr, train.seed" in other.output
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    refused = invoke(config, "--grid", "lr=0.2", "--out", tmp_path / "mine")
+    assert "holds other files" in " ".join(refused.output.split())
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"], "no engine has begun there"
 
 
 @pytest.mark.parametrize(

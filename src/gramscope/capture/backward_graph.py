@@ -6,7 +6,8 @@ of its incoming gradients; the *signal* of an edge is that gradient.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import ExitStack
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,8 +25,12 @@ Ends = Sequence[Tensor] | Sequence[GradientEdge]  # where a backward pass starts
 UNLIMITED = 2**62
 # Bytes that the backward pass of one direction writes, up to which all directions run in one batched pass: small
 # operations cost their overhead, large ones their arithmetic, and these need no batching rules when taken one direction
-# at a time. A loop over time steps writes much, since the gradient of each step is a tensor for all steps.
+# at a time.
 TOGETHER = {"cpu": 2**26, "cuda": 2**28}
+# Bytes that an operation of a backward pass writes on the average, up to which its overhead counts most.
+SMALL = 2**16
+# Steps from which the gradient of a tensor that a loop goes through is put together once.
+STEPS = 3
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "not enough memory", "failed to allocate")
 
 
@@ -89,6 +94,57 @@ def _side_by_side(each: Sequence[Tensor]) -> Tensor:
     return whole
 
 
+class _Loop:
+    """The gradient of a tensor that a loop goes through step by step, put together once.
+
+    autograd makes a gradient of the whole tensor for each step, nearly all of it zero, and adds them up. Here only the
+    first step that comes does so; the others wait until all have come.
+    """
+
+    def __init__(self, whole: Edge, steps: Sequence[Node]) -> None:
+        self.whole, self.steps = whole, steps
+        shape = incoming(whole)[0]
+        self.axis = _unwrapped(steps[0]._saved_dim) % len(shape)
+        self.length = shape[self.axis]
+        self.nodes = {whole[0], *steps}
+        self._came: dict[int, Tensor] | None = None  # gradients of steps, from the second on
+
+    def watch(self, stack: ExitStack) -> None:
+        """Take part in backward passes, until ``stack`` is closed."""
+        for step in self.steps:
+            place = _unwrapped(step._saved_index) % self.length
+            stack.callback(step.register_prehook(partial(self._keep, place)).remove)
+        stack.callback(self.whole[0].register_prehook(self._put_together).remove)
+
+    def begin(self) -> None:
+        """Before each pass: what an earlier one left unfinished is forgotten."""
+        self._came = None
+
+    def _keep(self, place: int, arriving: tuple[Tensor | None]) -> tuple[Tensor | None]:
+        (gradient,) = arriving
+        if gradient is None:
+            return arriving
+        if self._came is None:
+            self._came = {}
+            return arriving
+        self._came[place] = self._came[place] + gradient if place in self._came else gradient
+        return (None,)
+
+    def _put_together(self, arriving: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        first, came = arriving[self.whole[1]], self._came
+        self._came = None
+        if not came or first is None:
+            return arriving
+        nothing = torch.zeros_like(next(iter(came.values())))
+        others = torch.stack([came.get(place, nothing) for place in range(self.length)], self.axis)
+        return (*arriving[: self.whole[1]], others.add_(first), *arriving[self.whole[1] + 1 :])
+
+
+def _unwrapped(saved: int) -> int:
+    """torch saves a negative number as a large one."""
+    return saved - 2**64 if saved >= 2**63 else saved
+
+
 class BackwardGraph:
     """The nodes between the outputs ``f`` and the measured parameters.
 
@@ -127,17 +183,34 @@ class BackwardGraph:
                 self.consumers[child].append((node, slot, number))
 
     @cached_property
+    def _loops(self) -> list[_Loop]:
+        """Tensors that are taken apart step by step, at least half of them."""
+        found: dict[tuple[Edge, int], list[Node]] = {}
+        for node in self.nodes:
+            if node.name() == "SelectBackward0" and not is_leaf(self.leaving[node][0][0]):
+                found.setdefault((self.leaving[node][0], node._saved_dim), []).append(node)
+        loops = [_Loop(whole, steps) for (whole, _), steps in found.items() if len(steps) >= STEPS]
+        return [loop for loop in loops if 2 * len(loop.steps) >= loop.length]
+
+    @cached_property
     def size(self) -> int:
         """Bytes that one backward pass writes, the gradients of weights aside: what nodes pass on to one another."""
-        edges = [edge for node in self.nodes for edge in self.leaving[node] if not is_leaf(edge[0])]
+        steps = {step for loop in self._loops for step in loop.steps[1:]}
+        edges = [
+            edge for node in self.nodes if node not in steps for edge in self.leaving[node] if not is_leaf(edge[0])
+        ]
         passed_on = [node._input_metadata[number] for node, number in edges]
         return sum(math.prod(each.shape) * each.dtype.itemsize for each in passed_on if not each.is_nested_tensor)
 
     @property
-    def _loops(self) -> bool:
-        """Would a batched pass take directions one by one in any case? torch goes back through convolutions so."""
+    def _one_by_one(self) -> bool:
+        """Would a batched pass take directions one by one in any case? torch goes back through convolutions so.
+
+        It pays nevertheless where operations are small: in a loop over time steps behind a convolution, say.
+        """
         passing = (node for node in self.nodes if node.name().startswith("ConvolutionBackward"))
-        return any(node.next_functions[0][0] in self.consumers for node in passing)
+        large = self.size > SMALL * len(self.nodes)
+        return large and any(node.next_functions[0][0] in self.consumers for node in passing)
 
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""
@@ -168,15 +241,17 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        together = self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"]) and not (self.loops and self._loops)
+        batched = not (self.loops and self._one_by_one)
+        together = batched and self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]
             ends = [*targets, *crossing] if sources else []
             given = [pending.pop(edge) for edge in sources]
             outputs, inputs = ([GradientEdge(*edge) for edge in edges] for edges in (sources, ends))
+            inside = [each for each in self._loops if each.whole not in ends and part.issuperset(each.nodes)]
             with gradients_returned(self.parameters):
-                arrived = _gradients(outputs, inputs, given, together) if sources else []
+                arrived = _gradients(outputs, inputs, given, together, inside) if sources else []
             found = {edge: signals for edge, signals in zip(ends, arrived, strict=True) if signals is not None}
             for edge in crossing:
                 if edge in found:
@@ -245,27 +320,32 @@ def batched_gradients(outputs: Ends, inputs: Ends, cotangents: Sequence[Tensor])
 
 
 def _gradients(
-    outputs: Ends, inputs: Ends, cotangents: Sequence[Directions], together: bool
+    outputs: Ends, inputs: Ends, cotangents: Sequence[Directions], together: bool, loops: Sequence[_Loop] = ()
 ) -> list[Directions | None]:
     """All directions in one traversal of the graph if ``together`` and where torch can batch its operations.
 
     Else one after the other, with the same numbers. The graph is kept.
     """
-    with torch.enable_grad():
+
+    def passed(given: Sequence[Tensor], batched: bool = False) -> tuple[Tensor | None, ...]:
+        for loop in loops:
+            loop.begin()
+        return torch.autograd.grad(
+            outputs, inputs, given, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+
+    with torch.enable_grad(), ExitStack() as stack:
+        for loop in loops:
+            loop.watch(stack)
         if len(cotangents[0]) > 1 and together:
             whole = [c.whole for c in cotangents]
             try:
-                found = torch.autograd.grad(
-                    outputs, inputs, whole, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )
+                found = passed(whole, batched=True)
                 return [None if gradient is None else Directions(dense(gradient)) for gradient in found]
             except (RuntimeError, ValueError) as error:  # an operation without a batching rule
                 if is_out_of_memory(error):
                     raise
-        each = [
-            torch.autograd.grad(outputs, inputs, some, retain_graph=True, allow_unused=True)
-            for some in zip(*cotangents, strict=True)
-        ]
+        each = [passed(some) for some in zip(*cotangents, strict=True)]
     return [_filled(column) for column in zip(*each, strict=True)]
 
 

@@ -397,11 +397,12 @@ def summed(
         by_example = (*sizes[:axis], 1, owner.n, 1, *sizes[axis + 1 :])
         layout = (outer, owner.n, inner)
         alone = size.numel() == owner.n * math.prod(sizes)  # nothing to sum: the memory of the weight's own signals
-        if factor is None and (alone or isinstance(directions.each, Tensor)):
-            whole = use.signal.unflatten(1 + axis, layout)
+        other = None if factor is None else factor.to(dtype).conj().expand(size)
+        if isinstance(directions.each, Tensor) or (alone and factor is None):
+            signal = use.signal if other is None else use.signal * other
+            whole = signal.unflatten(1 + axis, layout)
             rows = whole.sum_to_size(len(directions), *by_example).movedim(2 + axis, 0)
         else:  # one direction after the other: their products stay in the cache, and nothing is brought into order
-            other = None if factor is None else factor.to(dtype).conj().expand(size)
             parts = (part if other is None else part * other for part in directions)
             each = [part.unflatten(axis, layout).sum_to_size(by_example).movedim(1 + axis, 0) for part in parts]
             rows = torch.stack(each, dim=1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ KEY = "gramscope.snapshot"
 
 def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     """Write a snapshot, whole or not at all. Inputs of convolutions are written as unfolded patches."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {"outputs": _own(snapshot.outputs)}
@@ -33,10 +35,16 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, temporary, metadata={KEY: json.dumps(header)})
         os.replace(temporary, target)
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{target} must be a file that can be written, but {error}. Check its folder and the disk's space."
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            temporary.unlink(missing_ok=True)
 
 
 def load_snapshot(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Snapshot:

@@ -177,13 +177,16 @@ class WeightSites:
             self._splits[node] = bool(found) and all(owner is not None for owner in found)
 
     def _with_broadcasts(self, nodes: Sequence[Node]) -> list[Node]:
-        """And, where a gradient has no axis of examples in front, whoever sends it: one pass then tells of both."""
+        """And, where a gradient may be the same for all examples, whoever sends it: one pass then tells of both.
+
+        Such have no axis of examples in front, or copy entries of a table.
+        """
         found = dict.fromkeys(nodes)
         stack = list(found)
         while stack:
             node = stack.pop()
             shapes = [incoming(edge)[0] for edge in _edges(node)]
-            if any(shape and shape[0] % self.n == 0 for shape in shapes):
+            if operation(node) not in COPIES and any(shape and shape[0] % self.n == 0 for shape in shapes):
                 continue
             fresh = [consumer for consumer, _, _ in self.graph.consumers[node] if consumer not in found]
             found.update(dict.fromkeys(fresh))
@@ -361,14 +364,15 @@ class WeightSites:
 
     def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
         """Gradients with respect to the parameters, from gradients with respect to what was made of them."""
-        flat = rows.flatten(0, 1).to(incoming(weight)[1])
+        turned = rows.transpose(0, 1)  # as they lie in memory, where they are signals
+        flat = turned.flatten(0, 1).to(incoming(weight)[1])
         source = weight if self.graph.whole else self._source(weight)  # hooks may change what passes
         shape, dtype = incoming(source)
         if source != weight:
             entries = self._entries(weight, source) + 1
             flat = flat.new_zeros(len(flat), shape.numel() + 1).index_add_(1, entries, flat)[:, 1:].to(dtype)
         if is_leaf(source[0]):
-            return [flat.unflatten(0, rows.shape[:2])]
+            return [flat.unflatten(0, turned.shape[:2]).transpose(0, 1)]
         flat = flat.reshape(len(flat), *shape)
         parts: list[list[Tensor]] = [[] for _ in leaves]
         for some in flat.split(max(1, PULLED_AT_ONCE // max(1, shape.numel()))):
@@ -376,7 +380,7 @@ class WeightSites:
             for pieces, leaf, gradient in zip(parts, leaves, found, strict=True):
                 whole = leaf.variable.new_zeros(len(some), *leaf.variable.shape) if gradient is None else gradient
                 pieces.append(whole.detach().reshape(len(some), -1))
-        return [torch.cat(pieces).unflatten(0, rows.shape[:2]) for pieces in parts]
+        return [torch.cat(pieces).unflatten(0, turned.shape[:2]).transpose(0, 1) for pieces in parts]
 
 
 def may_route_by_data(f: Tensor) -> bool:

@@ -82,8 +82,8 @@ def _opening(widths: tuple[int, ...], x: Tensor, steps: int) -> Panel:
     shape = "-".join(map(str, widths))
     text = (
         f"A ReLU network {shape} learns {len(x):,} handwritten digits twice, {steps} steps of SGD each. With its "
-        f"outputs times {SCALES['rich']:g} it can reach the targets only by changing its features (rich); times "
-        f"{SCALES['lazy']:g} it reaches them almost without (lazy). Watching changes nothing in the training."
+        f"outputs times {SCALES['rich']:g} it can reach the targets only by changing its features (rich); with its "
+        f"outputs times {SCALES['lazy']:g} it hardly needs to change them (lazy). Watching leaves training as it is."
     )
     return Panel(text, title="[bold]gramscope demo", border_style="cyan")
 

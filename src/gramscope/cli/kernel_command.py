@@ -20,7 +20,7 @@ from gramscope.kernels.between_snapshots import Reduce
 from gramscope.scale.fill_tiles import fill_tiles
 from gramscope.scale.kernel_job import KernelJob, rank, world_size
 from gramscope.scale.tile_costs import product_rate, tile_cost
-from gramscope.scale.tile_plan import TilePlan
+from gramscope.scale.tile_plan import TilePlan, size_in_words
 from gramscope.scale.tiled_kernel import open_kernel
 
 PRECISIONS = ("float64", "float32", "tf32", "split")
@@ -69,8 +69,8 @@ def _told_cost(job: KernelJob, plan: TilePlan) -> str:
     if cost.again > 1 and device.type == "cuda":
         again, moved = cost.repeated / rate / processes, cost.moved / BUS / processes
         told += (
-            f"\nComputing activations again takes {again:,.3g} s of that. Moving them to the CPU and back would take "
-            f"at least {moved:,.3g} s, and is not done."
+            f"\nComputing activations again takes {again:,.3g} s of that. Moving them to the CPU and back instead "
+            f"(not done) would take at least {moved:,.3g} s and {size_in_words(cost.away)} of the CPU's memory."
         )
     return told
 

@@ -16,7 +16,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
 from gramscope.cli.config import KEYS, check_config, read_config, toml_value
-from gramscope.scale.sweep import ENGINE_FILES, Point, RunState, Value, open_folder, parse_grid, points, run_sweep
+from gramscope.scale.sweep import (
+    ENGINE_FILES,
+    Point,
+    RunState,
+    Value,
+    check_folder,
+    open_folder,
+    parse_grid,
+    points,
+    run_sweep,
+)
 from gramscope.scale.sweep_engines import open_engine
 from gramscope.store.files import Disk
 from gramscope.store.store_errors import disk_trouble
@@ -37,9 +47,10 @@ def sweep_config(
     _check_points(path, list(changes), values)
     engine_options = _engine_options(options)
     todo = points(values)
-    opened = open_engine(engine, out / ENGINE_FILES, jobs, engine_options)  # before anything is written
+    own = {section: {k: v for k, v in keys.items() if f"{section}.{k}" != OWN} for section, keys in config.items()}
+    check_folder(out, own, values)
+    opened = open_engine(engine, out / ENGINE_FILES, jobs, engine_options)  # before anything of ours is written
     try:
-        own = {section: {k: v for k, v in keys.items() if f"{section}.{k}" != OWN} for section, keys in config.items()}
         open_folder(out, own, values)
         with disk_trouble(f"writing to the sweep {out}"):
             # The runs read this copy: a file that is edited meanwhile must not change half of them.

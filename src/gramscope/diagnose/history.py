@@ -104,7 +104,7 @@ class History:
     def all_frozen(self) -> bool:
         """Whether no parameter can be trained: then next to nothing is measured."""
         frozen = self.family("frozen")
-        return bool(frozen) and all(frozen.get(layer, NOTHING).last == 1 for layer in self.sizes)
+        return bool(self.sizes) and all(frozen.get(layer, NOTHING).last == 1 for layer in self.sizes)
 
     @property
     def end(self) -> float:

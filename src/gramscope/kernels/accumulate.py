@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Inexact
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site
@@ -29,6 +29,8 @@ Sites = Mapping[str, Sequence[Site]]
 # and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
 # half; a GPU wants few and large products.
 STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 128, 2)}
+# The part of a site's positions up to which only those with signals are contracted.
+FEWER = 0.9
 # Rows that are mirrored at once.
 MIRRORED = {"cpu": 96, "cuda": 1024}
 
@@ -49,7 +51,7 @@ class Accumulator:
         self.dtype, self.split = some.dtype, split and some.dtype == torch.float32
         self._matrices = {name: _matrix(target) for name, target in targets.items()}
         self._held: dict[int, Tensor] = {}
-        self._everywhere: set[str] = set()  # parameters with signals at all positions
+        self._everywhere: set[str] = set()  # parameters with signals at nearly all positions
 
     def add(self, left: Sites, right: Sites) -> None:
         """Add the kernels of some parameters; ``right`` is ``left`` itself where the kernel is symmetric.
@@ -142,15 +144,17 @@ class Accumulator:
     def _at_signals(self, site: OuterSite) -> OuterSite:
         """Only the positions that have signals: in the last block of a transformer, say, those that the outputs read.
 
-        Where all had in one pass, the next is not asked: a GPU would have to stop and answer.
+        Where nearly all had in one pass, the next is not asked: a GPU would have to stop and answer. A few positions
+        less are not worth a copy of the others.
         """
         if site.positions == 1 or site.name in self._everywhere:
             return site
-        if _has_signals(site.signals[:1, :1]).all():  # one example and direction mostly tell
+        most = FEWER * site.positions
+        if int(_has_signals(site.signals[:1, :1]).sum()) > most:  # one example and direction mostly tell
             self._everywhere.add(site.name)
             return site
         positions = _has_signals(site.signals).nonzero()[:, 0]
-        if not 0 < len(positions) < site.positions:
+        if not 0 < len(positions) <= most:
             return site
         return replace(
             site,
@@ -225,8 +229,9 @@ def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
     return total
 
 
-def _has_signals(signals: Inexact[Tensor, "n k T g o"]) -> Bool[Tensor, " T"]:
-    return (signals != 0).transpose(0, 2).flatten(1).any(1)
+def _has_signals(signals: Float[Tensor, "n k T g o"]) -> Bool[Tensor, " T"]:
+    everything_else = (0, 1, 3, 4)
+    return (signals.amin(everything_else) != 0) | (signals.amax(everything_else) != 0)
 
 
 def _unused(site: Site) -> bool:

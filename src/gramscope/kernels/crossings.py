@@ -163,11 +163,10 @@ def kink_crossings(
     Reference: PDLT (arXiv:2106.10165) section 11.3 treats σ'' = 0; see the page on the dNTK for what that leaves out.
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.crossings import kink_crossings
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.ReLU())
         >>> _ = torch.nn.init.ones_(model[0].weight)
-        >>> print(kink_crossings(model, torch.ones(1, 1), torch.ones(1, 1), lr=1.5))          # 1 -> -0.5
+        >>> print(gs.kernels.kink_crossings(model, torch.ones(1, 1), torch.ones(1, 1), lr=1.5))  # 1 -> -0.5
         1 of 1 kinks crossed (100 %)
           relu: 1 of 1 (up 0, down 1, 1 predicted)
     """
@@ -190,12 +189,11 @@ def ntk_step(
     Reference: PDLT (arXiv:2106.10165) equations (11.9), (11.10).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.crossings import ntk_step
+        >>> import torch, gramscope as gs
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
         >>> x, y = torch.randn(4, 2).double(), torch.randn(4, 1).double()
-        >>> step = ntk_step(model, x, lambda f: 0.5 * (f - y).square().sum(), lr=1e-3)
+        >>> step = gs.kernels.ntk_step(model, x, lambda f: 0.5 * (f - y).square().sum(), lr=1e-3)
         >>> step.error < 0.05, step.crossings.kinks
         (True, 0)
     """

@@ -43,10 +43,9 @@ class DDNTK:
     Reference: PDLT (arXiv:2106.10165) equations (11.151) to (11.153).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.ddntk import DDNTK
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
-        >>> found = DDNTK(model, torch.randn(4, 2).double())
+        >>> found = gs.kernels.DDNTK(model, torch.randn(4, 2).double())
         >>> a = torch.randn(4, 1).double()
         >>> first = torch.einsum("ijkl,j,k,l->i", found.dense().first, *[a[:, 0]] * 3)
         >>> bool(torch.allclose(found.first(a, a, a)[:, 0], first))
@@ -143,15 +142,14 @@ def output_third_order(
     Reference: PDLT (arXiv:2106.10165), section 11.4.3, the ``O(η³)`` terms before (11.151).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.ddntk import output_third_order
+        >>> import torch, gramscope as gs
         >>> class Cube(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.w = torch.nn.Parameter(torch.tensor([1.0]))
         ...     def forward(self, x):
         ...         return self.w**3 * x
-        >>> output_third_order(Cube(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (1 - 3η)³ ends in -27η³
+        >>> gs.kernels.output_third_order(Cube(), torch.ones(1, 1), torch.ones(1, 1)).item()  # (1 - 3η)³ ends in -27η³
         -27.0
     """
     at, direction = read_step(model, x, residual, probe, options)
@@ -173,10 +171,9 @@ def ntk_acceleration(
     Reference: PDLT (arXiv:2106.10165) equations (11.151) to (11.153).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.ddntk import ntk_acceleration
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Linear(1, 1, bias=False)          # f = w x: the kernel x x' does not move
-        >>> ntk_acceleration(model, torch.ones(2, 1), torch.ones(2, 1)).dense().abs().max().item()
+        >>> gs.kernels.ntk_acceleration(model, torch.ones(2, 1), torch.ones(2, 1)).dense().abs().max().item()
         0.0
     """
     at, direction = read_step(model, x, residual, probe, options)

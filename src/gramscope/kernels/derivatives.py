@@ -1,6 +1,6 @@
 """Higher derivatives of a network's outputs along directions, each with a witness; the direction of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,7 @@ from gramscope.base.checks import check_finite
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.network import loss_gradient
-from gramscope.kernels.expansion import INFINITE, Expansion, Tangent, load_forward_mode
+from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent, load_forward_mode
 
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
@@ -69,17 +69,28 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
 
 def by_forward_mode(expansion: Expansion, directions: Sequence[Tensor]) -> Float[Tensor, "n C"] | None:
     """The derivative of the outputs along all directions; None where forward mode cannot run."""
+    found = each_by_forward_mode(expansion, expansion.run, [directions])
+    return None if found is None else found[0]
 
-    def along(function: Callable[..., Tensor], tangents: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+
+def each_by_forward_mode(
+    expansion: Expansion, run: Callable[[Parameters], Tensor], each: Iterable[Sequence[Tensor]]
+) -> list[Float[Tensor, "n C"]] | None:
+    """The same for several sets of directions, of what ``run`` makes of the parameters."""
+
+    def along(function: Callable[..., Tensor], tangents: Parameters) -> Callable[..., Tensor]:
         return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
 
+    def derivative_along(directions: Sequence[Tensor]) -> Tensor:
+        function: Callable[..., Tensor] = lambda *parameters: run(parameters)  # noqa: E731
+        for direction in directions:
+            function = along(function, expansion.split(direction))
+        return function(*expansion.point).detach().to(expansion.dtype)
+
     load_forward_mode()
-    function: Callable[..., Tensor] = lambda *parameters: expansion.run(parameters)  # noqa: E731
-    for direction in directions:
-        function = along(function, expansion.split(direction))
     try:
         with expansion.context():
-            return function(*expansion.point).detach().to(expansion.dtype)
+            return [derivative_along(directions) for directions in each]
     except (RuntimeError, NotImplementedError, UnsupportedError) as error:
         if is_out_of_memory(error):
             raise

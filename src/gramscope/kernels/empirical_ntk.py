@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from functools import reduce as reduce_with
+from itertools import product
 from typing import Literal, TypedDict, overload
 
 import torch
@@ -122,11 +123,9 @@ def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[..., Tens
     few = joined(slice(FEW), slice(FEW))
     if few is None or not may_route_by_data(few):
         return few is not None
-    rows, columns = (
-        [block.examples for block in blocks if block.outputs == blocks[0].outputs]
-        for blocks in (plan.rows, plan.columns)
-    )
-    return all(joined(mine, theirs) is not None for mine in rows for theirs in columns)
+    # Blocks of the same examples differ in their outputs.
+    rows, columns = ({block.examples.start: block.examples for block in side} for side in (plan.rows, plan.columns))
+    return all(joined(*pair) is not None for pair in product(rows.values(), columns.values()))
 
 
 def _name_slow(slow: dict[str, float], total: float) -> None:

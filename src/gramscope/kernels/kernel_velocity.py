@@ -52,11 +52,10 @@ def dntk_velocity(
     Reference: PDLT (arXiv:2106.10165) equation (11.10).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.kernel_velocity import dntk_velocity
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Linear(1, 1, bias=False)          # f = w x: the kernel x x' does not move
         >>> x = torch.tensor([[1.0], [2.0]])
-        >>> dntk_velocity(model, x, torch.ones(2, 1)).abs().max().item()
+        >>> gs.kernels.dntk_velocity(model, x, torch.ones(2, 1)).abs().max().item()
         0.0
     """
     at, direction = read_step(model, x, residual, probe, options)
@@ -77,12 +76,12 @@ def dntk_velocity_operator(
     Reference: PDLT (arXiv:2106.10165) equation (11.10).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.kernel_velocity import dntk_velocity, dntk_velocity_operator
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
         >>> x, residual = torch.randn(4, 2), torch.randn(4, 1)
-        >>> operator = dntk_velocity_operator(model, x, residual)
-        >>> bool(torch.allclose(operator.dense(), dntk_velocity(model, x, residual).reshape(4, 4), atol=1e-5))
+        >>> operator = gs.kernels.dntk_velocity_operator(model, x, residual)
+        >>> velocity = gs.kernels.dntk_velocity(model, x, residual).reshape(4, 4)
+        >>> bool(torch.allclose(operator.dense(), velocity, atol=1e-5))
         True
     """
     at, direction = read_step(model, x, residual, probe, options)
@@ -103,15 +102,14 @@ def output_curvature(
     Reference: PDLT (arXiv:2106.10165) equation (11.9).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.kernel_velocity import output_curvature
+        >>> import torch, gramscope as gs
         >>> class Square(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.w = torch.nn.Parameter(torch.tensor([3.0]))
         ...     def forward(self, x):
         ...         return self.w**2 * x
-        >>> output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()      # (3 - 6η)² = 9 - 36η + 36η²
+        >>> gs.kernels.output_curvature(Square(), torch.ones(1, 1), torch.ones(1, 1)).item()  # (3 - 6η)² ends in 36η²
         36.0
     """
     at, direction = read_step(model, x, residual, probe, options)
@@ -131,10 +129,9 @@ def dntk(
     Reference: PDLT (arXiv:2106.10165) equation (11.8).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.kernel_velocity import dntk
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-        >>> dntk(model, torch.randn(4, 2)).shape
+        >>> gs.kernels.dntk(model, torch.randn(4, 2)).shape
         torch.Size([4, 1, 4, 1, 4, 1])
     """
     at = Expansion(model, x, **options)

@@ -28,10 +28,9 @@ def layer_rates(
     Reference: PDLT (arXiv:2106.10165) equation (8.6).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.learning_rates import layer_rates
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-        >>> layer_rates(model, lambda_b=0.5, lambda_W=1.0)
+        >>> gs.kernels.layer_rates(model, lambda_b=0.5, lambda_W=1.0)
         {'0.weight': 0.25, '0.bias': 0.5, '2.weight': 0.125, '2.bias': 0.5}
     """
     model = unwrap(model)

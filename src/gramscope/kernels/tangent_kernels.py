@@ -30,10 +30,9 @@ class TangentKernels:
     Reference: PDLT (arXiv:2106.10165) equations (11.148), (11.149).
 
     Example:
-        >>> import numpy as np, torch
-        >>> from gramscope.kernels.tangent_kernels import TangentKernels
+        >>> import numpy as np, torch, gramscope as gs
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-        >>> kernels = TangentKernels(model)
+        >>> kernels = gs.kernels.TangentKernels(model)
         >>> x = np.random.default_rng(0).normal(size=(5, 2))
         >>> kernels(x, x[:3]).shape, kernels.meta(x, x[:3], x[:3]).shape
         ((5, 3), (5, 3, 3))

@@ -87,10 +87,10 @@ def train_truncated(
     Reference: PDLT (arXiv:2106.10165) equations (11.144), (11.150), (11.151).
 
     Example:
-        >>> import torch
-        >>> from gramscope.kernels.truncated_training import train_truncated
+        >>> import torch, gramscope as gs
         >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> train_truncated(model, torch.ones(1, 1), 2 * torch.ones(1, 1), lr=0.5, order=1, tol=1e-5).converged
+        >>> x, y = torch.ones(1, 1), 2 * torch.ones(1, 1)
+        >>> gs.kernels.train_truncated(model, x, y, lr=0.5, order=1, tol=1e-5).converged
         True
     """
     if order not in (1, 2, 3):

@@ -1,5 +1,6 @@
 """What is told of a run in progress: alerts at once, and the diagnosis so far."""
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
@@ -62,12 +63,12 @@ class AlertLog:
     def __init__(self, tell: Callable[[Alert], object]) -> None:
         self.alerts: list[Alert] = []
         self._tell = tell
-        self._measured: dict[str, tuple[list[int], list[float]]] = {}
+        self._measured: dict[str, tuple[array[int], array[float]]] = {}
 
     def measured(self, step: int, scalars: Mapping[str, float]) -> None:
         """Numbers of one measurement."""
         for name in filter(rules_of, scalars):
-            steps, values = self._measured.setdefault(name, ([], []))
+            steps, values = self._measured.setdefault(name, (array("q"), array("d")))
             steps.append(step)
             values.append(scalars[name])
         self.check(self._measured)

@@ -106,7 +106,8 @@ def objective_of(y: Tensor | None, shape: tuple[int, ...], loss: str | Loss | No
     got = f"got outputs of shape (n, {', '.join(map(str, shape))}) and y of {tuple(y.shape)}. {_ADVICE}"
     if y.is_floating_point():
         if y.numel() != len(y) * math.prod(shape):
-            raise InputError(f"y must have a number for each output, {got}")
+            labels = " Class labels are whole numbers: pass y.long()." if y.numel() == len(y) else ""
+            raise InputError(f"y must have a number for each output, {got}{labels}")
         return Objective("numbers", shape)
     zero_or_one = bool(((y == 0) | (y == 1)).all())
     if y.numel() == len(y) * math.prod(shape):

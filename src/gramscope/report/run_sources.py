@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,7 @@ def _view(run: Run, name: str, index: int) -> RunView:
         array_steps,
         load,
         [(record.step, measure, message) for record in records for measure, message in record.failures.items()],
+        [(old.step, new.step) for old, new in pairwise(records) if new.attempt > old.attempt],
     )
     for file, damaged in ((SCALARS_FILE, run.damaged), (LOGGED_FILE, run.damaged_logged)):
         if damaged:

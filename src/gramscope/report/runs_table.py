@@ -9,10 +9,10 @@ from gramscope.diagnose.divergence import LOSSES
 from gramscope.diagnose.finding import Diagnosis
 from gramscope.report.figure import rounded
 from gramscope.report.panels.kernels import largest
-from gramscope.report.panels.others import SKIPPED
 from gramscope.report.panels.richness import feature_change
 from gramscope.report.regimes import kernel_drift, regime
 from gramscope.report.view import RunView, Series
+from gramscope.store.names import SKIPPED
 
 Cell = str | int | float | None
 # Shown at once, after what the verdict rests on; the other measures wait behind a switch.

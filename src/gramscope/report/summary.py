@@ -61,6 +61,7 @@ def in_words(view: RunView) -> Words:
             *_prediction(part),
         ]
         found += before if end is None else [replace(f, text=f"Before it diverged: {f.text}") for f in before]
+    found += [Sentence(f"The run was resumed between steps {old:,} and {new:,}.") for old, new in view.resumed]
     topic = "not learnt" if kind in ("lazy", "rich") and unlearnt(view) else kind
     head = Sentence(verdict(view, end), topic if topic in TOPICS else "")
     undefined = tuple(_failures(view, undefined=True))
@@ -129,7 +130,7 @@ def _outcome(view: RunView) -> str:
             said.append(f"{WORDS[name]} {change(view, view.series[name], say)}")
         elif names is LOSSES:  # those of a GAN, say: "loss_d", "loss_g"
             own = [name for name in view.series if is_loss(name) and "/" not in name]
-            said += [f"{name} {change(view, view.series[name])}" for name in own[:2]]
+            said += [f"logged {name} {change(view, view.series[name])}" for name in own[:2]]
     records = "1 record" if len(view.steps) == 1 else f"{len(view.steps):,} records"
     outcome = "; ".join(said)
     return f"{outcome[0].upper()}{outcome[1:]} ({records})." if said else f"{records} up to step {view.end:,}."

@@ -28,7 +28,7 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "gramscope", "path.simplify": False, "axes.grid": True,
     "grid.color": "#e3e7eb", "axes.axisbelow": True,
 }  # fmt: skip
-MOST = 1e300  # the largest numbers that an axis shows
+MOST = 1e150  # the largest numbers that an axis shows: of larger ones the ticks of a logarithmic axis overflow
 MOST_LABELS = 32  # beside a heat map
 
 

@@ -33,6 +33,7 @@ class RunView:
     array_steps: Mapping[str, Sequence[int]]
     load: Callable[[int], Mapping[str, np.ndarray]]
     failures: Sequence[tuple[int, str, str]] = ()
+    resumed: Sequence[tuple[int, int]] = ()  # the records before and after each restart, by their steps
     bytes_kept: int = 256 * 2**20
     notes: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)

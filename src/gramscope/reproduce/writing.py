@@ -31,7 +31,7 @@ def write_result(
     record = {**record, "jobs": len(table), "job_seconds": float(table["seconds"].sum()) if len(table) else 0.0}
     text = table.to_csv(index=False, float_format=DIGITS, lineterminator="\n")
     write_file(out / TABLE_FILE, text.encode())
-    table = read_table(out / TABLE_FILE)
+    table = read_table(out / TABLE_FILE) if len(table) else table
     verdicts = judge(table, read_expected(experiment.folder))
     drawn = _draw(experiment, table, out / FIGURE_FILE)
     notes = hand_written((keep or out) / RESULT_FILE)

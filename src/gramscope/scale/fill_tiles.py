@@ -48,6 +48,9 @@ def fill_tiles(
     writer = f"{os.getpid()}-{time.time_ns():x}"
     stored = create_or_read(folder, manifest, disk, writer)
     stored.check_same(manifest, folder)
+    if tile is not None and stored.plan.tile != planned.tile:
+        high, wide = stored.plan.tile
+        warn(f"{folder} goes on with the tiles it was begun with, of {high} x {wide} examples; tile={tile} is ignored.")
     tiles = TileFolder(folder, stored.plan if memory is None else replace(stored.plan, memory=planned.memory))
     with disk_trouble(f"preparing {folder}"):
         tiles.prepare(disk, writer)

@@ -17,6 +17,7 @@ from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import free_memory
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
+from gramscope.base.user_warnings import SlowPathWarning, warn
 from gramscope.capture import OuterSite, Site
 from gramscope.capture.capturing import Opened, opened
 from gramscope.capture.network import Outputs, Precision, count_examples, named_parameters, slice_examples, unwrap
@@ -30,6 +31,7 @@ from gramscope.scale.sketch_sites import Factors, may_be_apart, sketched, sketch
 Loss = Literal["cross_entropy"] | Callable[[Tensor, Tensor], Tensor]
 Layers = str | Sequence[str] | int
 OUTPUTS_AT_ONCE = 16  # directions of one backward pass
+MANY_OUTPUTS = 1024  # from which on the user is told how many backward passes they take
 BLOCK = 64  # examples at a time of a data set that is given as tensors
 
 
@@ -139,22 +141,22 @@ class _Stream:
             exact_arithmetic(tf32=self.precision == "tf32"),
             opened(self.model, x, outputs=self.outputs, precision=self.precision, room=room) as network,
         ):
-            found = self._sketched(network, y, room)
+            found = self._sketched(network, y, room, 0 if any(self.parts.values()) else count)
             self.slow |= dict.fromkeys(network.weight_sites.slow)
-        first = not any(self.parts.values())
         for held, new in zip((self.parts, self.inputs), found, strict=True):
             for name, part in new.items():
                 held.setdefault(name, []).append(part)
-        if first:
-            _check_fits(sum(part.nbytes for new in found for part in new.values()) * count)
 
-    def _sketched(self, network: Opened, y: Tensor | None, room: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Features and inputs of a batch."""
+    def _sketched(
+        self, network: Opened, y: Tensor | None, room: int, count: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Features and inputs of a batch; refused, after some outputs, where ``count`` such batches would not fit."""
         n, width = network.f.shape
         self._check_width(width)
         k = width if self.loss is None else 1
         found: dict[str, Tensor] = {}
         inputs: dict[str, Tensor] = {}
+        expected = 0
         for start, stop in strips(k, OUTPUTS_AT_ONCE):
             for group in network.sites(self._cotangents(network, y, slice(start, stop)), room):
                 for name, sites in group.items():
@@ -166,6 +168,9 @@ class _Stream:
                     else:
                         part = sketched(sites, factors).cpu()
                     if name not in found:
+                        beside = inputs[name].nbytes if name in inputs else 0
+                        expected += count * (part.nbytes // part.shape[2] * k + beside)
+                        _check_fits(expected)
                         found[name] = part.new_zeros(len(part), n, k, part.shape[3])
                     found[name][:, :, start:stop] = part
         self._add_unused(found, inputs, n, k)
@@ -227,6 +232,12 @@ class _Stream:
             raise InputError(
                 f"all batches must give the same number of outputs, got {self.width} and {width}. Choose them with "
                 "outputs=lambda model, x: ..., or pass a loss."
+            )
+        if self.width < 0 and self.loss is None and width > MANY_OUTPUTS:
+            warn(
+                f"each batch takes a backward pass for each of its {width:,} outputs. A loss takes one: pass loss=..., "
+                "or fewer outputs, such as outputs=gs.project(16).",
+                SlowPathWarning,
             )
         self.width = width
 

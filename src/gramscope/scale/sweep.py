@@ -92,19 +92,28 @@ def open_folder(out: Path, config: JSONObject, grid: Mapping[str, Sequence[Value
 
     Config and keys must be the same: runs of another sweep in the same folder would be compared as if they were one.
     """
+    manifest = check_folder(out, config, grid)
+    with disk_trouble(f"opening the sweep {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+        Disk().write_whole(out / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
+
+
+def check_folder(out: Path, config: JSONObject, grid: Mapping[str, Sequence[Value]]) -> JSONObject:
+    """The manifest that :func:`open_folder` writes; refuses a folder of something else, and writes nothing.
+
+    An engine's own files do not count: submitit makes its folder before there is a manifest.
+    """
     path = out / MANIFEST
-    manifest = {"kind": "gramscope sweep", "version": VERSION, "config": config, "grid": grid}
     # Through JSON, so that it is compared with what was written.
-    manifest = json.loads(json.dumps(manifest))
+    manifest = json.loads(json.dumps({"kind": "gramscope sweep", "version": VERSION, "config": config, "grid": grid}))
     with disk_trouble(f"opening the sweep {out}"):
         if path.exists():
             _check_same(path, manifest)
-        elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        elif out.exists() and (not out.is_dir() or any(entry.name != ENGINE_FILES for entry in out.iterdir())):
             raise InputError(
                 f"--out must be a new or empty folder, or that of this sweep, but {out} holds other files."
             )
-        out.mkdir(parents=True, exist_ok=True)
-        Disk().write_whole(path, json.dumps(manifest, indent=1).encode() + b"\n")
+    return manifest
 
 
 def _check_same(path: Path, manifest: JSONObject) -> None:

@@ -62,6 +62,11 @@ class TileCost(Result):
         """Bytes that would be moved instead: activations go to the CPU once and come back for each output."""
         return self.activations * self.plan.passes * (1 + self.plan.outputs)
 
+    @property
+    def away(self) -> int:
+        """Bytes on the CPU at once, if the activations of all of a tile's examples were there."""
+        return self.activations * sum(self.plan.tile)
+
     def __str__(self) -> str:
         blocks = (
             f"Within the memory an example passes {self.again:.1f} times for each tile: its activations "

@@ -128,12 +128,14 @@ class TilePlan:
         size = " x ".join(f"{length:,}" for length in self.shape)
         twice = ", those below the diagonal as mirror images" if self.symmetric and len(self.tiles) > 1 else ""
         again = self.passes / (self.rows if self.symmetric else self.rows + self.cols)
+        tiles = "1 tile" if len(self.tiles) == 1 else f"{len(self.tiles)} tiles"
+        passes = f"{again:.1f} times: activations are computed again for each tile" if again > 1 else "once"
         return (
             f"Kernel {size}, {self.dtype}, {size_in_words(self.bytes)} on disk.\n"
-            f"{len(self.tiles)} tiles of {self.tile[0]:,} x {self.tile[1]:,} examples to compute, "
+            f"{tiles} of {self.tile[0]:,} x {self.tile[1]:,} examples to compute, "
             f"{math.prod(self.grid)} to write{twice}.\n"
             f"{size_in_words(self.memory)} of memory for each process.\n"
-            f"Each example goes through the network {again:.1f} times: activations are computed again for each tile."
+            f"Each example goes through the network {passes}."
         )
 
     def _with_outputs(self, rows: int, cols: int) -> tuple[int, ...]:

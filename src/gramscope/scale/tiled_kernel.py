@@ -81,6 +81,9 @@ class TiledKernel:
 
     def tile(self, i: int, j: int) -> TileValues:
         """The entries of tile (i, j), those below the diagonal of a symmetric kernel too."""
+        high, wide = self.plan.grid
+        if not (0 <= i < high and 0 <= j < wide):
+            raise InputError(f"a tile must be one of {high} x {wide}, counted from 0, got ({i}, {j}).")
         mirror = self.plan.symmetric and i > j
         record = self._files.record((j, i) if mirror else (i, j))
         if record is None:

@@ -9,6 +9,12 @@ from gramscope.base.errors import InputError
 _LONGEST_FILE_NAME = 180
 # The array by which a resumed run knows its probe and model: the writers of runs fill it, reports do not draw it.
 FINGERPRINT = "start/fingerprint"
+SKIPPED = "skipped"  # how many measures the time budget left out at a step: the watcher's own bookkeeping
+# Facts of the set-up, which do not change: the diagnosis says what of them matters, and nobody draws them.
+FACTS = (
+    "probe", "optimizer", "frozen", "not_optimized", "precision", "training_mode", "dropout", "outputs",
+    "saturated_gates",
+)  # fmt: skip
 
 
 def check_name(name: object, what: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from gramscope.base.errors import InputError
 from gramscope.base.pyplot import Axes, Figure, load_pyplot
 from gramscope.store.arrays import Array
+from gramscope.store.names import FACTS, SKIPPED
 
 Lines = dict[str, tuple[Array, Array]]  # by part: steps and values
 COLUMNS = 3
@@ -15,7 +16,13 @@ SHOWN_IN_LEGEND = 8
 
 
 def families(series: Mapping[str, tuple[Array, Array]], patterns: str | Sequence[str]) -> dict[str, Lines]:
-    """Series (steps, values) by measure, then by part: ``share/0`` is the line ``0`` of ``share``."""
+    """Series (steps, values) by measure, then by part: ``share/0`` is the line ``0`` of ``share``.
+
+    "*" leaves out facts of the set-up, which are points or flat lines; by their names they are drawn too.
+    """
+    if patterns == "*":
+        curves = {name: lines for name, lines in series.items() if name.partition("/")[0] not in (SKIPPED, *FACTS)}
+        series = curves or series
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     chosen = [name for name in series if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
     if not chosen:
@@ -45,6 +52,11 @@ def picture_of_run(name: str, series: Mapping[str, tuple[Array, Array]], pattern
     return figure
 
 
+def _crowded(steps: Array) -> bool:
+    """Whether most measurements came early, as a logarithmic schedule has it."""
+    return len(steps) > 4 and bool(steps[0] >= 0 and steps[len(steps) // 2] < 0.15 * steps[-1])
+
+
 def _draw(axes: Axes, measure: str, lines: Lines) -> None:
     for part, (steps, values) in lines.items():
         axes.plot(steps, values, marker="." if len(steps) <= 40 else None, linewidth=1.2, label=part or measure)
@@ -52,6 +64,9 @@ def _draw(axes: Axes, measure: str, lines: Lines) -> None:
     finite = together[np.isfinite(together)]
     if len(finite) and finite.min() > 0 and finite.max() > 100 * finite.min():
         axes.set_yscale("log")
+    if any(_crowded(steps) for steps, _ in lines.values()):
+        axes.set_xscale("symlog", linthresh=1)  # logarithmic, with a place for step 0
+        axes.set_xlim(-0.2, 1.3 * max(float(steps[-1]) for steps, _ in lines.values()))
     axes.set(title=measure, xlabel="optimiser step")
     if 1 < len(lines) <= SHOWN_IN_LEGEND:
         axes.legend(frameon=False, fontsize="small")

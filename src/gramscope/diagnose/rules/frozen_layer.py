@@ -18,8 +18,9 @@ TWICE = 3  # measurements at which the gradient must be exactly zero
 def find(history: History) -> Finding | None:
     """Parameters with ``requires_grad=False`` in a network that otherwise trains, or whose gradient is exactly zero.
 
-    Facts of the set-up, so no threshold is fitted. Where more than half of all entries are frozen, in several layers,
-    that is taken for fine-tuning (of a head, or of low-rank matrices beside the frozen ones). A zero gradient on the
+    Facts of the set-up, so no threshold is fitted. A network that is frozen as a whole is told so. Where more than half
+    of all entries are frozen, in several layers, that is taken for fine-tuning (of a head, or of low-rank matrices
+    beside the frozen ones). A zero gradient on the
     probe and in the batches, without a dead layer above it, means that the graph was cut (``detach``, ``no_grad``,
     ``.data``), or that the layer is not used. On the probe alone it means nothing: some layers act in training only.
     """
@@ -38,7 +39,7 @@ def find(history: History) -> Finding | None:
         evidence = tuple(Evidence(f"frozen/{layer}", share, "above", 0.0) for layer, share in frozen.items())
         return Finding(
             "frozen_layer",
-            f"{named(tuple(frozen))} cannot train: requires_grad is False there, while other layers train.",
+            f"Nothing is trained in {named(tuple(frozen))}: requires_grad is False there, while other layers train.",
             evidence[:4],
             "The parameters were frozen, by requires_grad_(False) or by a loop over the wrong names.",
             "If this is not meant, set requires_grad to True before the optimiser is made.",

@@ -35,7 +35,7 @@ def find(history: History) -> Finding | None:
         return None
     return Finding(
         "inputs_not_normalized",
-        f"The inputs have a root mean square of {rms:.3g} and a mean of {off:.2g} deviations.",
+        f"The inputs have a root mean square of {rms:.3g} and a mean of {off:.2g} standard deviations.",
         tuple(evidence),
         "The inputs are not normalised (raw pixels, raw units).",
         "Subtract the mean of the training inputs and divide by their standard deviation.",

@@ -40,7 +40,8 @@ def find(history: History) -> Finding | None:
     evidence += [Evidence("part of the first loss that is gone", gone, "below", LEARNT)]
     return Finding(
         "lr_too_small",
-        f"The steps are very short: after {history.end:,.0f} steps {100 * max(gone, 0):.0f} % of the first loss is gone.",
+        f"The steps are very short: after {history.end:,.0f} steps {100 * max(gone, 0):.0f} % of the first loss is "
+        "gone.",
         tuple(evidence),
         "The learning rate is too small, or a schedule has brought it down too early.",
         "Raise the learning rate by a factor of 100; halve it where the loss then jumps.",

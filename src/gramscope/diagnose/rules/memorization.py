@@ -39,8 +39,8 @@ def find(history: History) -> Finding | None:
     same = _falls_at_each_step(history)
     return Finding(
         "memorization",
-        f"The training examples are learnt, but on the probe the loss is {probe / max(chance, 1e-30):.2g} times that of "
-        "chance.",
+        f"The training examples are learnt, but on the probe the loss is {probe / max(chance, 1e-30):.2g} times that "
+        "of chance.",
         (Evidence("loss of the batches against chance", left, "below", BELOW if learnt else NOTHING),
          Evidence("loss/probe against chance", probe / max(chance, 1e-30), "above", WORSE if learnt else HALF)),
         "The same few examples are shown at every step." if same

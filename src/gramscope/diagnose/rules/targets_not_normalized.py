@@ -38,7 +38,8 @@ def find(history: History) -> Finding | None:
         return None
     return Finding(
         "targets_not_normalized",
-        f"The targets have a root mean square of {size:.3g} and a mean of {off:.2g} deviations.",
+        f"The targets have a root mean square of {size:.3g}"
+        + ("." if np.isnan(off) else f" and a mean of {off:.2g} standard deviations."),
         tuple(evidence),
         "The targets are not normalised (raw units): the outputs have far to go.",
         "Subtract the mean of the training targets and divide by their standard deviation.",

@@ -25,18 +25,19 @@ class Entry:
     build: Callable[[Sequence[RunView]], Panel | None]
 
 
+A_STEP = "the measure step: scope.use(optimizer), and in a short run overhead=None"
 KNOWN = (
-    Entry(training.TITLE, "loss or accuracy", training.panel),
-    Entry(layers.SHARES, "share/<layer>", layers.shares),
-    Entry(kernels.MOVES, "kernel/drift or kernel/alignment", kernels.moves),
-    Entry(richness.TITLE, "richness or the arrays richness/quality, …", richness.panel),
-    Entry(health.TITLE, "gradient_norm/<layer>, update_ratio/<layer>, dead_units/<layer>, …", health.panel),
-    Entry(layers.LINEARITY, "target_linearity/<layer>", layers.linearity),
-    Entry(gram.TITLE, "delta_gram/<layer> and delta_vc/<layer>", gram.panel),
-    Entry(spectra.TITLE, "the arrays spectrum/<weight>, or alpha/<weight>", spectra.panel),
-    Entry(layers.FLIPS, "flips/<activation>", layers.flips),
-    Entry(steps.TITLE, "step/predicted_loss_change or the arrays step/predicted and step/true", steps.panel),
-    Entry(kernels.MATRIX, "the array kernel", kernels.matrix),
+    Entry(training.TITLE, "scope.step(loss=loss), or a probe with targets", training.panel),
+    Entry(layers.SHARES, "the measure shares, and a probe with targets", layers.shares),
+    Entry(kernels.MOVES, "the measure kernel", kernels.moves),
+    Entry(richness.TITLE, "the measure richness", richness.panel),
+    Entry(health.TITLE, "the measures gradient, update, weights or dead_units", health.panel),
+    Entry(layers.LINEARITY, "the measure target_linearity, and a probe with targets", layers.linearity),
+    Entry(gram.TITLE, A_STEP, gram.panel),
+    Entry(spectra.TITLE, "the measure spectra", spectra.panel),
+    Entry(layers.FLIPS, f"ReLU units, and {A_STEP}", layers.flips),
+    Entry(steps.TITLE, A_STEP, steps.panel),
+    Entry(kernels.MATRIX, "the measure kernel", kernels.matrix),
 )
 # Whatever the panels above did not take: nothing that a run holds is dropped.
 REST = (

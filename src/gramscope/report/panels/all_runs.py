@@ -6,8 +6,8 @@ import numpy as np
 
 from gramscope.report.figure import Axis, Colour, Control, Line, Mark, Panel, Plot
 from gramscope.report.panels.drawing import STEP, logarithmic, mode
-from gramscope.report.panels.others import SKIPPED
 from gramscope.report.view import RunView, in_order
+from gramscope.store.names import SKIPPED
 
 TITLE = "All runs"
 HOW = "One measure of all runs: first together, then each run in a small drawing, on the same axes."

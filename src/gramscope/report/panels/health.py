@@ -49,7 +49,7 @@ def _sharpness(views: Sequence[RunView], notes: list[str]) -> list[Plot]:
         error = view.get("sharpness/error")
         if error is not None and len(error.finite.values):
             most = number(float(error.finite.values.max()))
-            notes.append(f"{view.name}: each sharpness is an eigenvalue to within {most}.")
+            notes.append(f"{view.name}: an eigenvalue lies within {most} of each sharpness drawn.")
     return [Plot("Sharpness", STEP, Axis("sharpness", log=logarithmic(marks)), [marks], height=280)]
 
 

@@ -22,16 +22,10 @@ from gramscope.report.panels.drawing import (
     whole_of,
 )
 from gramscope.report.view import RunView, Series
-from gramscope.store.names import FINGERPRINT
+from gramscope.store.names import FACTS, FINGERPRINT, SKIPPED
 
 SCALARS = "Other measurements"
 ARRAYS = "Other arrays"
-SKIPPED = "skipped"  # how many measures the time budget left out at a step: the watcher's own bookkeeping
-# Facts of the set-up, which do not change: the diagnosis at the top says what of them matters.
-FACTS = (
-    "probe", "optimizer", "frozen", "not_optimized", "precision", "training_mode", "dropout", "outputs",
-    "saturated_gates",
-)  # fmt: skip
 CAPTIONS = {
     "gradient_norm": "Gradient norm", "update_ratio": "Update-to-weight ratio", "weight_norm": "Weight norm",
     "dead_units": "Dead units (share of a layer)", "noise_scale": "Gradient noise scale (examples)",

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from gramscope.diagnose.alerts import is_loss
 from gramscope.report.figure import MOST_POINTS, Axis, Panel, Plot
 from gramscope.report.panels.drawing import STEP, by_run, logarithmic, number, percent, thinning_note, unit_range
@@ -47,7 +49,16 @@ def _named(view: RunView, prefix: str, wanted: Callable[[str], bool]) -> dict[st
     """The family of this name, and what the user logs under a name of his own: "val_loss", "loss_d", "val/loss"."""
     found = {name or "train": series for name, series in view.family(prefix, bare=True).items()}
     own = [name for name in view.untaken if wanted(name) and ("/" not in name or name.partition("/")[0] in SPLITS)]
-    return found | {name: series for name in own if (series := view.get(name)) is not None}
+    for name in own:
+        series = view.get(name)
+        if series is not None and not any(_same(series, other) for other in found.values()):
+            found[name] = series
+    return found
+
+
+def _same(one: Series, other: Series) -> bool:
+    """A Lightning module logs the loss that its callback logs too."""
+    return np.array_equal(one.steps, other.steps) and np.array_equal(one.values, other.values, equal_nan=True)
 
 
 def _words(view: RunView, losses: dict[str, Series], accuracies: dict[str, Series]) -> str:

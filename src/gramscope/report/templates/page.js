@@ -27,7 +27,10 @@
 
   // Plotly reads its texts as a small HTML with %{…} inside; names of a run are neither.
   const text = (name) => String(name).replace(/[&<>%$]/g, (c) => `&#${c.charCodeAt(0)};`);
-  const short = (name) => text(name.length > 28 ? `${name.slice(0, 14)}…${name.slice(-12)}` : name);
+  // A long path of a module keeps all its parts, "ber.enc.lay.0.att.self.query": its number is what tells layers apart.
+  const abbreviated = (name) => name.split(".").map((part, at, parts) => (at < parts.length - 2 ? part.slice(0, 3) : part)).join(".");
+  const cut = (name) => (name.length > 32 ? `${name.slice(0, 16)}…${name.slice(-14)}` : name);
+  const short = (name) => text(name.length > 28 ? cut(abbreviated(name)) : name);
 
   function matrix(mark) {
     if (!mark.decoded) {
@@ -144,9 +147,11 @@
   // Short runs: there is no step one and a half.
   function wholeSteps(plot, marks) {
     const xs = plot.x.steps ? marks.flatMap((mark) => mark.x || []) : [], high = Math.max(...xs), low = Math.min(...xs);
+    // Where the axis labels the place of step 0, half a step, it says 0.
+    if (state.logSteps && high > 10) return low <= 0 && Number.isFinite(leastStep(marks)) ? { labelalias: { [leastStep(marks) / 2]: "0" } } : {};
     if (!xs.length || (state.logSteps ? high : high - low) > 10) return {};
     if (!state.logSteps) return { tickmode: "linear", tick0: 0, dtick: 1, ...(high === low ? { autorange: false, range: [low - 1, high + 1] } : {}) };
-    const least = Math.min(leastStep(marks), high), places = Array.from({ length: high }, (_, i) => i + 1).filter((v) => v >= least);
+    const least = Math.min(leastStep(marks), high), places = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].filter((v) => v >= least && v <= high && (high < 7 || ![4, 6, 8, 9].includes(v)));
     const zero = low <= 0 ? [Number.isFinite(least) && least > 0 ? least / 2 : 1] : [];
     return { tickmode: "array", tickvals: [...zero, ...places], ticktext: [...zero.map(() => "0"), ...places.map(String)] };
   }
