@@ -177,3 +177,14 @@ def test_the_search_is_in_full_precision_whatever_the_pass_is_in():
     }  # fmt: skip
     exact = gs.ntk(model, x)
     assert float((gs.ntk(model, x, precision="tf32") - exact).norm() / exact.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_entry_that_agrees_to_rounding_proves_nothing(dtype):
+    """The gradient of ``0.3 * w`` sums all examples; one in some thousand networks had it taken for that of one."""
+    digits = exponents(7, dtype, torch.device("cpu"))
+    near = 1 + {torch.float32: 5e-5, torch.bfloat16: 1e-2}[dtype]
+    for entries, proven in ((1, False), (20, True)):
+        plain = torch.ones(entries, 1, dtype=dtype)
+        scaled = plain * (near * 2.0 ** float(digits[0][3]))
+        assert (find_owner(plain, [scaled], digits) is not None) == proven
