@@ -131,11 +131,12 @@ class _Loop:
         return (None,)
 
     def _put_together(self, arriving: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        first = arriving[self.whole[1]]
-        if not self._came or first is None:
+        first, came = arriving[self.whole[1]], self._came
+        self._came = None
+        if not came or first is None:
             return arriving
-        nothing = torch.zeros_like(next(iter(self._came.values())))
-        others = torch.stack([self._came.get(place, nothing) for place in range(self.length)], self.axis)
+        nothing = torch.zeros_like(next(iter(came.values())))
+        others = torch.stack([came.get(place, nothing) for place in range(self.length)], self.axis)
         return (*arriving[: self.whole[1]], others.add_(first), *arriving[self.whole[1] + 1 :])
 
 
@@ -240,9 +241,8 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        together = self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"]) and not (
-            self.loops and self._one_by_one
-        )
+        batched = not (self.loops and self._one_by_one)
+        together = batched and self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]

@@ -37,8 +37,9 @@ STRIP = 2560
 FEW = 3  # examples that are looked at first: what they take, and where their sites are
 # Tensors of the size of a signal that the search for sites compares it by, in float64, beside two directions of all.
 SEARCHED = 12
-# Inputs and models whose forward pass will fit: entries of x, so many for each id (it stands for a vector), parameters.
-SMALL_INPUT, ID, SMALL_MODEL = 2**18, 64, 10**7
+# Inputs and models whose forward pass will fit, and whose sites are found as soon in all examples as in a few first:
+# entries of x, so many for each id (it stands for a vector), parameters.
+SMALL_INPUT, ID, SMALL_MODEL = 2**16, 64, 10**7
 
 
 @dataclass(frozen=True)
