@@ -504,3 +504,36 @@ def test_influence_of_sequences_of_labels():
     found = gs.measures.tracin(model, x, y, x, y)
     want = gs.measures.tracin(model, x, y, x, y, loss=lambda f, y: nn.functional.cross_entropy(f.mT, y))
     torch.testing.assert_close(found.scores, want.scores)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("inner", ["first", "last"])
+def test_states_of_a_recurrent_layer_that_sees_two_rows_of_each_trial(n, inner):
+    """A sequence and its mirror image, in one batch of twice as many rows."""
+
+    def run(m, x):
+        if inner == "first":
+            h = m.rnn(torch.cat([x, x.flip(1)]))[0][:, -1].unflatten(0, (2, n)).sum(0)
+        else:
+            h = m.rnn(torch.stack([x, x.flip(1)], 1).flatten(0, 1))[0][:, -1].unflatten(0, (n, 2)).sum(1)
+        return m.o(h)
+
+    model, x = Call(run, rnn=nn.GRU(3, 4, batch_first=True), o=nn.Linear(4, 2)), torch.randn(n, 5, 3)
+    found = gs.propagators.GlobalNTK(model, x).output.dense()
+    assert_kernel_close(found, reference_ntk(model, x).reshape(2 * n, 2 * n), TIGHT)
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["ntk", "sketch", "explain_step", "Jᵀ c"])
+def test_parameters_spread_over_processes_are_refused(name, one_process):
+    """The kernel of a model that ``fully_shard`` took apart was zero, without a word."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    torch.distributed.fsdp.fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+    with pytest.raises(UnsupportedError, match=r"full_tensor\(\)"):
+        CALLS[name](model, torch.randn(4, 3), torch.randn(4, 2))

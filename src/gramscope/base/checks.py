@@ -3,6 +3,7 @@
 import cmath
 import math
 import operator
+import sys
 from collections.abc import Iterable
 from numbers import Real
 from typing import SupportsFloat, SupportsIndex, TypeGuard
@@ -13,6 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gramscope.base.errors import InputError, UnsupportedError
+
+
+def loaded(module: str, name: str) -> type | tuple[()]:
+    """A class for ``isinstance``; of a module that nobody has imported nothing can be one, and importing is slow."""
+    return getattr(sys.modules.get(module), name, ())
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is spread over processes."""
+    return isinstance(tensor, loaded("torch.distributed.tensor", "DTensor"))
 
 
 def check_plain(tensor: Tensor, what: str, complex_numbers: bool = False) -> None:

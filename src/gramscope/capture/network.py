@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.arithmetic import users_autocast
-from gramscope.base.checks import check_one_device, check_plain
+from gramscope.base.checks import check_one_device, check_plain, is_distributed, loaded
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
@@ -63,8 +63,20 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def check_whole(model: nn.Module) -> None:
+    """Raise for a model whose parameters are spread over processes."""
+    sharded = tuple(loaded("torch.distributed.fsdp", name) for name in ("FSDPModule", "FullyShardedDataParallel"))
+    spread = any(isinstance(module, sharded) for module in model.modules())
+    if spread or any(map(is_distributed, model.parameters())):
+        raise UnsupportedError(
+            "the model must hold whole parameters, but they are spread over processes (fully_shard, tensor parallel). "
+            "Gather them (full_tensor()) and load them into a plain copy of the model. gs.watch does so by itself."
+        )
+
+
 def copied(model: nn.Module, memo: dict[Any, object] | None = None) -> nn.Module:
     """A copy that shares nothing with the user's model; ``memo`` is deepcopy's, for what goes along with it."""
+    check_whole(model)
     # deepcopy refuses results of operations, which modules keep as attributes, in lists (weight norm of an LSTM)
     # or as buffers; they are made anew.
     memo = {} if memo is None else memo
@@ -166,6 +178,7 @@ def join_examples(x: X, x2: ModelInput) -> X | None:
 
 def check_model(model: nn.Module, x: ModelInput, frozen: bool) -> dict[str, nn.Parameter]:
     """The parameters to be measured; raises where they, or x, cannot be."""
+    check_whole(model)
     named = named_parameters(model)
     for name, parameter in named.items():
         if is_lazy(parameter):

@@ -174,7 +174,11 @@ def _site_axes(shape: Sequence[int], trial: int | None, operation: str) -> Axes:
     if not shape:
         return Axes(unit=1)
     if operation == "recurrent":
-        names = ["trial", "time", "site", "unit"][-len(shape) :]
+        names = ["fold", "trial", "time", "site", "unit"][-len(shape) :]
+        if len(shape) < 5 and trial != 0:
+            names[0] = "row"
+        elif len(shape) == 5 and trial == 0:  # several rows of one trial, side by side
+            names[:2] = "trial", "fold"
     elif operation.endswith("scan") and trial == 0:
         whole = ["trial", "time", "unit", "mode", *(f"mode_{i}" for i in range(2, len(shape)))]
         names = [*whole[: len(shape) - 1], "part" if operation == "complex scan" else whole[len(shape) - 1]]
@@ -190,8 +194,6 @@ def _site_axes(shape: Sequence[int], trial: int | None, operation: str) -> Axes:
         inner = inner or [f"token_{i}" for i in range(len(free))]
         for axis, name in zip(free, ["position"] if convolved and len(free) == 1 else inner, strict=True):
             names[axis] = name
-    if operation == "recurrent" and trial != 0:
-        names[0] = "row"
     return Axes(**dict(zip(names, shape, strict=True)))
 
 

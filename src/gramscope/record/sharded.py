@@ -12,9 +12,10 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import nn
 
+from gramscope.base.checks import is_distributed, loaded
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.network import unwrap
-from gramscope.record.whole_copy import WholeCopy, is_distributed, loaded
+from gramscope.record.whole_copy import WholeCopy
 
 PATIENCE = 120.0  # seconds that a rank waits for the others at a due step
 CLOSING = 10.0  # and at the end

@@ -1,11 +1,12 @@
 """A plain copy of a sharded module: the same structure, whole parameters, nothing of the sharding's machinery."""
 
 import copy
-import sys
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from gramscope.base.checks import is_distributed, loaded
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile, activation checkpointing
 _OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
@@ -85,15 +86,6 @@ def _inside(module: nn.Module) -> nn.Module:
         if name in module._modules:
             return _inside(module._modules[name])  # type: ignore[arg-type]
     return module
-
-
-def loaded(module: str, name: str) -> type | tuple[()]:
-    """A class for ``isinstance``; of a module that nobody has imported nothing can be one, and importing is slow."""
-    return getattr(sys.modules.get(module), name, ())
-
-
-def is_distributed(tensor: Tensor) -> bool:
-    return isinstance(tensor, loaded("torch.distributed.tensor", "DTensor"))
 
 
 def _plain_class(module: nn.Module) -> type[nn.Module]:
