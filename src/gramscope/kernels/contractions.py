@@ -322,6 +322,15 @@ def strips(n: int, size: int) -> Iterator[Range]:
         yield start, min(n, start + size)
 
 
+def even_size(n: int, most: int) -> int:
+    """The least size of ranges that covers 0..n with no more of them than ``most`` needs.
+
+    >>> even_size(10, 9)
+    5
+    """
+    return math.ceil(n / math.ceil(n / most))
+
+
 def rectangles(n: int, m: int, size: int, smallest: int, upper: bool, start: int = 0) -> Iterator[tuple[Range, Range]]:
     """Rows and columns that cover an n x m kernel, or the upper triangle of a symmetric one with little beyond it.
 

@@ -18,7 +18,7 @@ from gramscope.capture.capturing import ForwardOptions, Survey, survey
 from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import count_examples, same_outputs, slice_examples
 from gramscope.capture.sites import UNFOLDED
-from gramscope.kernels.contractions import Range, Shape, cheapest, price, strips
+from gramscope.kernels.contractions import Range, Shape, cheapest, even_size, price, strips
 
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
@@ -114,12 +114,15 @@ def make_plan(
         # Contracted together, outputs hold more signals: it pays as long as blocks do not get much smaller.
         smaller = needs.examples(budget, together, max(n, m), width)
         examples = smaller if SMALLER_BLOCKS * smaller >= examples else examples
-    together = min(together, 2 * examples)
+    # Blocks of one size leave more memory beside them than full ones and a rest.
+    sizes = [even_size(count, examples) for count in (n, m)]
+    columns = even_size(width, columns)
+    together = min(together, sum(sizes))
     passes = width
     if trace:
         fitting = _most(width, lambda count: needs.fit(budget, together, count, share=SHARE))
-        passes = 1 if one_by_one else max(1, fitting)
-    rows, cols = (_blocks(count, examples, width, columns) for count in (n, m))
+        passes = 1 if one_by_one else even_size(width, max(1, fitting))
+    rows, cols = (_blocks(count, size, width, columns) for count, size in zip((n, m), sizes, strict=True))
     most_examples = max(2 * examples, (budget - kernel) // (2 * size.held))
     shares = needs.shares(budget, together, passes if trace else min(width, 2 * columns))
     return Plan(n, m, rows, cols, *shares, passes, large, most_examples, size.known)

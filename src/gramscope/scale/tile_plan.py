@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
+from gramscope.kernels.contractions import even_size
 
 Tile = tuple[int, int]
 TileValues: TypeAlias = NDArray[np.floating[Any]]  # float32 or float64, as the plan says
@@ -173,12 +174,7 @@ def choose_tile(
     high, wide = (
         max(min(SMALLEST_TILE, fits), min(fits, math.ceil(n / least))) for n, fits in ((rows, high), (cols, wide))
     )
-    return _even(rows, high), _even(cols, wide)
-
-
-def _even(count: int, tile: int) -> int:
-    """The least size that needs no more tiles."""
-    return math.ceil(count / math.ceil(count / tile))
+    return even_size(rows, high), even_size(cols, wide)
 
 
 def size_in_words(count: int) -> str:
