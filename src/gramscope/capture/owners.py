@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 # Where operations add in an order of their own at each call (fused attention, scatter on a GPU), exponents hold only to
@@ -107,6 +107,15 @@ def exponents(n: int, dtype: torch.dtype, device: torch.device) -> list[Int[Tens
     return [(digit - base // 2).to(device) for digit in digits]
 
 
+def power_of_two(exponent: Int[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n"]:
+    """``2^exponent``, exactly: the exponent's bits of a float32. A GPU compiles ``exp2`` at its first use.
+
+    >>> power_of_two(torch.tensor([-32, 0, 5]), torch.float64).log2()
+    tensor([-32.,   0.,   5.], dtype=torch.float64)
+    """
+    return ((exponent.int() + 127) << 23).view(torch.float32).to(dtype)
+
+
 def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> Owner | None:
     """The usual layout, examples first, where one product and one comparison prove it."""
     n = len(exponent)
@@ -115,7 +124,7 @@ def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> O
     if not plain.numel() or (not bool(plain[0].any()) and not bool(plain.any())):  # which tells nothing of the layout
         return Owner(n, 0, plain.device, found=torch.full((len(plain),), -1, device=plain.device))
     each = plain.shape[0] // n
-    weights = torch.exp2(exponent.to(scaled.real.dtype)).repeat_interleave(each)
+    weights = power_of_two(exponent, scaled.real.dtype).repeat_interleave(each)
     expected = plain * weights.reshape(-1, *[1] * (plain.dim() - 1))
     owner = Owner(n, 0, plain.device, (1, each))
     return owner if _agree(expected, scaled, owner) else None
@@ -142,7 +151,7 @@ def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Ten
     if bool(((labels < 0) & ~zero).any()):
         return None
     for tensor, digit in zip(scaled, digits, strict=True):
-        expected = plain * torch.exp2(digit.to(plain.real.dtype))[labels.clamp_min(0)]
+        expected = plain * power_of_two(digit, plain.real.dtype)[labels.clamp_min(0)]
         if not _agree(expected, tensor, Owner(n, None, plain.device, found=labels)):
             return None
     return _along_one_axis(labels, n) or Owner(n, None, plain.device, found=labels)

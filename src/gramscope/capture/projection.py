@@ -18,8 +18,7 @@ from gramscope.capture.network import Outputs, count_examples, evaluate
 
 MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and kept for the backward pass
 CHUNK_BYTES = 2**26  # of the part of a larger one that is made at a time
-SIGNS_PER_NUMBER = 64  # bits of one random number
-NUMBERS_AT_ONCE = 2**16  # that are drawn into the same memory, in the cache: fresh memory takes longer than they do
+BITS = 64  # of one random number
 
 
 def project(k: SupportsIndex, seed: SupportsIndex = 0, of: Outputs = None) -> "Projection":
@@ -80,28 +79,24 @@ class Projection:
 
     def signs(self, start: int, stop: int, like: Tensor) -> Real[Tensor, "rows k"]:
         """Rows ``start`` to ``stop`` of S, in the dtype and on the device of ``like``."""
-        bits = np.empty((stop - start, self.k), dtype=np.uint8)
-        for stream, first in enumerate(range(0, self.k, SIGNS_PER_NUMBER)):
-            self._draw(stream, start, bits[:, first : first + SIGNS_PER_NUMBER])
-        return 1 - 2 * torch.from_numpy(bits).to(like.device).to(like.dtype)
+        bits = np.stack([self._bits(mixture, start, stop) for mixture in range(self.k)])
+        return (1 - 2 * torch.from_numpy(bits).to(like.device).to(like.dtype)).T
 
     def chunks(self, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
         """Ranges of outputs whose signs take no more than CHUNK_BYTES."""
         rows = max(1, CHUNK_BYTES // (self.k * itemsize))
         return ((start, min(start + rows, width)) for start in range(0, width, rows))
 
-    def _draw(self, stream: int, start: int, bits: UInt8[np.ndarray, "rows columns"]) -> None:
-        """Fill in random bits of the columns of one stream, which has a number of 64 bits for each output.
+    def _bits(self, mixture: int, start: int, stop: int) -> UInt8[np.ndarray, " rows"]:
+        """Random bits of some outputs for one mixture, each of which has a stream of its own.
 
         From numpy's generator, which can begin anywhere in its stream. torch's own cannot, and refuses to draw in a
         backward pass of many directions at once (vmap).
         """
-        numbers = np.random.PCG64(child_seed(self.seed, "project", stream)).advance(start)
-        rows, columns = bits.shape
-        for first in range(0, rows, NUMBERS_AT_ONCE):
-            some = bits[first : first + NUMBERS_AT_ONCE]
-            octets = numbers.random_raw(len(some)).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
-            some[:] = np.unpackbits(octets[:, : -(-columns // 8)], axis=1, count=columns, bitorder="little")
+        first, last = start // BITS, -(-stop // BITS)
+        numbers = np.random.PCG64(child_seed(self.seed, "project", mixture)).advance(first).random_raw(last - first)
+        octets = numbers.astype("<u8", copy=False).view(np.uint8)
+        return np.unpackbits(octets, bitorder="little")[start - first * BITS : stop - first * BITS]
 
 
 class _ProductWithSigns(torch.autograd.Function):

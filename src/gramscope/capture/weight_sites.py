@@ -31,7 +31,7 @@ from gramscope.capture.backward_graph import (
 )
 from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
-from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner, without_vanished
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, quick_owner, without_vanished
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
@@ -196,7 +196,7 @@ class WeightSites:
     @exact_arithmetic()  # TF32 would round sums that differ in their last bits to others that differ in their eleventh
     def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
         """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
-        weights = [torch.exp2(digit.to(mixture.dtype))[:, None] for digit in digits]
+        weights = [power_of_two(digit, mixture.dtype)[:, None] for digit in digits]
         cotangents = torch.stack([mixture, *(weight * mixture for weight in weights)])
         unsettled: list[Edge] = []
         for found in self.graph.signals(cotangents, edges, self.room):

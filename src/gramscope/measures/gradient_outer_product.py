@@ -28,7 +28,7 @@ from gramscope.capture.network import (
     slice_examples,
     unwrap,
 )
-from gramscope.capture.owners import exponents, quick_owner
+from gramscope.capture.owners import exponents, power_of_two, quick_owner
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.by_weight import ByWeight
@@ -279,7 +279,7 @@ def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
         return
     exponent = exponents(n, f.dtype, f.device)[0]
     mixture = torch.randn(f.shape[1], generator=torch.Generator().manual_seed(0), device="cpu").to(f).expand(n, -1)
-    weights = torch.exp2(exponent.to(f.dtype))[:, None]
+    weights = power_of_two(exponent, f.dtype)[:, None]
     plain, scaled = (
         torch.autograd.grad(f, leaf, cotangent, retain_graph=True, allow_unused=True)[0]
         for cotangent in (mixture, weights * mixture)

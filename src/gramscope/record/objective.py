@@ -68,7 +68,7 @@ class Objective:
             return self.rows(y)
         labels = y.reshape(len(y), -1)
         gram = torch.stack([((labels == own) & (own != IGNORED)).sum(1) for own in labels]).double()
-        values, vectors = torch.linalg.eigh(gram)
+        values, vectors = torch.linalg.eigh(gram.cpu())  # small; on a GPU the library's first call takes 0.2 seconds
         return vectors * values.clamp(min=0).sqrt()
 
     @property
