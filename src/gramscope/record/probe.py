@@ -92,7 +92,8 @@ def objective(
         raise InputError(
             "the probe must hold numbers, but x has NaN in it, and so have the outputs. Leave out such examples."
         )
-    made = objective_of(y, tuple(found.shape[1:]) or (1,), loss)
+    # Labels are looked at where that takes no kernels of a GPU, each of which is loaded at its first use.
+    made = objective_of(None if y is None else y.cpu(), tuple(found.shape[1:]) or (1,), loss)
     if made.own is not None and y is not None and not weights_only:
         _try(made.own, found.reshape(n, *made.shape), y.to(found.device))
     return made
