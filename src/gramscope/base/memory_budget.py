@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -58,7 +59,16 @@ def available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 def cgroup_rooms(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
     """What the control groups of this process, and those around them, leave it: containers are such groups."""
-    for line in own.read_text().splitlines() if own.exists() else ():
+    for folder, names in _groups(root, own.read_text() if own.exists() else ""):
+        if (room := _room(folder, *names)) is not None:
+            yield room
+
+
+@lru_cache(maxsize=8)
+def _groups(root: Path, membership: str) -> list[tuple[Path, tuple[str, str, str, str]]]:
+    """The folders of the control groups that count memory, and what their files are called."""
+    found = []
+    for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             names, base = ("memory.max", "memory.current", "{}_file", "file_mapped"), root
@@ -69,9 +79,9 @@ def cgroup_rooms(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
             continue
         group = base / path.lstrip("/")
         # Inside a container its own group is often mounted as the root, and the path is that of the host.
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(base) and (room := _room(folder, *names)) is not None:
-                yield room
+        around = (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
+        found += [(folder, names) for folder in around if (folder / names[1]).exists()]
+    return found
 
 
 def _room(folder: Path, limit: str, usage: str, cache: str, mapped: str) -> int | None:

@@ -72,6 +72,13 @@ class Owner:
         padded = tensor.new_zeros(shape).index_copy_(axis, slots, tensor.index_select(axis, kept))
         return padded.unflatten(axis, (self.n, longest))
 
+    def sums(self, entries: Float[Tensor, "..."]) -> Float[Tensor, " n"]:
+        """The entries of each example added up; positions lie along the first axis."""
+        if self.axis is not None:
+            return self.gather(entries, 0).flatten(1).sum(1)
+        labels = self.labels.clamp_min(0).flatten()
+        return entries.new_zeros(self.n).index_add_(0, labels, entries.flatten())
+
     def everywhere(self, shape: torch.Size) -> Int[Tensor, "..."]:
         """The label of every entry of a signal of this shape."""
         if self.axis is None:
@@ -187,13 +194,7 @@ def _agree(expected: Tensor, found: Tensor, owner: Owner) -> bool:
         return True
     if int((found != 0).sum()) < FEWEST.get(found.real.dtype, FEWEST[torch.float32]):
         return False
-    index = owner.labels.clamp_min(0).flatten()
-    gap, size = (
-        torch.zeros(owner.n, dtype=torch.float64, device=found.device).index_add_(
-            0, index, t.abs().double().square().reshape(len(index), -1).sum(1)
-        )
-        for t in (expected - found, found)
-    )
+    gap, size = (owner.sums(t.abs().double().square()) for t in (expected - found, found))
     return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) ** 2 * size).all())
 
 

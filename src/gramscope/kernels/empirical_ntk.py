@@ -256,7 +256,7 @@ class _Job:
         dtype = _kernel_dtype(network)
         shape = (n, m) if self.trace else (n, width, m, width)
         names = list(network.parameters) if self.by_site else [""]
-        check_kernel(shape, dtype, self.memory, network.f.device)
+        check_kernel(shape, dtype, self.plan, self.memory, network.f.device)
         self.kernels = {name: torch.zeros(shape, dtype=dtype, device=network.f.device) for name in names}
 
     def _accumulator(self, mine: Block, theirs: Block, symmetric: bool) -> Accumulator:

@@ -54,11 +54,12 @@ class Block:
 class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
-    ``passes`` outputs of a trace are contracted together (0: as many as fit). ``large`` work on a GPU goes back one
+    ``budget`` is for everything. ``passes`` outputs of a trace are contracted together (0: as many as fit). ``large`` work on a GPU goes back one
     output at a time. ``most_examples`` are those for which a forward pass fits. ``known`` are the sites of the first
     examples.
     """
 
+    budget: int
     n: int
     m: int
     rows: tuple[Block, ...]
@@ -92,7 +93,7 @@ def make_plan(
             large, size = False, look(large=False)
     if size is None:
         every = [Block(slice(0, count), slice(0, None)) for count in (n, m)]
-        return Plan(n, m, (every[0],), (every[1],), *_shares(budget // SHARE, device), passes=0)
+        return Plan(budget, n, m, (every[0],), (every[1],), *_shares(budget // SHARE, device), passes=0)
     width = size.outputs
     kernel = n * m * (1 if trace else width * width) * torch.promote_types(size.dtype, torch.float32).itemsize
     needs = _Needs(size, trace, kernel, device, separate)
@@ -125,7 +126,7 @@ def make_plan(
     rows, cols = (_blocks(count, size, width, columns) for count, size in zip((n, m), sizes, strict=True))
     most_examples = max(2 * examples, (budget - kernel) // (2 * size.held))
     shares = needs.shares(budget, together, passes if trace else min(width, 2 * columns))
-    return Plan(n, m, rows, cols, *shares, passes, large, most_examples, size.known)
+    return Plan(budget, n, m, rows, cols, *shares, passes, large, most_examples, size.known)
 
 
 @dataclass(frozen=True)
@@ -244,10 +245,12 @@ def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, range
             )
 
 
-def check_kernel(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory, device: torch.device) -> None:
+def check_kernel(shape: tuple[int, ...], dtype: torch.dtype, plan: Plan, memory: Memory, device: torch.device) -> None:
     """Refuse kernels that would not fit, before anything is computed."""
     size = math.prod(shape) * dtype.itemsize
-    room = free_memory(device) if memory is None else memory_budget(memory, device)
+    if size <= plan.budget:
+        return
+    room = free_memory(device) if memory is None else plan.budget
     if size > room:
         got = f"{room:,} are free" if memory is None else f"got {room:,}"
         raise InputError(
