@@ -1,7 +1,6 @@
 """From the sites of two sets of examples to their kernel: the pieces of each parameter, added in strips of rows."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site
 from gramscope.kernels.contractions import (
-    HadamardPiece,
     HalfPiece,
     LookupPiece,
     Piece,
@@ -18,17 +16,17 @@ from gramscope.kernels.contractions import (
     Positions,
     RowPiece,
     Shape,
+    Side,
     TiedPiece,
     cheapest,
-    rectangles,
+    each_side,
     strips,
 )
 
 Sites = Mapping[str, Sequence[Site]]
-# Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
-# and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
-# half; a GPU wants few and large products.
-STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 128, 2)}
+# Fewest and most rows of the kernel matrix computed in one go: an eighth of all, between these. Tall strips amortise
+# reading the other side, small ones waste less of a symmetric kernel's other half; a GPU wants few and large products.
+STRIP_ROWS = {"cpu": (160, 1280), "cuda": (640, 2560)}
 # The part of a site's positions up to which only those with signals are contracted.
 FEWER = 0.9
 # Rows that are mirrored at once.
@@ -50,7 +48,6 @@ class Accumulator:
         self.n, self.m = (some.shape[0], some.shape[1]) if trace else (some.shape[0], some.shape[2])
         self.dtype, self.split = some.dtype, split and some.dtype == torch.float32
         self._matrices = {name: _matrix(target) for name, target in targets.items()}
-        self._held: dict[int, Tensor] = {}
         self._everywhere: set[str] = set()  # parameters with signals at nearly all positions
 
     def add(self, left: Sites, right: Sites) -> None:
@@ -64,6 +61,7 @@ class Accumulator:
                 target = self._matrices["" if self.fuse else name]
                 for piece in self._parameter(left[name], right[name], 1.0 if name in fused else 0.0):
                     self._add_strips(piece, target)
+                    del piece  # or it would be held while the next is made
 
     def finish(self) -> None:
         """Fill in the lower half of symmetric kernels, and put tiles that were copies in their places."""
@@ -75,18 +73,14 @@ class Accumulator:
                 target.add_(matrix.view(target.shape))
 
     def _add_strips(self, piece: Piece, target: Tensor) -> None:
-        n, m = self.n, self.m
-        c, d = len(target) // n, target.shape[1] // m
-        smallest, largest, leaf, finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
+        c, d = len(target) // self.n, target.shape[1] // self.m
+        smallest, largest = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
         if isinstance(piece, RowPiece) and piece.split:
-            smallest, finer = largest, 1  # tensor cores want large products
-        rows_at_once = min(largest, max(smallest, len(target) // (8 if target.is_cuda else 4)))
-        size = piece.strip or min(n, max(1, rows_at_once * n // len(target)))
-        if isinstance(piece, PositionPiece):
-            size = min(size, max(1, self.chunk // max(1, piece.bytes_each)))
-        finest = size if piece.strip else min(size, max(1, leaf // c, size // finer))
-        for rows, cols in rectangles(n, m, size, finest, self.symmetric):
-            piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
+            smallest = largest  # tensor cores want large products
+        rows_at_once = min(largest, max(smallest, len(target) // 8))
+        for rows in strips(self.n, min(piece.most, max(1, rows_at_once // c))):
+            cols = (rows[0] if self.symmetric else 0, self.m)
+            piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d :], rows, cols)
 
     # The pieces of one parameter -------------------------------------------------------------------
 
@@ -99,9 +93,7 @@ class Accumulator:
         elif (tied := _tied(parts_left, parts_right)) is not None:
             yield from self._tied_parts(*tied)
         else:
-            rows = summed_rows(left).to(self.dtype)
-            others = rows if right is left else summed_rows(right).to(self.dtype)
-            yield RowPiece(rows, others, self.trace, self.split)
+            yield self._rows(summed_rows, left, right)
 
     def _part(self, left: Site, right: Site, offset: float) -> Iterator[Piece]:
         if left.entries == 0 or any(_unused(site) for site in (left, right)):
@@ -109,16 +101,16 @@ class Accumulator:
         if isinstance(left, OuterSite) and isinstance(right, OuterSite):
             yield from self._outer(left, right, offset)
         elif isinstance(left, LookupSite) and isinstance(right, LookupSite):
-            signals = left.signals.to(self.dtype)
-            others = signals if right is left else right.signals.to(self.dtype)
-            yield LookupPiece(left.ids, right.ids, signals, others, self.trace)
+            signals = each_side(lambda site: site.signals.to(self.dtype), left, right)
+            yield LookupPiece(left.ids, right.ids, *signals, self.trace)
         else:
-            rows = left.rows().to(self.dtype)
-            yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace, self.split)
+            yield self._rows(lambda site: site.rows(), left, right)
+
+    def _rows(self, rows: Callable[[Side], Tensor], left: Side, right: Side) -> Piece:
+        return RowPiece(*each_side(lambda side: rows(side).to(self.dtype), left, right), self.trace, self.split)
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
-        symmetric, left = right is left, self._at_signals(left)
-        right = left if symmetric else self._at_signals(right)
+        left, right = each_side(self._at_signals, left, right)
         shape = Shape(
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
@@ -127,19 +119,14 @@ class Accumulator:
         if offset == 0 and method == "rows":
             yield from self._outer_rows(left, right)
             return
-        inputs = left.inputs.to(self.dtype)
-        others = inputs if right is left else right.inputs.to(self.dtype)
-        for group in range(left.groups):
-            s = left.signals[:, :, :, group].to(self.dtype)
-            t = s if right is left else right.signals[:, :, :, group].to(self.dtype)
-            v, w = inputs[:, :, group], others[:, :, group]
-            if shape.T == 1 and not self.trace:
-                one = s[:, :, 0]
-                yield HadamardPiece(v[:, 0] @ w[:, 0].T + offset, one, one if t is s else t[:, :, 0])
-            elif method == "half":
-                yield HalfPiece(Positions(v, w, offset), s, t, self.chunk)
+        inputs = each_side(lambda site: site.inputs.to(self.dtype).unbind(2), left, right)
+        signals = each_side(lambda site: site.signals.to(self.dtype).unbind(3), left, right)
+        for v, w, s, t in zip(*inputs, *signals, strict=True):
+            inner = Positions(v, w, offset)
+            if method == "half":
+                yield HalfPiece(inner, s, t, self.chunk)
             else:
-                yield PositionPiece(Positions(v, w, offset), s, t, self.trace)
+                yield PositionPiece(inner, s, t, self.trace, self.chunk)
 
     def _at_signals(self, site: OuterSite) -> OuterSite:
         """Only the positions that have signals: in the last block of a transformer, say, those that the outputs read.
@@ -149,12 +136,12 @@ class Accumulator:
         """
         if site.positions == 1 or site.name in self._everywhere:
             return site
-        most = FEWER * site.positions
-        if int(_has_signals(site.signals[:1, :1]).sum()) > most:  # one example and direction mostly tell
-            self._everywhere.add(site.name)
-            return site
-        positions = _has_signals(site.signals).nonzero()[:, 0]
-        if not 0 < len(positions) <= most:
+        for signals in (site.signals[:1, :1], site.signals):  # one example and direction mostly tell
+            positions = _has_signals(signals).nonzero()[:, 0]
+            if len(positions) > FEWER * site.positions:
+                self._everywhere.add(site.name)
+                return site
+        if not len(positions):
             return site
         return replace(
             site,
@@ -163,32 +150,17 @@ class Accumulator:
         )
 
     def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
-        """Gradient rows, some output channels at a time."""
+        """Gradient rows, as many output channels at a time as may be held of all examples."""
         examples = left.examples if right is left else left.examples + right.examples
-        for channels in self._channel_steps(left, examples):
-            rows = self._channel_rows(left, channels, 0)
-            yield RowPiece(
-                rows, rows if right is left else self._channel_rows(right, channels, 1), self.trace, self.split
-            )
+        bytes_each = examples * left.directions * left.groups * left.fan_in * self.dtype.itemsize
+        for low, high in strips(left.fan_out, max(1, self.chunk // max(1, bytes_each))):
 
-    def _channel_steps(self, site: OuterSite, examples: int) -> Iterator[slice]:
-        """Output channels, as many at a time as may be held as rows of all examples."""
-        bytes_each = examples * site.directions * site.groups * site.fan_in * self.dtype.itemsize
-        step = max(1, min(site.fan_out, self.chunk // max(1, bytes_each)))
-        for start in range(0, site.fan_out, step):
-            yield slice(start, min(site.fan_out, start + step))
+            def rows(site: OuterSite, channels: slice = slice(low, high)) -> Tensor:
+                entries = site.groups * (channels.stop - channels.start) * site.fan_in
+                shape = site.examples, site.directions, entries
+                return site.channel_rows(channels, site.signals.new_empty(shape, dtype=self.dtype))
 
-    def _channel_rows(self, site: OuterSite, channels: slice, side: int) -> Float[Tensor, "n k p"]:
-        entries = site.groups * (channels.stop - channels.start) * site.fan_in
-        return site.channel_rows(channels, self._scratch(side, site.signals, (site.examples, site.directions, entries)))
-
-    def _scratch(self, side: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Memory that is used again by the next rows: fresh memory costs the CPU more than the copy into it."""
-        size = math.prod(shape)
-        held = self._held.get(side)
-        if held is None or held.numel() < size:
-            held = self._held[side] = torch.empty(size, dtype=self.dtype, device=like.device)
-        return held[:size].view(shape)
+            yield self._rows(rows, left, right)
 
     def _tied_parts(self, outer: tuple[OuterSite, ...], lookup: tuple[LookupSite, ...]) -> Iterator[Piece]:
         yield from self._part(outer[0], outer[-1], 0.0)
@@ -211,12 +183,9 @@ def _matrix(target: Tensor) -> Tensor:
 
 def mirror(matrix: Tensor) -> None:
     """Copy the upper triangle of a symmetric matrix onto the lower one."""
-    size = MIRRORED.get(matrix.device.type, MIRRORED["cuda"])
-    lower = torch.ones(size, size, dtype=torch.bool, device=matrix.device).tril(-1)
-    for start, stop in strips(len(matrix), size):
-        corner = matrix[start:stop, start:stop]
-        corner.copy_(torch.where(lower[: stop - start, : stop - start], corner.T, corner))
-        rows = matrix[start:stop, stop:]
+    for start, stop in strips(len(matrix), MIRRORED.get(matrix.device.type, MIRRORED["cuda"])):
+        corner, rows = matrix[start:stop, start:stop], matrix[start:stop, stop:]
+        corner.copy_(corner.triu() + corner.triu(1).T)
         # On the CPU through a copy that stays in the cache: read along the rows, then turned.
         matrix[stop:, start:stop] = rows.T if rows.is_cuda else rows.contiguous().T
 

@@ -54,9 +54,9 @@ class Block:
 class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
-    ``budget`` is for everything. ``passes`` outputs of a trace are contracted together (0: as many as fit). ``large`` work on a GPU goes back one
-    output at a time. ``most_examples`` are those for which a forward pass fits. ``known`` are the sites of the first
-    examples.
+    ``budget`` is for everything. ``passes`` outputs of a trace are contracted together (0: as many as fit). ``large``
+    work on a GPU goes back one output at a time. ``most_examples`` are those for which a forward pass fits. ``known``
+    are the sites of the first examples.
     """
 
     budget: int
