@@ -1,7 +1,8 @@
 """From the sites of two sets of examples to their kernel: the pieces of each parameter, added in strips of rows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +25,8 @@ from gramscope.kernels.contractions import (
 )
 
 Sites = Mapping[str, Sequence[Site]]
+# Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
+CHUNK = {"cpu": 2**26, "cuda": 2**31}
 # Fewest and most rows of the kernel matrix computed in one go: an eighth of all, between these. Tall strips amortise
 # reading the other side, small ones waste less of a symmetric kernel's other half; a GPU wants few and large products.
 STRIP_ROWS = {"cpu": (160, 1280), "cuda": (640, 2560)}
@@ -34,31 +37,32 @@ MIRRORED = {"cpu": 96, "cuda": 1024}
 
 
 class Accumulator:
-    """Adds the kernels of sites to ``targets``: one for each parameter, or one under "" for all if ``fuse``.
+    """Adds the kernels of sites to ``targets``: one for each parameter, or one under "" for all.
 
     Targets are (n, m) for a trace, (n, c, m, d) otherwise; of a symmetric one the upper half is added, and mirrored at
     the end. ``chunk`` bytes of gradient rows are held at once. ``split`` takes products of rows on the tensor cores.
     """
 
     def __init__(
-        self, targets: Mapping[str, Tensor], trace: bool, chunk: int, symmetric: bool, fuse: bool, split: bool = False
+        self, targets: Mapping[str, Tensor], trace: bool, symmetric: bool, chunk: int | None = None, split: bool = False
     ) -> None:
         some = next(iter(targets.values()))
-        self.targets, self.symmetric, self.fuse, self.trace, self.chunk = targets, symmetric, fuse, trace, chunk
+        self.targets, self.symmetric, self.trace, self.total = targets, symmetric, trace, "" in targets
+        self.chunk = CHUNK.get(some.device.type, CHUNK["cuda"]) if chunk is None else chunk
         self.n, self.m = (some.shape[0], some.shape[1]) if trace else (some.shape[0], some.shape[2])
         self.dtype, self.split = some.dtype, split and some.dtype == torch.float32
-        self._matrices = {name: _matrix(target) for name, target in targets.items()}
+        self._matrices = {name: as_matrix(target) for name, target in targets.items()}
         self._everywhere: set[str] = set()  # parameters with signals at nearly all positions
 
     def add(self, left: Sites, right: Sites) -> None:
         """Add the kernels of some parameters; ``right`` is ``left`` itself where the kernel is symmetric.
 
-        If ``fuse``, a bias is fused into its weight's piece.
+        In a total a bias is fused into its weight's piece.
         """
-        fused = _fusible_biases(left, right) if self.fuse else {}
+        fused = _fusible_biases(left, right) if self.total else {}
         for name in left:
             if name not in fused.values() and left[name] and right[name]:
-                target = self._matrices["" if self.fuse else name]
+                target = self._matrices["" if self.total else name]
                 for piece in self._parameter(left[name], right[name], 1.0 if name in fused else 0.0):
                     self._add_strips(piece, target)
                     del piece  # or it would be held while the next is made
@@ -170,7 +174,7 @@ class Accumulator:
             yield TiedPiece(inputs, signals, table.ids, table.signals.to(self.dtype), self.trace, flip, self.chunk)
 
 
-def _matrix(target: Tensor) -> Tensor:
+def as_matrix(target: Tensor) -> Tensor:
     """A target as a matrix: a view where memory allows, zeros of its size otherwise."""
     if target.dim() == 2:
         return target
@@ -179,6 +183,11 @@ def _matrix(target: Tensor) -> Tensor:
         return target.view(n * c, m * d)
     except RuntimeError:
         return target.new_zeros(n * c, m * d)
+
+
+def kernel_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Half precision is contracted in float32; a complex parameter is two real ones."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32).to_real()
 
 
 def mirror(matrix: Tensor) -> None:

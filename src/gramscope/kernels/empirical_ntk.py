@@ -1,11 +1,11 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from functools import reduce as reduce_with
 from itertools import product
 from typing import Literal, TypedDict, overload
 
@@ -23,9 +23,9 @@ from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened, outputs_of
 from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.capture.weight_sites import may_route_by_data
-from gramscope.kernels.accumulate import Accumulator, Sites, mirror
+from gramscope.kernels.accumulate import Accumulator, Sites, as_matrix, kernel_dtype, mirror
 from gramscope.kernels.contractions import strips
-from gramscope.kernels.memory import CHUNK, FEW, Block, Plan, check_blocks, check_kernel, make_plan
+from gramscope.kernels.memory import FEW, Block, Plan, check_blocks, check_room, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
 Reduce = Literal["none", "trace"]
@@ -159,15 +159,12 @@ class _Job:
         rows, columns = self.plan.rows, self.plan.columns
         pairs = [(mine, theirs) for place, mine in enumerate(rows) for theirs in columns[place if x2 is x else 0 :]]
         pairs = [(mine, theirs) for mine, theirs in pairs if not self.trace or mine.outputs == theirs.outputs]
-        if len(pairs) == 1:
-            self._add_pair(x, x2, *pairs[0])
-            return self.kernels
         with progress("kernel, pair of blocks", len(pairs)) as advance:
             for mine, theirs in pairs:
                 self._add_pair(x, x2, mine, theirs)
                 advance()
-        for kernel in self.kernels.values() if x2 is x else ():
-            mirror(kernel.flatten(0, 1).flatten(1) if kernel.dim() == 4 else kernel)
+        for kernel in self.kernels.values() if x2 is x and len(pairs) > 1 else ():
+            mirror(as_matrix(kernel))
         return self.kernels
 
     def separate(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
@@ -253,15 +250,16 @@ class _Job:
         if self.kernels:
             return
         n, m, width = self.plan.n, self.plan.m, network.f.shape[1]
-        dtype = _kernel_dtype(network)
+        dtype = kernel_dtype((network.f, *network.parameters.values()))
         shape = (n, m) if self.trace else (n, width, m, width)
         names = list(network.parameters) if self.by_site else [""]
-        check_kernel(shape, dtype, self.plan, self.memory, network.f.device)
+        need = math.prod(shape) * dtype.itemsize
+        check_room(need, f"a kernel of shape {shape}", self.plan.budget, self.memory, network.f.device)
         self.kernels = {name: torch.zeros(shape, dtype=dtype, device=network.f.device) for name in names}
 
     def _accumulator(self, mine: Block, theirs: Block, symmetric: bool) -> Accumulator:
         tiles = {name: _tile(kernel, mine, theirs) for name, kernel in self.kernels.items()}
-        return Accumulator(tiles, self.trace, self.plan.chunk, symmetric, fuse=not self.by_site, split=self.split)
+        return Accumulator(tiles, self.trace, symmetric, self.plan.chunk, self.split)
 
 
 def _part(group: Sites, examples: slice, directions: slice) -> Sites:
@@ -279,18 +277,12 @@ def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace"
 
     ``room`` bytes of signals are held at once.
     """
-    n, k, device = len(network.f), len(cotangents), network.f.device
-    kernel = torch.zeros((n, n) if reduce == "trace" else (n, k) * 2, dtype=_kernel_dtype(network), device=device)
+    n, k = len(network.f), len(cotangents)
+    dtype = kernel_dtype((network.f, *network.parameters.values()))
+    kernel = torch.zeros((n, n) if reduce == "trace" else (n, k) * 2, dtype=dtype, device=network.f.device)
     with torch.no_grad():
-        chunk = CHUNK.get(device.type, CHUNK["cuda"])
-        accumulator = Accumulator({"": kernel}, reduce == "trace", chunk, symmetric=True, fuse=True)
+        accumulator = Accumulator({"": kernel}, reduce == "trace", symmetric=True)
         for group in network.sites(cotangents, room):
             accumulator.add(group, group)
         accumulator.finish()
     return kernel
-
-
-def _kernel_dtype(network: Opened) -> torch.dtype:
-    """Half precision is contracted in float32; a complex parameter is two real ones."""
-    dtypes = {tensor.real.dtype for tensor in (network.f, *network.parameters.values())}
-    return reduce_with(torch.promote_types, dtypes, torch.float32)
