@@ -32,8 +32,7 @@ CHUNK = {"cpu": 2**26, "cuda": 2**31}
 STRIP_ROWS = {"cpu": (160, 1280), "cuda": (640, 2560)}
 # The part of a site's positions up to which only those with signals are contracted.
 FEWER = 0.9
-# Rows that are mirrored at once.
-MIRRORED = {"cpu": 96, "cuda": 1024}
+MIRRORED = 256  # rows of a kernel at once
 
 
 class Accumulator:
@@ -192,11 +191,10 @@ def kernel_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
 
 def mirror(matrix: Tensor) -> None:
     """Copy the upper triangle of a symmetric matrix onto the lower one."""
-    for start, stop in strips(len(matrix), MIRRORED.get(matrix.device.type, MIRRORED["cuda"])):
-        corner, rows = matrix[start:stop, start:stop], matrix[start:stop, stop:]
+    for start, stop in strips(len(matrix), MIRRORED):
+        corner = matrix[start:stop, start:stop]
         corner.copy_(corner.triu() + corner.triu(1).T)
-        # On the CPU through a copy that stays in the cache: read along the rows, then turned.
-        matrix[stop:, start:stop] = rows.T if rows.is_cuda else rows.contiguous().T
+        matrix[stop:, start:stop] = matrix[start:stop, stop:].T
 
 
 def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
@@ -273,23 +271,14 @@ def _tied(
 
 def _fusible_biases(left: Sites, right: Sites) -> dict[str, str]:
     """weight name -> bias name, where both see the very same signals at one position: ``K = (Q + 1) ∘ (S Sᵀ)``."""
-    single = (name for name in left if len(left[name]) == len(right[name]) == 1 and left[name][0].entries)
-    pairs = {name: (*left[name], *right[name]) for name in single}
-    biases = {_memory(sites): name for name, sites in pairs.items() if all(map(_is_bias, sites))}
-    fused = {}
-    for name, sites in pairs.items():
-        if _memory(sites) in biases and all(map(_has_one_position, sites)):
-            fused[name] = biases.pop(_memory(sites))
-    return fused
-
-
-def _memory(sites: Sequence[Site]) -> tuple[tuple[int, int], ...]:
-    return tuple((site.held.data_ptr(), site.held.numel()) for site in sites)
-
-
-def _is_bias(site: Site) -> bool:
-    return isinstance(site, RowSite) and site.rule == "bias"
-
-
-def _has_one_position(site: Site) -> bool:
-    return isinstance(site, OuterSite) and site.positions == site.groups == 1
+    biases: dict[object, str] = {}
+    weights: dict[object, str] = {}
+    for name in left:
+        sites = (*left[name], *right[name])
+        if len(left[name]) == len(right[name]) == 1 and left[name][0].entries:
+            memory = tuple((site.held.data_ptr(), site.held.numel()) for site in sites)
+            if all(isinstance(site, RowSite) and site.rule == "bias" for site in sites):
+                biases[memory] = name
+            elif all(isinstance(site, OuterSite) and site.positions == site.groups == 1 for site in sites):
+                weights.setdefault(memory, name)
+    return {name: biases[memory] for memory, name in weights.items() if memory in biases}

@@ -39,8 +39,6 @@ LONGEST = 2**13
 SHORTEST, ALIGNED, TILE, FULL = 2**10, 2**6, 2**7, 2**11
 # Entries of such sums that are held at once.
 SUMMED = 2**26
-# Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
-HELD = {"cpu": 2**25, "cuda": 2**31}
 # Bytes that the cross term of a tied table holds.
 TIED = {"cpu": 2**20, "cuda": 2**31}
 # Positions below which the products of ``half``, which sum over T terms each, take longer than their count: they move
@@ -173,7 +171,7 @@ class HalfPiece(Piece):
         self.inner = inner
         self.left, self.right = each_side(lambda t: t.mT.contiguous(), left, right)  # (n, k, o, T)
         each = self.right[0, ..., 0].numel() * left.shape[2] * left.element_size()
-        self.columns = max(1, min(chunk, HELD.get(left.device.type, HELD["cpu"])) // max(1, each))
+        self.columns = max(1, chunk // max(1, each))
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         k, j = self.left.shape[1], self.right.shape[1]

@@ -55,8 +55,6 @@ class _Rows:
 
     def __init__(self, at: Expansion, outputs: Float[Tensor, "n C"], v: Parameters = ()) -> None:
         self.expansion, self.outputs, self.v = at, outputs, v
-        parts = () if at.rates is None else at.split(at.rates.diagonal)
-        self.rates = {name: part.flatten() for name, part in zip(at.parameters, parts, strict=False)}
 
     @cached_property
     def sites(self) -> WeightSites:
@@ -67,8 +65,9 @@ class _Rows:
 
     def bytes_per_output(self) -> int:
         signals = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, self.sites.edges))
-        rows = max((len(rates) for rates in self.rates.values() if not _is_constant(rates)), default=0)
-        return OVERHEAD * (signals + rows * self.expansion.examples * self.expansion.dtype.itemsize)
+        metric = self.expansion.metric
+        weighted = (p.numel() for name, p in self.expansion.parameters.items() if metric[name].dim())
+        return OVERHEAD * (signals + max(weighted, default=0) * self.expansion.examples * self.expansion.dtype.itemsize)
 
     def of_outputs(self, start: int, stop: int) -> Sites:
         found = self.sites.sites(unit_cotangents(self.expansion.f.detach(), slice(start, stop)))
@@ -76,12 +75,11 @@ class _Rows:
 
     def weighted(self, name: str, sites: Sequence[Site]) -> Sequence[Site]:
         """Sites that hold the rows of ``J λ``."""
-        rates = self.rates.get(name)
-        if rates is None:
-            return sites
-        if _is_constant(rates):
-            return tuple(_scaled(site, float(rates[0])) for site in sites)
+        rate = self.expansion.metric[name]
+        if rate.dim() == 0:
+            return sites if rate == 1 else tuple(_scaled(site, float(rate)) for site in sites)
         rows = summed_rows(sites)
+        rates = rate.expand(self.expansion.parameters[name].shape).flatten()
         return (RowSite(name, "weighted", None, rows * rates.to(rows)),)
 
 
@@ -110,10 +108,6 @@ def _product(left: _Rows, right: _Rows, memory: Memory) -> Float[Tensor, "u u"]:
                         accumulator.add({name: left.weighted(name, mine[name])}, {name: theirs[along + name]})
                 accumulator.finish()
     return result.reshape(n * width, n * width)
-
-
-def _is_constant(rates: Tensor) -> bool:
-    return bool((rates == rates[0]).all())
 
 
 def _scaled(site: Site, factor: float) -> Site:

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -107,7 +107,7 @@ class Expansion(LinearOperator):
         rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         super().__init__(rows, cols, dtype=torch.promote_types(self.f.dtype, torch.float32), device=self.f.device)
-        self.rates = None if (metric := options.get("metric")) is None else Diagonal(self._rates(metric), cols)
+        self.metric = self._checked_metric(options.get("metric"))
 
     def _open(self) -> None:
         self.leaves, self._hooked = self.fresh_leaves(), False
@@ -116,6 +116,12 @@ class Expansion(LinearOperator):
         proven = (is_leaf(node) or operation(node) in PROVEN for node in nodes_below([self.f]))
         self.proven = not self._hooked and all(proven)
         self.linear_map = LinearMap([self.f], self.leaves, proven=self.proven)
+
+    @cached_property
+    def rates(self) -> Diagonal:
+        """λ."""
+        flat = flat_metric(self.metric, self.parameters)
+        return Diagonal(flat.to(dtype=self.dtype, device=self.device), self.cols)
 
     @property
     def point(self) -> Parameters:
@@ -169,11 +175,11 @@ class Expansion(LinearOperator):
 
     def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """``λ v`` for each column v."""
-        return vectors if self.rates is None else self.rates.matmat(vectors)
+        return self.rates.matmat(vectors)
 
     def times(self, other: "Expansion") -> LinearOperator:
         """``J λ J₂ᵀ`` on vectors over (example, output), flattened: no rows, no matrix."""
-        return self @ other.T if self.rates is None else self @ self.rates @ other.T
+        return self @ self.rates @ other.T
 
     def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         return self.jvp(x)
@@ -239,14 +245,18 @@ class Expansion(LinearOperator):
         watched.heights.clear()
         return watched
 
-    def _rates(self, metric: Metric) -> Float[Tensor, " p"]:
-        flat = flat_metric(metric, self.parameters)
-        if bool((flat < 0).any()):
+    def _checked_metric(self, metric: Rates) -> dict[str, Tensor]:
+        """λ of each parameter, a number or a tensor."""
+        if metric is None:
+            return dict.fromkeys(self.parameters, torch.ones(()))
+        rates = metric_by_name(metric, self.parameters)
+        least = min((float(rate.min()) for rate in rates.values() if rate.numel()), default=0.0)
+        if least < 0:
             raise InputError(
-                f"metric must not be negative, but its smallest entry is {float(flat.min()):.3g}: a learning rate "
-                "below zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
+                f"metric must not be negative, but its smallest entry is {least:.3g}: a learning rate below zero "
+                "climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
             )
-        return flat.to(dtype=self.dtype, device=self.device)
+        return rates
 
 
 class Tangent(Expansion):

@@ -40,7 +40,7 @@ SMALL_INPUT, ID, SMALL_MODEL = 2**16, 64, 10**7
 
 @dataclass(frozen=True)
 class Block:
-    """Some examples and some outputs."""
+    """Some examples and some outputs; all outputs for a trace."""
 
     examples: slice
     outputs: slice
@@ -222,8 +222,7 @@ def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, range
         return outputs(slice_examples(x, n, slice(start, stop)))
 
     each = torch.cat([of(*some) for some in ranges])
-    for start in range(0, max(1, n - most // 2), max(1, most // 2)):
-        stop = min(n, start + most)
+    for start, stop in strips(n, even_size(n, most)):  # larger than the ranges
         if not same_outputs(each[start:stop], of(start, stop)):
             raise CoupledExamplesError(
                 f"the memory allows {ranges[0][1]} of {n} examples at a time. They must give the same outputs as in "
