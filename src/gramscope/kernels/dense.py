@@ -5,7 +5,7 @@ the sites of its graph, too: they hold the rows of ``J̇ = D_v J``. And it is li
 backward pass gives both sets of rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -32,22 +32,16 @@ ALONG = "along "
 def dense_kernel(at: Expansion, memory: Memory) -> Float[Tensor, "u u"]:
     """``J λ Jᵀ``."""
     rows = _Rows(at, at.f)
-    kernel = _within(at, lambda: _product(rows, rows, memory))
+    kernel = at.on_graph(lambda: _product(rows, rows, memory))
     return (kernel + kernel.T) / 2  # both halves are sums of the same numbers in another order
 
 
 def dense_velocity(tangent: Tangent, memory: Memory) -> Float[Tensor, "u u"]:
     """``J̇ λ Jᵀ + J λ J̇ᵀ``, the derivative of the kernel along the direction of ``tangent``."""
     rows = _Rows(tangent, tangent.g, tangent.direction)
-    moved = _within(tangent, lambda: _product(rows, _Rows(tangent, tangent.f), memory))
+    moved = tangent.on_graph(lambda: _product(rows, _Rows(tangent, tangent.f), memory))
     check_finite(moved, "second derivatives of the outputs", INFINITE)
     return moved + moved.T
-
-
-def _within(at: Expansion, work: Callable[[], Tensor]) -> Tensor:
-    """A backward pass may call the model again: it is to meet the parameters that the graph was made of."""
-    with at.context(forward=False):
-        return at.function.at(at.leaves, work)
 
 
 class _Rows:

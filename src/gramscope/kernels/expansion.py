@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from gramscope.linalg import Diagonal, LinearOperator
 from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
 from gramscope.ops.operations import PROVEN
 
+R = TypeVar("R")
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
 Rates = Metric | None
@@ -151,6 +152,11 @@ class Expansion(LinearOperator):
         with self.function.context(forward), naming_operations():
             yield
 
+    def on_graph(self, work: Callable[[], R]) -> R:
+        """A backward pass may call the model again: it is to meet the parameters that the graph was made of."""
+        with self.context(forward=False):
+            return self.function.at(self.leaves, work)
+
     # Products --------------------------------------------------------------------------------------
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
@@ -159,9 +165,7 @@ class Expansion(LinearOperator):
         if count == 0:
             return vectors.new_zeros(self.cols.size, 0)
         cotangents = vectors.T.reshape(count, *self.f.shape)
-        with self.context(forward=False):
-            found = self.function.at(self.leaves, lambda: self.linear_map.vjp([cotangents]))
-        return self._joined(found, count)
+        return self._joined(self.on_graph(lambda: self.linear_map.vjp([cotangents])), count)
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
@@ -169,8 +173,7 @@ class Expansion(LinearOperator):
         if count == 0:
             return vectors.new_zeros(self.rows.size, 0)
         tangents = self._split(vectors)
-        with self.context(forward=False):
-            (found,) = self.function.at(self.leaves, lambda: self.linear_map.jvp(tangents, count))
+        (found,) = self.on_graph(lambda: self.linear_map.jvp(tangents, count))
         return found.reshape(count, -1).T.to(self.dtype)
 
     def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
@@ -248,7 +251,7 @@ class Expansion(LinearOperator):
     def _checked_metric(self, metric: Rates) -> dict[str, Tensor]:
         """λ of each parameter, a number or a tensor."""
         if metric is None:
-            return dict.fromkeys(self.parameters, torch.ones(()))
+            return {name: p.new_ones(()) for name, p in self.parameters.items()}
         rates = metric_by_name(metric, self.parameters)
         least = min((float(rate.min()) for rate in rates.values() if rate.numel()), default=0.0)
         if least < 0:
@@ -271,8 +274,7 @@ class Tangent(Expansion):
         self.path = (*of.path, direction)
         self.direction = tuple(part.detach().requires_grad_() for part in self.split(direction))
         self.g: Tensor
-        with self.context(forward=False):
-            (self.g,) = self.function.at(self.leaves, lambda: of.linear_map.along(self.direction))
+        (self.g,) = self.on_graph(lambda: of.linear_map.along(self.direction))
         self.linear_map = LinearMap([self.g], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:

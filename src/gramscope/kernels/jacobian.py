@@ -69,8 +69,7 @@ class JacobianOperator(Expansion):
             assert found is not None
             return [found.T.reshape(1, *self.f.shape)]
 
-        with self.context(forward=False):
-            return self.function.at(self.leaves, lambda: self.linear_map.check(products))
+        return self.on_graph(lambda: self.linear_map.check(products))
 
 
 class NTKOperator(Composition):

@@ -18,7 +18,7 @@ from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import count_examples, same_outputs, slice_examples
 from gramscope.capture.sites import UNFOLDED
 from gramscope.kernels.accumulate import CHUNK, STRIP_ROWS
-from gramscope.kernels.contractions import Range, Shape, cheapest, even_size, price, strips
+from gramscope.kernels.contractions import Shape, cheapest, even_size, price, strips
 
 # Bytes of signals held at a time, where there is room.
 SIGNALS = {"cpu": 2**25, "cuda": 2**31}
@@ -213,23 +213,18 @@ def check_blocks(plan: Plan, outputs: Callable[[ModelInput], Tensor], x: ModelIn
     """
     for batch, n, blocks in ((x, plan.n, plan.rows), (x2, plan.m, plan.columns)):
         ranges = list(dict.fromkeys((block.examples.start, block.examples.stop) for block in blocks))
-        if batch is not None and len(ranges) > 1:
-            _check(outputs, batch, n, ranges, plan.most_examples)
-
-
-def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, ranges: list[Range], most: int) -> None:
-    def of(start: int, stop: int) -> Tensor:
-        return outputs(slice_examples(x, n, slice(start, stop)))
-
-    each = torch.cat([of(*some) for some in ranges])
-    for start, stop in strips(n, even_size(n, most)):  # larger than the ranges
-        if not same_outputs(each[start:stop], of(start, stop)):
-            raise CoupledExamplesError(
-                f"the memory allows {ranges[0][1]} of {n} examples at a time. They must give the same outputs as in "
-                "one batch, but the outputs depend on the other examples in the batch. Is the model in training mode "
-                "(dropout, batch norm)? Or does an input that all examples share have as many rows as there are "
-                "examples? Call model.eval(), give shared inputs in outputs=lambda model, x: ..., or give more memory."
-            )
+        if batch is None or len(ranges) == 1:
+            continue
+        each = torch.cat([outputs(slice_examples(batch, n, slice(*some))) for some in ranges])
+        for start, stop in strips(n, even_size(n, plan.most_examples)):  # larger than the ranges
+            if not same_outputs(each[start:stop], outputs(slice_examples(batch, n, slice(start, stop)))):
+                raise CoupledExamplesError(
+                    f"the memory allows {ranges[0][1]} of {n} examples at a time. They must give the same outputs as "
+                    "in one batch, but the outputs depend on the other examples in the batch. Is the model in "
+                    "training mode (dropout, batch norm)? Or does an input that all examples share have as many rows "
+                    "as there are examples? Call model.eval(), give shared inputs in outputs=lambda model, x: ..., or "
+                    "give more memory."
+                )
 
 
 def check_room(need: int, what: str, budget: int, memory: Memory, device: torch.device) -> int:
