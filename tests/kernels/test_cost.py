@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.kernels.contractions import (
-    HadamardPiece,
     HalfPiece,
     PositionPiece,
     Positions,
@@ -41,8 +40,6 @@ def counted(shape: Shape, method: str) -> int:
                 RowPiece(left, right, shape.trace).add(out, rows, cols)
             elif method == "half":
                 HalfPiece(Positions(v, w), s, t).add(out, rows, cols)
-            elif shape.T == 1 and not shape.trace:
-                HadamardPiece(torch.mm(v[:, 0], w[:, 0].T), s[:, :, 0], t[:, :, 0]).add(out, rows, cols)
             else:
                 PositionPiece(Positions(v, w), s, t, shape.trace).add(out, rows, cols)
     return counter.total

@@ -1,8 +1,8 @@
 """From the sites of two sets of examples to their kernel: the pieces of each parameter, added in strips of rows."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gramscope.capture import LookupSite, OuterSite, RowSite, Site
 from gramscope.kernels.contractions import (
-    HadamardPiece,
     HalfPiece,
     LookupPiece,
     Piece,
@@ -18,52 +17,54 @@ from gramscope.kernels.contractions import (
     Positions,
     RowPiece,
     Shape,
+    Side,
     TiedPiece,
     cheapest,
-    rectangles,
+    each_side,
     strips,
 )
 
 Sites = Mapping[str, Sequence[Site]]
-# Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
-# and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
-# half; a GPU wants few and large products.
-STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 128, 2)}
+# Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
+CHUNK = {"cpu": 2**26, "cuda": 2**31}
+# Fewest and most rows of the kernel matrix computed in one go: an eighth of all, between these. Tall strips amortise
+# reading the other side, small ones waste less of a symmetric kernel's other half; a GPU wants few and large products.
+STRIP_ROWS = {"cpu": (160, 1280), "cuda": (640, 2560)}
 # The part of a site's positions up to which only those with signals are contracted.
 FEWER = 0.9
-# Rows that are mirrored at once.
-MIRRORED = {"cpu": 96, "cuda": 1024}
+MIRRORED = 256  # rows of a kernel at once
 
 
 class Accumulator:
-    """Adds the kernels of sites to ``targets``: one for each parameter, or one under "" for all if ``fuse``.
+    """Adds the kernels of sites to ``targets``: one for each parameter, or one under "" for all.
 
     Targets are (n, m) for a trace, (n, c, m, d) otherwise; of a symmetric one the upper half is added, and mirrored at
     the end. ``chunk`` bytes of gradient rows are held at once. ``split`` takes products of rows on the tensor cores.
     """
 
     def __init__(
-        self, targets: Mapping[str, Tensor], trace: bool, chunk: int, symmetric: bool, fuse: bool, split: bool = False
+        self, targets: Mapping[str, Tensor], trace: bool, symmetric: bool, chunk: int | None = None, split: bool = False
     ) -> None:
         some = next(iter(targets.values()))
-        self.targets, self.symmetric, self.fuse, self.trace, self.chunk = targets, symmetric, fuse, trace, chunk
+        self.targets, self.symmetric, self.trace, self.total = targets, symmetric, trace, "" in targets
+        self.chunk = CHUNK.get(some.device.type, CHUNK["cuda"]) if chunk is None else chunk
         self.n, self.m = (some.shape[0], some.shape[1]) if trace else (some.shape[0], some.shape[2])
         self.dtype, self.split = some.dtype, split and some.dtype == torch.float32
-        self._matrices = {name: _matrix(target) for name, target in targets.items()}
-        self._held: dict[int, Tensor] = {}
+        self._matrices = {name: as_matrix(target) for name, target in targets.items()}
         self._everywhere: set[str] = set()  # parameters with signals at nearly all positions
 
     def add(self, left: Sites, right: Sites) -> None:
         """Add the kernels of some parameters; ``right`` is ``left`` itself where the kernel is symmetric.
 
-        If ``fuse``, a bias is fused into its weight's piece.
+        In a total a bias is fused into its weight's piece.
         """
-        fused = _fusible_biases(left, right) if self.fuse else {}
+        fused = _fusible_biases(left, right) if self.total else {}
         for name in left:
             if name not in fused.values() and left[name] and right[name]:
-                target = self._matrices["" if self.fuse else name]
+                target = self._matrices["" if self.total else name]
                 for piece in self._parameter(left[name], right[name], 1.0 if name in fused else 0.0):
                     self._add_strips(piece, target)
+                    del piece  # or it would be held while the next is made
 
     def finish(self) -> None:
         """Fill in the lower half of symmetric kernels, and put tiles that were copies in their places."""
@@ -75,18 +76,14 @@ class Accumulator:
                 target.add_(matrix.view(target.shape))
 
     def _add_strips(self, piece: Piece, target: Tensor) -> None:
-        n, m = self.n, self.m
-        c, d = len(target) // n, target.shape[1] // m
-        smallest, largest, leaf, finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
+        c, d = len(target) // self.n, target.shape[1] // self.m
+        smallest, largest = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
         if isinstance(piece, RowPiece) and piece.split:
-            smallest, finer = largest, 1  # tensor cores want large products
-        rows_at_once = min(largest, max(smallest, len(target) // (8 if target.is_cuda else 4)))
-        size = piece.strip or min(n, max(1, rows_at_once * n // len(target)))
-        if isinstance(piece, PositionPiece):
-            size = min(size, max(1, self.chunk // max(1, piece.bytes_each)))
-        finest = size if piece.strip else min(size, max(1, leaf // c, size // finer))
-        for rows, cols in rectangles(n, m, size, finest, self.symmetric):
-            piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
+            smallest = largest  # tensor cores want large products
+        rows_at_once = min(largest, max(smallest, len(target) // 8))
+        for rows in strips(self.n, min(piece.most, max(1, rows_at_once // c))):
+            cols = (rows[0] if self.symmetric else 0, self.m)
+            piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d :], rows, cols)
 
     # The pieces of one parameter -------------------------------------------------------------------
 
@@ -99,9 +96,7 @@ class Accumulator:
         elif (tied := _tied(parts_left, parts_right)) is not None:
             yield from self._tied_parts(*tied)
         else:
-            rows = summed_rows(left).to(self.dtype)
-            others = rows if right is left else summed_rows(right).to(self.dtype)
-            yield RowPiece(rows, others, self.trace, self.split)
+            yield self._rows(summed_rows, left, right)
 
     def _part(self, left: Site, right: Site, offset: float) -> Iterator[Piece]:
         if left.entries == 0 or any(_unused(site) for site in (left, right)):
@@ -109,16 +104,16 @@ class Accumulator:
         if isinstance(left, OuterSite) and isinstance(right, OuterSite):
             yield from self._outer(left, right, offset)
         elif isinstance(left, LookupSite) and isinstance(right, LookupSite):
-            signals = left.signals.to(self.dtype)
-            others = signals if right is left else right.signals.to(self.dtype)
-            yield LookupPiece(left.ids, right.ids, signals, others, self.trace)
+            signals = each_side(lambda site: site.signals.to(self.dtype), left, right)
+            yield LookupPiece(left.ids, right.ids, *signals, self.trace)
         else:
-            rows = left.rows().to(self.dtype)
-            yield RowPiece(rows, rows if right is left else right.rows().to(self.dtype), self.trace, self.split)
+            yield self._rows(lambda site: site.rows(), left, right)
+
+    def _rows(self, rows: Callable[[Side], Tensor], left: Side, right: Side) -> Piece:
+        return RowPiece(*each_side(lambda side: rows(side).to(self.dtype), left, right), self.trace, self.split)
 
     def _outer(self, left: OuterSite, right: OuterSite, offset: float) -> Iterator[Piece]:
-        symmetric, left = right is left, self._at_signals(left)
-        right = left if symmetric else self._at_signals(right)
+        left, right = each_side(self._at_signals, left, right)
         shape = Shape(
             n=left.examples, m=right.examples, k=left.directions, T=max(left.positions, right.positions), g=left.groups,
             i=left.fan_in, o=left.fan_out, symmetric=right is left, trace=self.trace,
@@ -127,19 +122,14 @@ class Accumulator:
         if offset == 0 and method == "rows":
             yield from self._outer_rows(left, right)
             return
-        inputs = left.inputs.to(self.dtype)
-        others = inputs if right is left else right.inputs.to(self.dtype)
-        for group in range(left.groups):
-            s = left.signals[:, :, :, group].to(self.dtype)
-            t = s if right is left else right.signals[:, :, :, group].to(self.dtype)
-            v, w = inputs[:, :, group], others[:, :, group]
-            if shape.T == 1 and not self.trace:
-                one = s[:, :, 0]
-                yield HadamardPiece(v[:, 0] @ w[:, 0].T + offset, one, one if t is s else t[:, :, 0])
-            elif method == "half":
-                yield HalfPiece(Positions(v, w, offset), s, t, self.chunk)
+        inputs = each_side(lambda site: site.inputs.to(self.dtype).unbind(2), left, right)
+        signals = each_side(lambda site: site.signals.to(self.dtype).unbind(3), left, right)
+        for v, w, s, t in zip(*inputs, *signals, strict=True):
+            inner = Positions(v, w, offset)
+            if method == "half":
+                yield HalfPiece(inner, s, t, self.chunk)
             else:
-                yield PositionPiece(Positions(v, w, offset), s, t, self.trace)
+                yield PositionPiece(inner, s, t, self.trace, self.chunk)
 
     def _at_signals(self, site: OuterSite) -> OuterSite:
         """Only the positions that have signals: in the last block of a transformer, say, those that the outputs read.
@@ -149,12 +139,12 @@ class Accumulator:
         """
         if site.positions == 1 or site.name in self._everywhere:
             return site
-        most = FEWER * site.positions
-        if int(_has_signals(site.signals[:1, :1]).sum()) > most:  # one example and direction mostly tell
-            self._everywhere.add(site.name)
-            return site
-        positions = _has_signals(site.signals).nonzero()[:, 0]
-        if not 0 < len(positions) <= most:
+        for signals in (site.signals[:1, :1], site.signals):  # one example and direction mostly tell
+            positions = _has_signals(signals).nonzero()[:, 0]
+            if len(positions) > FEWER * site.positions:
+                self._everywhere.add(site.name)
+                return site
+        if not len(positions):
             return site
         return replace(
             site,
@@ -163,32 +153,17 @@ class Accumulator:
         )
 
     def _outer_rows(self, left: OuterSite, right: OuterSite) -> Iterator[Piece]:
-        """Gradient rows, some output channels at a time."""
+        """Gradient rows, as many output channels at a time as may be held of all examples."""
         examples = left.examples if right is left else left.examples + right.examples
-        for channels in self._channel_steps(left, examples):
-            rows = self._channel_rows(left, channels, 0)
-            yield RowPiece(
-                rows, rows if right is left else self._channel_rows(right, channels, 1), self.trace, self.split
-            )
+        bytes_each = examples * left.directions * left.groups * left.fan_in * self.dtype.itemsize
+        for low, high in strips(left.fan_out, max(1, self.chunk // max(1, bytes_each))):
 
-    def _channel_steps(self, site: OuterSite, examples: int) -> Iterator[slice]:
-        """Output channels, as many at a time as may be held as rows of all examples."""
-        bytes_each = examples * site.directions * site.groups * site.fan_in * self.dtype.itemsize
-        step = max(1, min(site.fan_out, self.chunk // max(1, bytes_each)))
-        for start in range(0, site.fan_out, step):
-            yield slice(start, min(site.fan_out, start + step))
+            def rows(site: OuterSite, channels: slice = slice(low, high)) -> Tensor:
+                entries = site.groups * (channels.stop - channels.start) * site.fan_in
+                shape = site.examples, site.directions, entries
+                return site.channel_rows(channels, site.signals.new_empty(shape, dtype=self.dtype))
 
-    def _channel_rows(self, site: OuterSite, channels: slice, side: int) -> Float[Tensor, "n k p"]:
-        entries = site.groups * (channels.stop - channels.start) * site.fan_in
-        return site.channel_rows(channels, self._scratch(side, site.signals, (site.examples, site.directions, entries)))
-
-    def _scratch(self, side: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Memory that is used again by the next rows: fresh memory costs the CPU more than the copy into it."""
-        size = math.prod(shape)
-        held = self._held.get(side)
-        if held is None or held.numel() < size:
-            held = self._held[side] = torch.empty(size, dtype=self.dtype, device=like.device)
-        return held[:size].view(shape)
+            yield self._rows(rows, left, right)
 
     def _tied_parts(self, outer: tuple[OuterSite, ...], lookup: tuple[LookupSite, ...]) -> Iterator[Piece]:
         yield from self._part(outer[0], outer[-1], 0.0)
@@ -198,7 +173,7 @@ class Accumulator:
             yield TiedPiece(inputs, signals, table.ids, table.signals.to(self.dtype), self.trace, flip, self.chunk)
 
 
-def _matrix(target: Tensor) -> Tensor:
+def as_matrix(target: Tensor) -> Tensor:
     """A target as a matrix: a view where memory allows, zeros of its size otherwise."""
     if target.dim() == 2:
         return target
@@ -209,16 +184,17 @@ def _matrix(target: Tensor) -> Tensor:
         return target.new_zeros(n * c, m * d)
 
 
+def kernel_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Half precision is contracted in float32; a complex parameter is two real ones."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32).to_real()
+
+
 def mirror(matrix: Tensor) -> None:
     """Copy the upper triangle of a symmetric matrix onto the lower one."""
-    size = MIRRORED.get(matrix.device.type, MIRRORED["cuda"])
-    lower = torch.ones(size, size, dtype=torch.bool, device=matrix.device).tril(-1)
-    for start, stop in strips(len(matrix), size):
+    for start, stop in strips(len(matrix), MIRRORED):
         corner = matrix[start:stop, start:stop]
-        corner.copy_(torch.where(lower[: stop - start, : stop - start], corner.T, corner))
-        rows = matrix[start:stop, stop:]
-        # On the CPU through a copy that stays in the cache: read along the rows, then turned.
-        matrix[stop:, start:stop] = rows.T if rows.is_cuda else rows.contiguous().T
+        corner.copy_(corner.triu() + corner.triu(1).T)
+        matrix[stop:, start:stop] = matrix[start:stop, stop:].T
 
 
 def summed_rows(sites: Sequence[Site]) -> Float[Tensor, "n k p"]:
@@ -295,23 +271,14 @@ def _tied(
 
 def _fusible_biases(left: Sites, right: Sites) -> dict[str, str]:
     """weight name -> bias name, where both see the very same signals at one position: ``K = (Q + 1) ∘ (S Sᵀ)``."""
-    single = (name for name in left if len(left[name]) == len(right[name]) == 1 and left[name][0].entries)
-    pairs = {name: (*left[name], *right[name]) for name in single}
-    biases = {_memory(sites): name for name, sites in pairs.items() if all(map(_is_bias, sites))}
-    fused = {}
-    for name, sites in pairs.items():
-        if _memory(sites) in biases and all(map(_has_one_position, sites)):
-            fused[name] = biases.pop(_memory(sites))
-    return fused
-
-
-def _memory(sites: Sequence[Site]) -> tuple[tuple[int, int], ...]:
-    return tuple((site.held.data_ptr(), site.held.numel()) for site in sites)
-
-
-def _is_bias(site: Site) -> bool:
-    return isinstance(site, RowSite) and site.rule == "bias"
-
-
-def _has_one_position(site: Site) -> bool:
-    return isinstance(site, OuterSite) and site.positions == site.groups == 1
+    biases: dict[object, str] = {}
+    weights: dict[object, str] = {}
+    for name in left:
+        sites = (*left[name], *right[name])
+        if len(left[name]) == len(right[name]) == 1 and left[name][0].entries:
+            memory = tuple((site.held.data_ptr(), site.held.numel()) for site in sites)
+            if all(isinstance(site, RowSite) and site.rule == "bias" for site in sites):
+                biases[memory] = name
+            elif all(isinstance(site, OuterSite) and site.positions == site.groups == 1 for site in sites):
+                weights.setdefault(memory, name)
+    return {name: biases[memory] for memory, name in weights.items() if memory in biases}

@@ -1,6 +1,5 @@
 """The kernel between two snapshots: of two batches, or of one batch at two times of training."""
 
-from functools import reduce as reduce_with
 from typing import Literal, overload
 
 import torch
@@ -9,8 +8,7 @@ from torch import Tensor
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.base.errors import InputError
 from gramscope.capture.sites import Snapshot
-from gramscope.kernels.accumulate import Accumulator
-from gramscope.kernels.memory import CHUNK
+from gramscope.kernels.accumulate import Accumulator, kernel_dtype
 
 Reduce = Literal["none", "trace"]
 
@@ -54,13 +52,12 @@ def snapshot_kernel(
     _check_pair(a, b, reduce)
     trace = reduce == "trace"
     shape = (a.examples, b.examples) if trace else (a.examples, a.directions, b.examples, b.directions)
-    dtypes = {snap.outputs.dtype for snap in (a, b)} | {site.dtype for snap in (a, b) for site in snap.sites}
-    dtype, device = reduce_with(torch.promote_types, dtypes, torch.float32).to_real(), a.outputs.device
-    kernels = {name: torch.zeros(shape, dtype=dtype, device=device) for name in (a.parameters if by_site else [""])}
+    dtype = kernel_dtype(tensor for snap in (a, b) for tensor in (snap.outputs, *(site.held for site in snap.sites)))
+    names = a.parameters if by_site else [""]
+    kernels = {name: torch.zeros(shape, dtype=dtype, device=a.outputs.device) for name in names}
     with torch.no_grad(), exact_arithmetic():
-        chunk = CHUNK.get(device.type, CHUNK["cuda"])
         left = a.by_parameter()
-        accumulator = Accumulator(kernels, trace, chunk, symmetric=b is a, fuse=not by_site)
+        accumulator = Accumulator(kernels, trace, symmetric=b is a)
         accumulator.add(left, left if b is a else b.by_parameter())
         accumulator.finish()
     return kernels if by_site else kernels[""]

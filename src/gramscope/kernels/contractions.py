@@ -18,10 +18,10 @@ half         T²·g·i + k·T²·g·o + k²·T·g·o             (as positions)
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -31,14 +31,14 @@ from gramscope.base.arithmetic import onednn_pays, product_with_transpose
 from gramscope.linalg.split_product import Halves, add_split_product, split_halves, split_product_pays
 
 Range = tuple[int, int]
+Side = TypeVar("Side")
+Made = TypeVar("Made")
 # Columns of one product: longer sums in float32 lose a digit.
 LONGEST = 2**13
 # On a GPU small products are cut into shorter sums, so that FULL tiles of TILE rows and columns are computed at once.
 SHORTEST, ALIGNED, TILE, FULL = 2**10, 2**6, 2**7, 2**11
 # Entries of such sums that are held at once.
 SUMMED = 2**26
-# Bytes of carried signals that a half-contracted piece holds: within the CPU's cache, or enough to fill the GPU.
-HELD = {"cpu": 2**25, "cuda": 2**31}
 # Bytes that the cross term of a tied table holds.
 TIED = {"cpu": 2**20, "cuda": 2**31}
 # Positions below which the products of ``half``, which sum over T terms each, take longer than their count: they move
@@ -94,29 +94,30 @@ def cheapest(shape: Shape, device: str = "cpu") -> Method:
     return min(methods[:2] if shape.trace else methods, key=lambda method: price(shape, method, device))
 
 
-@runtime_checkable
-class Piece(Protocol):
-    """Adds ``K[rows, cols]`` to ``out``, a (possibly strided) view with (r1-r0)·c rows.
-
-    ``strip`` is the number of examples of ``rows`` that it wants at once; 0 leaves it to the size of the kernel.
-    """
-
-    strip: int
-
-    def add(self, out: Tensor, rows: Range, cols: Range) -> None: ...
+def each_side(make: Callable[[Side], Made], left: Side, right: Side) -> tuple[Made, Made]:
+    """``make`` of both sides; once where they are one."""
+    first = make(left)
+    return first, first if right is left else make(right)
 
 
-class RowPiece:
+class Piece:
+    """A share of a kernel. ``most`` is the number of examples of the rows that it wants at once."""
+
+    most = 2**62
+
+    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
+        """Add ``K[rows, cols]`` to ``out``, a (possibly strided) view with (r1-r0)·c rows."""
+        raise NotImplementedError
+
+
+class RowPiece(Piece):
     """``K = J Jᵀ`` for gradient rows J."""
-
-    strip = 0
 
     def __init__(
         self, left: Float[Tensor, "n k p"], right: Float[Tensor, "m j p"], trace: bool, split: bool = False
     ) -> None:
         self.blocks = (1, 1) if trace else (left.shape[1], right.shape[1])
-        self.left = left.reshape(len(left) * self.blocks[0], -1)
-        self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
+        self.left, self.right = each_side(lambda t: t.flatten(1) if trace else t.flatten(0, 1), left, right)
         length = self.left.shape[1]
         self.split = split and split_product_pays(self.left.device, len(self.left), len(self.right), length)
 
@@ -131,8 +132,7 @@ class RowPiece:
 
     @cached_property
     def _halves(self) -> tuple[Halves, Halves]:
-        left = split_halves(self.left)
-        return left, left if self.right is self.left else split_halves(self.right)
+        return each_side(split_halves, self.left, self.right)
 
 
 def add_product(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "q p"]) -> None:
@@ -160,40 +160,18 @@ def add_in_parts(out: Tensor, left: Float[Tensor, "r p"], right: Float[Tensor, "
             out.addmm_(left[:, rest:stop], right[:, rest:stop].T)
 
 
-class HadamardPiece:
-    """``K = Q ∘ (S Sᵀ)``: one position an example, Q the Gram matrix of the inputs."""
-
-    strip = 0
-
-    def __init__(
-        self, inner: Float[Tensor, "n m"], left: Float[Tensor, "n k o"], right: Float[Tensor, "m j o"]
-    ) -> None:
-        self.blocks = left.shape[1], right.shape[1]
-        self.left = left.reshape(len(left) * self.blocks[0], -1)
-        self.right = self.left if right is left else right.reshape(len(right) * self.blocks[1], -1)
-        self.inner = inner
-
-    def add(self, out: Tensor, rows: Range, cols: Range) -> None:
-        c, d = self.blocks
-        tile = product_with_transpose(self.left[rows[0] * c : rows[1] * c], self.right[cols[0] * d : cols[1] * d])
-        # Q with each column repeated for its outputs, so that the product below runs along whole rows of memory.
-        inner = self.inner[rows[0] : rows[1], cols[0] : cols[1]].repeat_interleave(d, dim=1)
-        out.unflatten(0, (-1, c)).addcmul_(inner[:, None], tile.unflatten(0, (-1, c)))
-
-
-class HalfPiece:
+class HalfPiece(Piece):
     """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``: Q meets the signals of the columns first, row after row."""
 
-    strip = 1
+    most = 1
 
     def __init__(
         self, inner: "Positions", left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"], chunk: int = 2**31
     ) -> None:
         self.inner = inner
-        self.left = left.mT.contiguous()  # (n, k, o, T)
-        self.right = self.left if right is left else right.mT.contiguous()
+        self.left, self.right = each_side(lambda t: t.mT.contiguous(), left, right)  # (n, k, o, T)
         each = self.right[0, ..., 0].numel() * left.shape[2] * left.element_size()
-        self.columns = max(1, min(chunk, HELD.get(left.device.type, HELD["cpu"])) // max(1, each))
+        self.columns = max(1, chunk // max(1, each))
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         k, j = self.left.shape[1], self.right.shape[1]
@@ -211,7 +189,8 @@ class Positions:
     """Which positions of two examples see alike inputs: the Gram matrix of site inputs, block by block."""
 
     def __init__(self, left: Float[Tensor, "n T i"], right: Float[Tensor, "m S i"], offset: float = 0.0) -> None:
-        self.left, self.right, self.offset = left.contiguous(), right.contiguous(), offset
+        self.left, self.right = each_side(Tensor.contiguous, left, right)
+        self.offset = offset
 
     def block(self, rows: Range, cols: Range) -> Float[Tensor, "mS nT"]:
         """(columns · positions, rows · positions)."""
@@ -220,21 +199,20 @@ class Positions:
         return gram.add_(self.offset) if self.offset else gram
 
 
-class LookupPiece:
+class LookupPiece(Piece):
     """``K_{μc,νd} = Σ_pq [id_μp = id_νq] s_{μcp} · s_{νdq}``: a table of which rows were looked up.
 
     Signals of a row's example are added up by id, and read at the ids of the columns.
     """
 
-    strip = 1
+    most = 1
 
     def __init__(
         self, ids: Int[Tensor, "n T"], others: Int[Tensor, "m S"], left: Float[Tensor, "n k T o"],
         right: Float[Tensor, "m j S o"], trace: bool,
     ) -> None:  # fmt: skip
         self.ids, self.others = ids, others
-        self.left = (_outputs_inside(left)[:, None] if trace else left).contiguous()
-        self.right = self.left if right is left else (_outputs_inside(right)[:, None] if trace else right).contiguous()
+        self.left, self.right = each_side(_outputs_inside if trace else Tensor.contiguous, left, right)
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         (k, T, o), ids, right = self.left.shape[1:], self.others[slice(*cols)], self.right[slice(*cols)]
@@ -256,40 +234,43 @@ def _first_place(own: Int[Tensor, " T"], ids: Int[Tensor, " q"]) -> Int[Tensor, 
     return torch.where(same.any(1), same.to(torch.uint8).argmax(1), len(own))
 
 
-def _outputs_inside(signals: Float[Tensor, "n k T o"]) -> Float[Tensor, "n T ko"]:
+def _outputs_inside(signals: Float[Tensor, "n k T o"]) -> Float[Tensor, "n 1 T ko"]:
     """A trace sums over outputs as over channels."""
-    return signals.transpose(1, 2).flatten(2)
+    return signals.transpose(1, 2).flatten(2)[:, None].contiguous()
 
 
-class PositionPiece:
+class PositionPiece(Piece):
     """``K_{μc,νd} = Σ_pq Q_{μp,νq} s_{μcp} · s_{νdq}``; a trace sums over outputs as over channels."""
 
-    strip = 0
-
     def __init__(
-        self, inner: Positions, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"], trace: bool
-    ) -> None:
+        self, inner: Positions, left: Float[Tensor, "n k T o"], right: Float[Tensor, "m j S o"], trace: bool,
+        chunk: int = 2**31,
+    ) -> None:  # fmt: skip
         self.inner = inner
-        self.left = (_outputs_inside(left)[:, None] if trace else left).contiguous()
-        self.right = self.left if right is left else (_outputs_inside(right)[:, None] if trace else right).contiguous()
+        self.left, self.right = each_side(_outputs_inside if trace else Tensor.contiguous, left, right)
         # Bytes of an example of the rows: which positions are alike, by signals and by inputs, and with all columns.
-        self.bytes_each = 2 * self.left[0, ..., 0].numel() * self.right[..., 0].numel() * self.left.element_size()
+        each = 2 * self.left[0, ..., 0].numel() * self.right[..., 0].numel() * self.left.element_size()
+        self.most = max(1, chunk // max(1, each))
 
     def add(self, out: Tensor, rows: Range, cols: Range) -> None:
         left, right = self.left[slice(*rows)], self.right[slice(*cols)]  # (n, k, T, o), (m, j, S, o)
-        both = product_with_transpose(right.flatten(0, 2), left.flatten(0, 2)).view(*right.shape[:3], *left.shape[:3])
-        gram = self.inner.block(rows, cols).view(len(right), 1, -1, len(left), 1, left.shape[2])
-        out.add_(both.mul_(gram).sum((2, 5)).flatten(0, 1).flatten(1).T)
+        gram = self.inner.block(rows, cols)
+        (n, k, T, _), (m, j, S, _) = left.shape, right.shape
+        if T == S == 1:
+            both = product_with_transpose(left.flatten(0, 2), right.flatten(0, 2)).view(n, k, m * j)
+            # Each column repeated for its outputs, so that the product runs along whole rows of memory.
+            out.unflatten(0, (n, k)).addcmul_(gram.T.repeat_interleave(j, dim=1)[:, None], both)
+        else:
+            both = product_with_transpose(right.flatten(0, 2), left.flatten(0, 2)).view(m, j, S, n, k, T)
+            out.add_(both.mul_(gram.view(m, 1, S, n, 1, T)).sum((2, 5)).flatten(0, 1).flatten(1).T)
 
 
-class TiedPiece:
+class TiedPiece(Piece):
     """The cross term of a table used both as an embedding and as a linear layer (tied input and output weights).
 
     ``K_{μc,νd} = Σ_pq s_{μcp}[id_νq] (v_μp · t_νdq)``: linear signals s and inputs v on one side, ids and lookup
     signals t on the other. ``flip`` puts the linear side on the columns.
     """
-
-    strip = 0
 
     def __init__(
         self, inputs: Float[Tensor, "n T i"], signals: Float[Tensor, "n k T table"], ids: Int[Tensor, "m S"],
@@ -329,22 +310,3 @@ def even_size(n: int, most: int) -> int:
     5
     """
     return math.ceil(n / math.ceil(n / most))
-
-
-def rectangles(n: int, m: int, size: int, smallest: int, upper: bool, start: int = 0) -> Iterator[tuple[Range, Range]]:
-    """Rows and columns that cover an n x m kernel, or the upper triangle of a symmetric one with little beyond it.
-
-    The triangle is cut into strips right of the diagonal; the squares on the diagonal are cut again, four times finer.
-    """
-    if not upper:
-        for rows in strips(n, size):
-            yield rows, (0, m)
-        return
-    for low, high in strips(n, size):
-        rows = start + low, start + high
-        if size <= smallest or high - low == 1:
-            yield rows, (rows[0], start + n)
-            continue
-        if high < n:
-            yield rows, (rows[1], start + n)
-        yield from rectangles(high - low, high - low, max(smallest, size // 4), smallest, True, rows[0])

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from gramscope.base.agreement import ratio_of_norms
 from gramscope.base.charts import agreement_chart
 from gramscope.base.checks import check_lr
-from gramscope.base.errors import InputError, UnsupportedError
+from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory
 from gramscope.base.nested import ModelInput
 from gramscope.base.pyplot import Axes, Figure
 from gramscope.base.results import Result, TableResult
 from gramscope.kernels.dense import dense_kernel, dense_velocity
-from gramscope.kernels.derivatives import derivative
-from gramscope.kernels.expansion import Expansion, ExpansionOptions, load_forward_mode
+from gramscope.kernels.derivatives import derivative, in_forward_mode
+from gramscope.kernels.expansion import Expansion, ExpansionOptions
 from gramscope.kernels.kernel_velocity import Residual, read_step
 from gramscope.ops.kinks import Sides, TwiceDifferentiable
 
@@ -258,10 +258,5 @@ def _predicted_sides(at: Expansion, direction: Float[Tensor, " p"], lr: float) -
             at.call(parameters)
         return tuple(watched.heights)
 
-    load_forward_mode()
-    try:
-        with at.context():
-            both: Any = torch.func.jvp(heights, at.point, at.split(direction))
-    except (RuntimeError, NotImplementedError, UnsupportedError):
-        return None
-    return [z - lr * slope > 0 for z, slope in zip(*both, strict=True)]
+    both: Any = in_forward_mode(at, lambda: torch.func.jvp(heights, at.point, at.split(direction)))
+    return None if both is None else [z - lr * slope > 0 for z, slope in zip(*both, strict=True)]

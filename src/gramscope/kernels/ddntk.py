@@ -80,15 +80,22 @@ class DDNTK:
     @torch.inference_mode(False)
     def dense(self, memory: Memory = None) -> DenseDDNTK:
         """All U⁴ entries of both; U²/2 graphs of second derivatives are built, so for a few dozen outputs."""
-        size = self.expansion.rows.size
-        self._check_dense(size, memory)
+        size, parameters = self.expansion.rows.size, self.expansion.cols.size
+        check_budget(
+            (2 * size**4 + size * (size + 2) * parameters) * self.expansion.dtype.itemsize, memory,
+            self.expansion.device,
+            f"2 x {size}⁴ entries of the ddNTKs and {size}² gradients of {parameters} parameters",
+            "Take fewer examples or outputs, or the contracted forms, which hold neither: DDNTK.first(a, b, c), "
+            "DDNTK.second(a, b), output_third_order and ntk_acceleration for one step, train_truncated for a whole "
+            "training.",
+        )  # fmt: skip
         directions = self.expansion.directions()
         if self.check:
             total = directions.sum(dim=1)
             derivative(self.expansion.tangent(total).tangent(total), total)
         unit = torch.eye(size, dtype=self.expansion.dtype, device=self.expansion.device)
         first = unit.new_zeros((size,) * 4)
-        turned = unit.new_zeros(size, self.expansion.cols.size, size)  # [k, μ, i] = (∂²f_i u_k)_μ
+        turned = unit.new_zeros(size, parameters, size)  # [k, μ, i] = (∂²f_i u_k)_μ
         with progress("ddNTK, direction", size) as advance:
             for j in range(size):
                 tangent = self.expansion.tangent(directions[:, j])
@@ -96,8 +103,7 @@ class DDNTK:
                 for k in range(j, size):
                     _fill(first, j, k, tangent.tangent(directions[:, k]).jvp(directions[:, k:]))
                 advance()
-        rates = unit.new_ones(turned.shape[1]) if self.expansion.rates is None else self.expansion.rates.diagonal
-        return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, rates, turned))
+        return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, self.expansion.rates.diagonal, turned))
 
     def _direction(self, vector: Tensor, name: str) -> Float[Tensor, " p"]:
         rows = self.expansion.rows
@@ -108,17 +114,6 @@ class DDNTK:
                 f"got {got}. It is a vector over (example, output), as a residual is."
             )
         return step_direction(self.expansion, vector.reshape(rows.shape))
-
-    def _check_dense(self, size: int, memory: Memory) -> None:
-        parameters = self.expansion.cols.size
-        check_budget(
-            (2 * size**4 + size * (size + 2) * parameters) * self.expansion.dtype.itemsize, memory,
-            self.expansion.device,
-            f"2 x {size}⁴ entries of the ddNTKs and {size}² gradients of {parameters} parameters",
-            "Take fewer examples or outputs, or the contracted forms, which hold neither: DDNTK.first(a, b, c), "
-            "DDNTK.second(a, b), output_third_order and ntk_acceleration for one step, train_truncated for a whole "
-            "training.",
-        )  # fmt: skip
 
 
 def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, "u m"]) -> None:

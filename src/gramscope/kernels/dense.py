@@ -5,7 +5,7 @@ the sites of its graph, too: they hold the rows of ``J̇ = D_v J``. And it is li
 backward pass gives both sets of rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -31,35 +31,24 @@ ALONG = "along "
 
 def dense_kernel(at: Expansion, memory: Memory) -> Float[Tensor, "u u"]:
     """``J λ Jᵀ``."""
-    rows = _WeightedRows(at, at.f)
-    kernel = _within(at, lambda: _product(rows, rows, memory))
+    rows = _Rows(at, at.f)
+    kernel = at.on_graph(lambda: _product(rows, rows, memory))
     return (kernel + kernel.T) / 2  # both halves are sums of the same numbers in another order
 
 
 def dense_velocity(tangent: Tangent, memory: Memory) -> Float[Tensor, "u u"]:
     """``J̇ λ Jᵀ + J λ J̇ᵀ``, the derivative of the kernel along the direction of ``tangent``."""
-    rows = _WeightedRows(tangent, tangent.g, tangent.direction)
-    moved = _within(tangent, lambda: _product(rows, _WeightedRows(tangent, tangent.f), memory))
+    rows = _Rows(tangent, tangent.g, tangent.direction)
+    moved = tangent.on_graph(lambda: _product(rows, _Rows(tangent, tangent.f), memory))
     check_finite(moved, "second derivatives of the outputs", INFINITE)
     return moved + moved.T
 
 
-def _within(at: Expansion, work: Callable[[], Tensor]) -> Tensor:
-    """A backward pass may call the model again: it is to meet the parameters that the graph was made of."""
-    with at.context(forward=False):
-        return at.function.at(at.leaves, work)
-
-
-class _WeightedRows:
-    """Sites that hold the rows of ``∂outputs/∂θ √λ``; and those of ``∂outputs/∂v √λ``, if they depend on a ``v``."""
+class _Rows:
+    """Sites that hold the rows of ``J = ∂outputs/∂θ``; and those of ``∂outputs/∂v``, if they depend on a ``v``."""
 
     def __init__(self, at: Expansion, outputs: Float[Tensor, "n C"], v: Parameters = ()) -> None:
         self.expansion, self.outputs, self.v = at, outputs, v
-        self.roots: dict[str, Tensor] = {}
-        if at.rates is not None:
-            self.roots = dict(
-                zip(at.parameters, (part.flatten() for part in at.split(at.rates.diagonal.sqrt())), strict=True)
-            )
 
     @cached_property
     def sites(self) -> WeightSites:
@@ -70,24 +59,25 @@ class _WeightedRows:
 
     def bytes_per_output(self) -> int:
         signals = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, self.sites.edges))
-        rows = max((len(root) for root in self.roots.values() if not _is_constant(root)), default=0)
-        return OVERHEAD * (signals + rows * self.expansion.examples * self.expansion.dtype.itemsize)
+        metric = self.expansion.metric
+        weighted = (p.numel() for name, p in self.expansion.parameters.items() if metric[name].dim())
+        return OVERHEAD * (signals + max(weighted, default=0) * self.expansion.examples * self.expansion.dtype.itemsize)
 
     def of_outputs(self, start: int, stop: int) -> Sites:
         found = self.sites.sites(unit_cotangents(self.expansion.f.detach(), slice(start, stop)))
         return {name: sites for group in found for name, sites in group.items()}
 
     def weighted(self, name: str, sites: Sequence[Site]) -> Sequence[Site]:
-        root = self.roots.get(name)
-        if root is None:
-            return sites
-        if _is_constant(root):
-            return tuple(_scaled(site, float(root[0])) for site in sites)
+        """Sites that hold the rows of ``J λ``."""
+        rate = self.expansion.metric[name]
+        if rate.dim() == 0:
+            return sites if rate == 1 else tuple(_scaled(site, float(rate)) for site in sites)
         rows = summed_rows(sites)
-        return (RowSite(name, "weighted", None, rows * root.to(rows)),)
+        rates = rate.expand(self.expansion.parameters[name].shape).flatten()
+        return (RowSite(name, "weighted", None, rows * rates.to(rows)),)
 
 
-def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float[Tensor, "u u"]:
+def _product(left: _Rows, right: _Rows, memory: Memory) -> Float[Tensor, "u u"]:
     """The product of the rows of both, some outputs at a time, one parameter after the other."""
     expansion = left.expansion
     n, width = expansion.f.shape
@@ -106,17 +96,12 @@ def _product(left: _WeightedRows, right: _WeightedRows, memory: Memory) -> Float
                 theirs, along = right.of_outputs(*columns), ""
             tile = result[:, slice(*rows), :, slice(*columns)]
             with torch.no_grad():
-                accumulator = Accumulator({"": tile}, False, room // 8, symmetric=False, fuse=True)
+                accumulator = Accumulator({"": tile}, trace=False, symmetric=False, chunk=room // 8)
                 for name in expansion.parameters:
                     if mine.get(name) and theirs.get(along + name):
-                        one = left.weighted(name, mine[name])
-                        accumulator.add({name: one}, {name: left.weighted(name, theirs[along + name])})
+                        accumulator.add({name: left.weighted(name, mine[name])}, {name: theirs[along + name]})
                 accumulator.finish()
     return result.reshape(n * width, n * width)
-
-
-def _is_constant(root: Tensor) -> bool:
-    return bool((root == root[0]).all())
 
 
 def _scaled(site: Site, factor: float) -> Site:

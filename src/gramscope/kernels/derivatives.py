@@ -1,6 +1,7 @@
 """Higher derivatives of a network's outputs along directions, each with a witness; the direction of a step."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.network import loss_gradient
 from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent, load_forward_mode
 
+R = TypeVar("R")
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
 # to float32 inside (some norms of transformers do); faults show at order one.
 Limits = Mapping[torch.dtype, float]
@@ -67,30 +69,29 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
     return backward
 
 
-def by_forward_mode(expansion: Expansion, directions: Sequence[Tensor]) -> Float[Tensor, "n C"] | None:
-    """The derivative of the outputs along all directions; None where forward mode cannot run."""
-    found = each_by_forward_mode(expansion, expansion.run, [directions])
-    return None if found is None else found[0]
+def by_forward_mode(
+    expansion: Expansion, directions: Sequence[Tensor], run: Callable[[Parameters], Tensor] | None = None
+) -> Float[Tensor, "n C"] | None:
+    """The derivative of the outputs, or of what ``run`` makes of the parameters, along all directions.
 
-
-def each_by_forward_mode(
-    expansion: Expansion, run: Callable[[Parameters], Tensor], each: Iterable[Sequence[Tensor]]
-) -> list[Float[Tensor, "n C"]] | None:
-    """The same for several sets of directions, of what ``run`` makes of the parameters."""
+    None where forward mode cannot run.
+    """
 
     def along(function: Callable[..., Tensor], tangents: Parameters) -> Callable[..., Tensor]:
         return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
 
-    def derivative_along(directions: Sequence[Tensor]) -> Tensor:
-        function: Callable[..., Tensor] = lambda *parameters: run(parameters)  # noqa: E731
-        for direction in directions:
-            function = along(function, expansion.split(direction))
-        return function(*expansion.point).detach().to(expansion.dtype)
+    function: Callable[..., Tensor] = lambda *parameters: (run or expansion.run)(parameters)  # noqa: E731
+    for direction in directions:
+        function = along(function, expansion.split(direction))
+    return in_forward_mode(expansion, lambda: function(*expansion.point).detach().to(expansion.dtype))
 
+
+def in_forward_mode(expansion: Expansion, work: Callable[[], R]) -> R | None:
+    """What ``work`` gives; None where forward mode cannot run."""
     load_forward_mode()
     try:
         with expansion.context():
-            return [derivative_along(directions) for directions in each]
+            return work()
     except (RuntimeError, NotImplementedError, UnsupportedError) as error:
         if is_out_of_memory(error):
             raise

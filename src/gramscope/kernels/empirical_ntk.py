@@ -1,11 +1,11 @@
 """The empirical neural tangent kernel, site by site, without a Jacobian."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from functools import reduce as reduce_with
 from itertools import product
 from typing import Literal, TypedDict, overload
 
@@ -23,9 +23,9 @@ from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Coupled, ForwardOptions, Opened, opened, outputs_of
 from gramscope.capture.network import Outputs, Precision, join_examples, same_outputs, slice_examples
 from gramscope.capture.weight_sites import may_route_by_data
-from gramscope.kernels.accumulate import Accumulator, Sites, mirror
+from gramscope.kernels.accumulate import Accumulator, Sites, as_matrix, kernel_dtype, mirror
 from gramscope.kernels.contractions import strips
-from gramscope.kernels.memory import CHUNK, FEW, Block, Plan, check_blocks, check_kernel, make_plan
+from gramscope.kernels.memory import FEW, Block, Plan, check_blocks, check_room, make_plan
 
 LONG = 1.0  # seconds after which a user wants to know
 Reduce = Literal["none", "trace"]
@@ -158,16 +158,12 @@ class _Job:
         """The kernel of examples with others or with themselves (x2 is x): two blocks in each forward pass."""
         rows, columns = self.plan.rows, self.plan.columns
         pairs = [(mine, theirs) for place, mine in enumerate(rows) for theirs in columns[place if x2 is x else 0 :]]
-        pairs = [(mine, theirs) for mine, theirs in pairs if not self.trace or mine.outputs == theirs.outputs]
-        if len(pairs) == 1:
-            self._add_pair(x, x2, *pairs[0])
-            return self.kernels
         with progress("kernel, pair of blocks", len(pairs)) as advance:
             for mine, theirs in pairs:
                 self._add_pair(x, x2, mine, theirs)
                 advance()
-        for kernel in self.kernels.values() if x2 is x else ():
-            mirror(kernel.flatten(0, 1).flatten(1) if kernel.dim() == 4 else kernel)
+        for kernel in self.kernels.values() if x2 is x and len(pairs) > 1 else ():
+            mirror(as_matrix(kernel))
         return self.kernels
 
     def separate(self, x: ModelInput, x2: ModelInput) -> dict[str, Tensor]:
@@ -176,8 +172,6 @@ class _Job:
             for some in self._together(mine.outputs) if self.trace else [mine.outputs]:
                 left = self._captured(x, self.plan.n, mine, some)
                 for theirs in self.plan.columns:
-                    if self.trace and mine.outputs != theirs.outputs:
-                        continue
                     right = self._captured(x2, self.plan.m, theirs, some if self.trace else theirs.outputs, left)
                     accumulator = self._accumulator(mine, theirs, symmetric=False)
                     accumulator.add(left.by_parameter(), right.by_parameter())
@@ -186,17 +180,14 @@ class _Job:
 
     def _captured(self, x: ModelInput, n: int, block: Block, outputs: slice, other: Snapshot | None = None) -> Snapshot:
         """The signals of some outputs of a block of examples, to be contracted with those of the other side."""
-        with self.open(slice_examples(x, n, block.examples)) as network:
+        with self._opened(slice_examples(x, n, block.examples)) as network:
             width = network.f.shape[1]
             if other is not None and other.outputs.shape[1] != width:
                 raise InputError(
                     f"x and x2 must give the same number of outputs, got {other.outputs.shape[1]} and {width}. Choose "
                     "outputs that both have, or use gs.ntk_operator, which takes different numbers."
                 )
-            self._allocate(network)
-            taken = network.snapshot(network.cotangents(some=outputs))
-            self._note_slow(network)
-            return taken
+            return network.snapshot(network.cotangents(some=outputs))
 
     def _together(self, outputs: slice, f: Tensor | None = None) -> Iterator[slice]:
         """The outputs of a trace that are contracted together. Where the plan leaves it open, their cotangents fit."""
@@ -210,27 +201,21 @@ class _Job:
     def _add_pair(self, x: ModelInput, x2: ModelInput, mine: Block, theirs: Block) -> None:
         """A function of its own, so that nothing of one pair is held while the next passes through the network."""
         same = x2 is x and mine.examples == theirs.examples
-        examples = slice_examples(x, self.plan.n, mine.examples)
+        symmetric = same and mine.outputs == theirs.outputs
+        examples, count = slice_examples(x, self.plan.n, mine.examples), mine.examples.stop - mine.examples.start
         if not same:
             examples = join_examples(examples, slice_examples(x2, self.plan.m, theirs.examples))
-        with self.open(examples) as network:
-            self._allocate(network)
-            self._add(network, mine, theirs, same)
-            self._note_slow(network)
-
-    def _add(self, network: Opened, mine: Block, theirs: Block, same: bool) -> None:
-        count = mine.examples.stop - mine.examples.start
         left, right = slice(0, count), slice(0 if same else count, None)
-        symmetric = same and mine.outputs == theirs.outputs
-        accumulator = self._accumulator(mine, theirs, symmetric)
-        for cotangents, first, second in self._directions(network, mine, theirs):
-            for group in network.sites(cotangents, self.plan.signals):
-                if symmetric:
-                    accumulator.add(group, group)
-                else:
-                    accumulator.add(_part(group, left, first), _part(group, right, second))
-                del group  # or its signals would be held while the next are computed
-        accumulator.finish()
+        with self._opened(examples) as network:
+            accumulator = self._accumulator(mine, theirs, symmetric)
+            for cotangents, first, second in self._directions(network, mine, theirs):
+                for group in network.sites(cotangents, self.plan.signals):
+                    if symmetric:
+                        accumulator.add(group, group)
+                    else:
+                        accumulator.add(_part(group, left, first), _part(group, right, second))
+                    del group  # or its signals would be held while the next are computed
+            accumulator.finish()
 
     def _directions(self, network: Opened, mine: Block, theirs: Block) -> Iterator[tuple[Tensor, slice, slice]]:
         """Cotangents, and which of them belong to the rows and to the columns: some at a time for a trace."""
@@ -245,23 +230,28 @@ class _Job:
             others = network.cotangents(some=theirs.outputs)
             yield torch.cat([own, others]), slice(0, len(own)), slice(len(own), None)
 
-    def _note_slow(self, network: Opened) -> None:
-        for name, seconds in network.weight_sites.slow.items():
-            self.slow[name] = self.slow.get(name, 0.0) + seconds
+    @contextmanager
+    def _opened(self, examples: ModelInput) -> Iterator[Opened]:
+        """A forward pass; the first one makes room for the kernel."""
+        with self.open(examples) as network:
+            if not self.kernels:
+                self._allocate(network)
+            yield network
+            for name, seconds in network.weight_sites.slow.items():
+                self.slow[name] = self.slow.get(name, 0.0) + seconds
 
     def _allocate(self, network: Opened) -> None:
-        if self.kernels:
-            return
         n, m, width = self.plan.n, self.plan.m, network.f.shape[1]
-        dtype = _kernel_dtype(network)
+        dtype = kernel_dtype((network.f, *network.parameters.values()))
         shape = (n, m) if self.trace else (n, width, m, width)
         names = list(network.parameters) if self.by_site else [""]
-        check_kernel(shape, dtype, self.plan, self.memory, network.f.device)
+        need = math.prod(shape) * dtype.itemsize
+        check_room(need, f"a kernel of shape {shape}", self.plan.budget, self.memory, network.f.device)
         self.kernels = {name: torch.zeros(shape, dtype=dtype, device=network.f.device) for name in names}
 
     def _accumulator(self, mine: Block, theirs: Block, symmetric: bool) -> Accumulator:
         tiles = {name: _tile(kernel, mine, theirs) for name, kernel in self.kernels.items()}
-        return Accumulator(tiles, self.trace, self.plan.chunk, symmetric, fuse=not self.by_site, split=self.split)
+        return Accumulator(tiles, self.trace, symmetric, self.plan.chunk, self.split)
 
 
 def _part(group: Sites, examples: slice, directions: slice) -> Sites:
@@ -279,18 +269,12 @@ def kernel_of_pass(network: Opened, cotangents: Tensor, reduce: Reduce = "trace"
 
     ``room`` bytes of signals are held at once.
     """
-    n, k, device = len(network.f), len(cotangents), network.f.device
-    kernel = torch.zeros((n, n) if reduce == "trace" else (n, k) * 2, dtype=_kernel_dtype(network), device=device)
+    n, k = len(network.f), len(cotangents)
+    dtype = kernel_dtype((network.f, *network.parameters.values()))
+    kernel = torch.zeros((n, n) if reduce == "trace" else (n, k) * 2, dtype=dtype, device=network.f.device)
     with torch.no_grad():
-        chunk = CHUNK.get(device.type, CHUNK["cuda"])
-        accumulator = Accumulator({"": kernel}, reduce == "trace", chunk, symmetric=True, fuse=True)
+        accumulator = Accumulator({"": kernel}, reduce == "trace", symmetric=True)
         for group in network.sites(cotangents, room):
             accumulator.add(group, group)
         accumulator.finish()
     return kernel
-
-
-def _kernel_dtype(network: Opened) -> torch.dtype:
-    """Half precision is contracted in float32; a complex parameter is two real ones."""
-    dtypes = {tensor.real.dtype for tensor in (network.f, *network.parameters.values())}
-    return reduce_with(torch.promote_types, dtypes, torch.float32)

@@ -4,8 +4,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from typing import Any, Literal, TypedDict, Unpack
+from functools import cache, cached_property
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from gramscope.linalg import Diagonal, LinearOperator
 from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
 from gramscope.ops.operations import PROVEN
 
+R = TypeVar("R")
 Kink = Literal["autograd", "distributional"]
 Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
 Rates = Metric | None
@@ -107,7 +108,7 @@ class Expansion(LinearOperator):
         rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         super().__init__(rows, cols, dtype=torch.promote_types(self.f.dtype, torch.float32), device=self.f.device)
-        self.rates = None if (metric := options.get("metric")) is None else Diagonal(self._rates(metric), cols)
+        self.metric = self._checked_metric(options.get("metric"))
 
     def _open(self) -> None:
         self.leaves, self._hooked = self.fresh_leaves(), False
@@ -116,6 +117,12 @@ class Expansion(LinearOperator):
         proven = (is_leaf(node) or operation(node) in PROVEN for node in nodes_below([self.f]))
         self.proven = not self._hooked and all(proven)
         self.linear_map = LinearMap([self.f], self.leaves, proven=self.proven)
+
+    @cached_property
+    def rates(self) -> Diagonal:
+        """λ."""
+        flat = flat_metric(self.metric, self.parameters)
+        return Diagonal(flat.to(dtype=self.dtype, device=self.device), self.cols)
 
     @property
     def point(self) -> Parameters:
@@ -145,6 +152,11 @@ class Expansion(LinearOperator):
         with self.function.context(forward), naming_operations():
             yield
 
+    def on_graph(self, work: Callable[[], R]) -> R:
+        """A backward pass may call the model again: it is to meet the parameters that the graph was made of."""
+        with self.context(forward=False):
+            return self.function.at(self.leaves, work)
+
     # Products --------------------------------------------------------------------------------------
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
@@ -153,9 +165,7 @@ class Expansion(LinearOperator):
         if count == 0:
             return vectors.new_zeros(self.cols.size, 0)
         cotangents = vectors.T.reshape(count, *self.f.shape)
-        with self.context(forward=False):
-            found = self.function.at(self.leaves, lambda: self.linear_map.vjp([cotangents]))
-        return self._joined(found, count)
+        return self._joined(self.on_graph(lambda: self.linear_map.vjp([cotangents])), count)
 
     def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
@@ -163,17 +173,16 @@ class Expansion(LinearOperator):
         if count == 0:
             return vectors.new_zeros(self.rows.size, 0)
         tangents = self._split(vectors)
-        with self.context(forward=False):
-            (found,) = self.function.at(self.leaves, lambda: self.linear_map.jvp(tangents, count))
+        (found,) = self.on_graph(lambda: self.linear_map.jvp(tangents, count))
         return found.reshape(count, -1).T.to(self.dtype)
 
     def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """``λ v`` for each column v."""
-        return vectors if self.rates is None else self.rates.matmat(vectors)
+        return self.rates.matmat(vectors)
 
     def times(self, other: "Expansion") -> LinearOperator:
         """``J λ J₂ᵀ`` on vectors over (example, output), flattened: no rows, no matrix."""
-        return self @ other.T if self.rates is None else self @ self.rates @ other.T
+        return self @ self.rates @ other.T
 
     def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         return self.jvp(x)
@@ -239,14 +248,18 @@ class Expansion(LinearOperator):
         watched.heights.clear()
         return watched
 
-    def _rates(self, metric: Metric) -> Float[Tensor, " p"]:
-        flat = flat_metric(metric, self.parameters)
-        if bool((flat < 0).any()):
+    def _checked_metric(self, metric: Rates) -> dict[str, Tensor]:
+        """λ of each parameter, a number or a tensor."""
+        if metric is None:
+            return {name: p.new_ones(()) for name, p in self.parameters.items()}
+        rates = metric_by_name(metric, self.parameters)
+        least = min((float(rate.min()) for rate in rates.values() if rate.numel()), default=0.0)
+        if least < 0:
             raise InputError(
-                f"metric must not be negative, but its smallest entry is {float(flat.min()):.3g}: a learning rate "
-                "below zero climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
+                f"metric must not be negative, but its smallest entry is {least:.3g}: a learning rate below zero "
+                "climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
             )
-        return flat.to(dtype=self.dtype, device=self.device)
+        return rates
 
 
 class Tangent(Expansion):
@@ -261,8 +274,7 @@ class Tangent(Expansion):
         self.path = (*of.path, direction)
         self.direction = tuple(part.detach().requires_grad_() for part in self.split(direction))
         self.g: Tensor
-        with self.context(forward=False):
-            (self.g,) = self.function.at(self.leaves, lambda: of.linear_map.along(self.direction))
+        (self.g,) = self.on_graph(lambda: of.linear_map.along(self.direction))
         self.linear_map = LinearMap([self.g], self.leaves)
 
     def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:

@@ -1,6 +1,5 @@
 """How to cut a kernel into blocks that stay within a memory budget, and whether its examples may be cut so."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from gramscope.capture.capturing import ForwardOptions, Survey, survey
 from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import count_examples, same_outputs, slice_examples
 from gramscope.capture.sites import UNFOLDED
-from gramscope.kernels.contractions import Range, Shape, cheapest, even_size, price, strips
+from gramscope.kernels.accumulate import CHUNK, STRIP_ROWS
+from gramscope.kernels.contractions import Shape, cheapest, even_size, price, strips
 
-# Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
-CHUNK = {"cpu": 2**26, "cuda": 2**31}
 # Bytes of signals held at a time, where there is room.
 SIGNALS = {"cpu": 2**25, "cuda": 2**31}
 # Devices that go back one output at a time, from so many bytes of the largest tensor of a forward pass on.
@@ -32,8 +30,6 @@ WORTH, SMALLER_BLOCKS = 1.2, 3
 # The part of the budget that gradient rows take, and that signals do beside what the finest cut needs: where there is
 # room, and at least.
 SHARE, LEAST_SHARE = 8, 32
-# Rows of a kernel matrix that are computed in one go at most (``accumulate.STRIP_ROWS``), each with a copy.
-STRIP = 2560
 FEW = 3  # examples that are looked at first: what they take, and where their sites are
 # Tensors of the size of a signal that the search for sites compares it by, in float64, beside two directions of all.
 SEARCHED = 12
@@ -44,7 +40,7 @@ SMALL_INPUT, ID, SMALL_MODEL = 2**16, 64, 10**7
 
 @dataclass(frozen=True)
 class Block:
-    """Some examples and some outputs."""
+    """Some examples and some outputs; all outputs for a trace."""
 
     examples: slice
     outputs: slice
@@ -54,9 +50,9 @@ class Block:
 class Plan:
     """Blocks of the rows and of the columns of a kernel, and the bytes of gradient rows and of signals to hold at once.
 
-    ``budget`` is for everything. ``passes`` outputs of a trace are contracted together (0: as many as fit). ``large`` work on a GPU goes back one
-    output at a time. ``most_examples`` are those for which a forward pass fits. ``known`` are the sites of the first
-    examples.
+    ``budget`` is for everything. ``passes`` outputs of a trace are contracted together (0: as many as fit). ``large``
+    work on a GPU goes back one output at a time. ``most_examples`` are those for which a forward pass fits. ``known``
+    are the sites of the first examples.
     """
 
     budget: int
@@ -97,15 +93,7 @@ def make_plan(
     width = size.outputs
     kernel = n * m * (1 if trace else width * width) * torch.promote_types(size.dtype, torch.float32).itemsize
     needs = _Needs(size, trace, kernel, device, separate)
-    least = needs.least()
-    if memory is None:  # more than half, where a kernel needs it and it is there
-        budget = max(budget, min(free_memory(device), least))
-    if budget < least:
-        got = f"{budget:,} are free" if memory is None else f"got {budget:,}"
-        raise InputError(
-            f"memory must be at least {least:,} bytes for this kernel of {n} x {m} examples and {width} "
-            f'outputs, {got}. Give more, choose fewer outputs, reduce="trace", or use gs.ntk_operator.'
-        )
+    budget = check_room(needs.least(), f"this kernel of {n} x {m} examples and {width} outputs", budget, memory, device)
     columns = width
     examples = needs.examples(budget, together, max(n, m), 1 if trace else width)
     if examples == 0:
@@ -182,7 +170,7 @@ class _Needs:
             else:
                 by_example = max(by_example, inputs)
         rows = examples * (1 if self.trace else directions)
-        strip = 2 * min(rows, STRIP) * rows * item
+        strip = 2 * min(rows, STRIP_ROWS["cuda"][1]) * rows * item  # computed in one go, each with a copy
         copy = 0 if whole or self.trace else (rows // 2) ** 2 * item
         # A batched pass takes an operation it cannot batch one direction at a time, and then stacks the results.
         working = size.signals if self.separate else size.working
@@ -225,38 +213,31 @@ def check_blocks(plan: Plan, outputs: Callable[[ModelInput], Tensor], x: ModelIn
     """
     for batch, n, blocks in ((x, plan.n, plan.rows), (x2, plan.m, plan.columns)):
         ranges = list(dict.fromkeys((block.examples.start, block.examples.stop) for block in blocks))
-        if batch is not None and len(ranges) > 1:
-            _check(outputs, batch, n, ranges, plan.most_examples)
+        if batch is None or len(ranges) == 1:
+            continue
+        each = torch.cat([outputs(slice_examples(batch, n, slice(*some))) for some in ranges])
+        for start, stop in strips(n, even_size(n, plan.most_examples)):  # larger than the ranges
+            if not same_outputs(each[start:stop], outputs(slice_examples(batch, n, slice(start, stop)))):
+                raise CoupledExamplesError(
+                    f"the memory allows {ranges[0][1]} of {n} examples at a time. They must give the same outputs as "
+                    "in one batch, but the outputs depend on the other examples in the batch. Is the model in "
+                    "training mode (dropout, batch norm)? Or does an input that all examples share have as many rows "
+                    "as there are examples? Call model.eval(), give shared inputs in outputs=lambda model, x: ..., or "
+                    "give more memory."
+                )
 
 
-def _check(outputs: Callable[[ModelInput], Tensor], x: ModelInput, n: int, ranges: list[Range], most: int) -> None:
-    def of(start: int, stop: int) -> Tensor:
-        return outputs(slice_examples(x, n, slice(start, stop)))
-
-    each = torch.cat([of(*some) for some in ranges])
-    for start in range(0, max(1, n - most // 2), max(1, most // 2)):
-        stop = min(n, start + most)
-        if not same_outputs(each[start:stop], of(start, stop)):
-            raise CoupledExamplesError(
-                f"the memory allows {ranges[0][1]} of {n} examples at a time. They must give the same outputs as in "
-                "one batch, but the outputs depend on the other examples in the batch. Is the model in training mode "
-                "(dropout, batch norm)? Or does an input that all examples share have as many rows as there are "
-                "examples? Call model.eval(), give shared inputs in outputs=lambda model, x: ..., or give more memory."
-            )
-
-
-def check_kernel(shape: tuple[int, ...], dtype: torch.dtype, plan: Plan, memory: Memory, device: torch.device) -> None:
-    """Refuse kernels that would not fit, before anything is computed."""
-    size = math.prod(shape) * dtype.itemsize
-    if size <= plan.budget:
-        return
-    room = free_memory(device) if memory is None else plan.budget
-    if size > room:
-        got = f"{room:,} are free" if memory is None else f"got {room:,}"
+def check_room(need: int, what: str, budget: int, memory: Memory, device: torch.device) -> int:
+    """The budget; where none was given, more than half of what is free if that is needed. Refuse what will not fit."""
+    if memory is None and need > budget:
+        budget = max(budget, min(free_memory(device), need))
+    if need > budget:
+        got = f"{budget:,} are free" if memory is None else f"got {budget:,}"
         raise InputError(
-            f"memory must be at least {size:,} bytes for a kernel of shape {shape}, {got}. Give more, choose "
-            'fewer outputs, reduce="trace", or use gs.ntk_operator.'
+            f"memory must be at least {need:,} bytes for {what}, {got}. Give more, choose fewer outputs, "
+            'reduce="trace", or use gs.ntk_operator.'
         )
+    return budget
 
 
 def is_small(model: object, x: ModelInput) -> bool:
