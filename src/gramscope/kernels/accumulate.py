@@ -21,15 +21,17 @@ from gramscope.kernels.contractions import (
     TiedPiece,
     cheapest,
     each_side,
+    rectangles,
     strips,
 )
 
 Sites = Mapping[str, Sequence[Site]]
 # Bytes of gradient rows held at a time: enough that their products are large, or fill the GPU.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
-# Fewest and most rows of the kernel matrix computed in one go: an eighth of all, between these. Tall strips amortise
-# reading the other side, small ones waste less of a symmetric kernel's other half; a GPU wants few and large products.
-STRIP_ROWS = {"cpu": (160, 1280), "cuda": (640, 2560)}
+# Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
+# and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
+# half; a GPU wants few and large products.
+STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 128, 2)}
 # The part of a site's positions up to which only those with signals are contracted.
 FEWER = 0.9
 MIRRORED = 256  # rows of a kernel at once
@@ -76,14 +78,16 @@ class Accumulator:
                 target.add_(matrix.view(target.shape))
 
     def _add_strips(self, piece: Piece, target: Tensor) -> None:
-        c, d = len(target) // self.n, target.shape[1] // self.m
-        smallest, largest = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
+        n, m = self.n, self.m
+        c, d = len(target) // n, target.shape[1] // m
+        smallest, largest, leaf, finer = STRIP_ROWS.get(target.device.type, STRIP_ROWS["cuda"])
         if isinstance(piece, RowPiece) and piece.split:
-            smallest = largest  # tensor cores want large products
-        rows_at_once = min(largest, max(smallest, len(target) // 8))
-        for rows in strips(self.n, min(piece.most, max(1, rows_at_once // c))):
-            cols = (rows[0] if self.symmetric else 0, self.m)
-            piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d :], rows, cols)
+            smallest, finer = largest, 1  # tensor cores want large products
+        rows_at_once = min(largest, max(smallest, len(target) // (8 if target.is_cuda else 4)))
+        size = min(n, piece.most, max(1, rows_at_once // c))
+        finest = min(size, max(1, leaf // c, size // finer))
+        for rows, cols in rectangles(n, m, size, finest, self.symmetric):
+            piece.add(target[rows[0] * c : rows[1] * c, cols[0] * d : cols[1] * d], rows, cols)
 
     # The pieces of one parameter -------------------------------------------------------------------
 

@@ -310,3 +310,22 @@ def even_size(n: int, most: int) -> int:
     5
     """
     return math.ceil(n / math.ceil(n / most))
+
+
+def rectangles(n: int, m: int, size: int, smallest: int, upper: bool, start: int = 0) -> Iterator[tuple[Range, Range]]:
+    """Rows and columns that cover an n x m kernel, or the upper triangle of a symmetric one with little beyond it.
+
+    The triangle is cut into strips right of the diagonal; the squares on the diagonal are cut again, four times finer.
+    """
+    if not upper:
+        for rows in strips(n, size):
+            yield rows, (0, m)
+        return
+    for low, high in strips(n, size):
+        rows = start + low, start + high
+        if size <= smallest or high - low == 1:
+            yield rows, (rows[0], start + n)
+            continue
+        if high < n:
+            yield rows, (rows[1], start + n)
+        yield from rectangles(high - low, high - low, max(smallest, size // 4), smallest, True, rows[0])
