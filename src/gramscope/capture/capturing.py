@@ -36,7 +36,7 @@ from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
 from gramscope.capture.sites import OuterSite, Site, Snapshot
 from gramscope.capture.weight_sites import WeightSites
-from gramscope.capture.working_set import WorkingSet, gradient_bytes
+from gramscope.capture.working_set import gradient_bytes, working_bytes
 
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
@@ -227,7 +227,7 @@ def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: U
         n, width = network.f.shape
         found, known = network.weight_sites, KnownSites()
         found.keep_in(known, few=True)
-        working = WorkingSet(found.graph).most_bytes(found.edges, found.waiting)
+        working = working_bytes(found.graph, found.edges, found.waiting)
         signals = sum(map(gradient_bytes, found.edges))
         outer = set()
         for group in network.sites(network.cotangents(some=slice(0, 1))):

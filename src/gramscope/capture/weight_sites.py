@@ -102,13 +102,13 @@ class WeightSites:
     @property
     def waiting(self) -> set[Edge]:
         """Edges whose signals are held until other uses of the same parameter are reached."""
-        leaves = {
-            node: {leaf for cut in cuts for leaf in self.graph.leaves_below(cut.weight[0])}
-            for node, cuts in self.cuts.items()
-        }
-        uses = Counter(leaf for own in leaves.values() for leaf in own)
-        shared = [node for node, own in leaves.items() if any(uses[leaf] > 1 for leaf in own)]
-        return {edge for node in shared for edge in _edges(node)}
+        names = {node: {name for cut in cuts for name in self._names(cut.weight)} for node, cuts in self.cuts.items()}
+        uses = Counter(name for own in names.values() for name in own)
+        return {edge for node, own in names.items() if any(uses[name] > 1 for name in own) for edge in _edges(node)}
+
+    def _names(self, weight: Edge) -> list[str]:
+        """The parameters that a weight is made of."""
+        return [self.graph.names[leaf] for leaf in self.graph.leaves_below(weight[0])]
 
     # The search ------------------------------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class WeightSites:
         """Parameters that enter here, if examples may be mixed: their weight may hold data, or examples lie oddly."""
         owners = [self._owners.get(edge) for edge in _edges(node)]
         odd = any(owner is not None and (owner.axis != 0 or owner.regular is None) for owner in owners)
-        weights = [cut.weight[0] for cut in cuts if odd or not self._is_pure(cut.weight[0])]
-        return [self.graph.names[leaf] for weight in weights for leaf in self.graph.leaves_below(weight)]
+        weights = [cut.weight for cut in cuts if odd or not self._is_pure(cut.weight[0])]
+        return [name for weight in weights for name in self._names(weight)]
 
     def _nested(self, climbed: set[Node], cuts: dict[Node, list[Cut]]) -> set[Node]:
         below: set[Node] = set()
@@ -221,24 +221,11 @@ class WeightSites:
             stack.extend(fresh)
         return True
 
-    def _is_view(self, node: Node) -> bool:
-        """Does a node differentiate a view of a parameter?"""
-        while not is_leaf(node):
-            if operation(node) not in VIEWS:
-                return False
-            node = node.next_functions[0][0]
-        return True
-
     # Sites -----------------------------------------------------------------------------------------
 
     def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
         """All sites of some parameters at a time, of these cotangents; each parameter as soon as it is complete."""
-        uses = Counter(cut.weight for cuts in self.cuts.values() for cut in cuts)
-        left = Counter(
-            self.graph.names[leaf]
-            for weight, count in uses.items()
-            for leaf in self.graph.leaves_below(weight[0]) * count
-        )
+        left = Counter(name for cuts in self.cuts.values() for cut in cuts for name in self._names(cut.weight))
         held: dict[str, list[Site]] = {name: [] for name in left}
         made: dict[Edge, RowSite] = {}  # gradients with respect to weights that are made of parameters
         with torch.no_grad():
@@ -246,12 +233,11 @@ class WeightSites:
                 for node in dict.fromkeys(node for node, _ in found):
                     self._add(node, {edge: found.pop(edge) for edge in _edges(node) if edge in found}, held, made)
                     for cut in self.cuts[node]:
-                        uses[cut.weight] -= 1
-                        left.subtract(self.graph.names[leaf] for leaf in self.graph.leaves_below(cut.weight[0]))
-                        if uses[cut.weight] == 0 and cut.weight in made:
-                            self._pull_back(made.pop(cut.weight), cut.weight, held)
+                        left.subtract(self._names(cut.weight))
                     done = [name for name in held if left[name] == 0]
                     if done:
+                        for weight in [weight for weight in made if any(name in done for name in self._names(weight))]:
+                            self._pull_back(made.pop(weight), weight, held)
                         yield {name: tuple(held.pop(name)) for name in done}
             for weight, site in made.items():  # no signal reached some other use
                 self._pull_back(site, weight, held)
@@ -272,9 +258,9 @@ class WeightSites:
             begun = time.perf_counter()
             sites = sites_of(use)
             if any(site.rule == BY_EXAMPLE for site in sites):
-                leaves = self.graph.leaves_below(cut.weight[0])
-                for name in (self.graph.names[leaf] for leaf in leaves):
-                    self.slow[name] = self.slow.get(name, 0.0) + (time.perf_counter() - begun) / len(leaves)
+                names = self._names(cut.weight)
+                for name in names:
+                    self.slow[name] = self.slow.get(name, 0.0) + (time.perf_counter() - begun) / len(names)
             for site in sites:
                 placed = self._placed(site, cut.weight)
                 if placed is not None:
@@ -296,7 +282,7 @@ class WeightSites:
         if is_leaf(below) and not turned:
             return _sparse(_real(replace(site, name=self.graph.names[below]), below))
         leaves = self.graph.leaves_below(node)
-        if len(leaves) != 1 or not self._is_view(node) or leaves[0].variable.is_complex():
+        if len(leaves) != 1 or not self._made_by(node, VIEWS) or leaves[0].variable.is_complex():
             return None
         name = self.graph.names[leaves[0]]
         if (isinstance(site, OuterSite) and site.frame is None and len(site.order) == 2) and (
@@ -307,14 +293,6 @@ class WeightSites:
         if site.frame is not None:
             frame = Frame(frame.entries[site.frame.entries], frame.shape)
         return _real(replace(site, name=name, frame=frame), leaves[0])
-
-    def _pull_back(self, site: RowSite, weight: Edge, held: dict[str, list[Site]]) -> None:
-        """Add the sites of the parameters that a weight is made of."""
-        leaves = self.graph.leaves_below(weight[0])
-        rule = f"{site.rule}, derived weight" if site.rule != BY_EXAMPLE else site.rule
-        for leaf, gradient in zip(leaves, self._pulled_back(site.gradient, weight, leaves), strict=True):
-            name = self.graph.names[leaf]
-            held[name].append(_real(RowSite(name, rule, None, gradient), leaf))
 
     def _frame(self, weight: Edge, leaf: Node) -> Frame:
         """Where the entries of a view of a parameter lie."""
@@ -342,6 +320,14 @@ class WeightSites:
                 entries += found.real.to(torch.long) << place
             self._copied[weight] = entries.flatten() - 1
         return self._copied[weight]
+
+    def _pull_back(self, site: RowSite, weight: Edge, held: dict[str, list[Site]]) -> None:
+        """Add the sites of the parameters that a weight is made of."""
+        leaves = self.graph.leaves_below(weight[0])
+        rule = f"{site.rule}, derived weight" if site.rule != BY_EXAMPLE else site.rule
+        for leaf, gradient in zip(leaves, self._pulled_back(site.gradient, weight, leaves), strict=True):
+            name = self.graph.names[leaf]
+            held[name].append(_real(RowSite(name, rule, None, gradient), leaf))
 
     def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
         """Gradients with respect to the parameters, from gradients with respect to what was made of them."""
