@@ -7,7 +7,7 @@ checked once for every map; where it fails, ``J`` is taken row by row in plain b
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Gradients this many roundings below the largest may be rounding and nothing else: they are left out of the check.
 NOISE = 1e3
-# Entries of the rows of J that are held at once.
-MAX_ROW_ENTRIES = 2**26
 
 
 class LinearMap:
@@ -147,32 +145,24 @@ class LinearMap:
     def _by_rows(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         """The same from the rows of J, one plain backward pass for each entry of the outputs."""
         count = len(next(t for t in tangents if t is not None))
-        result = [o.new_zeros(count, *o.shape) for o in self._live]
+        result = []
         with progress("rows of the Jacobian", sum(o.numel() for o in self._live)) as advance:
-            for place, entries, rows in self._rows():
-                moved = torch.zeros(count, len(entries), dtype=result[place].dtype, device=result[place].device)
-                for row, tangent in zip(rows, tangents, strict=True):
-                    if row is not None and tangent is not None:
-                        # ⟨row, v⟩ of real vectors, complex numbers being two real ones.
-                        # A parameter may be one number, without axes.
-                        left, right = (t.unsqueeze(-1).flatten(1) for t in (tangent.to(row.dtype), row))
-                        moved += (left @ right.conj().mT).real
-                result[place].view(count, -1)[:, entries] = moved
-                for _ in entries:
+            for output in self._live:
+                if output.is_complex():
+                    raise UnsupportedError(f"a complex output cannot be differentiated row by row. {self.slow}")
+                moved = output.new_zeros(count, output.numel())
+                for entry in range(output.numel()):
+                    unit = output.new_zeros(1, *output.shape)
+                    unit.view(-1)[entry] = 1
+                    for row, tangent in zip(batched_gradients([output], self.inputs, [unit]), tangents, strict=True):
+                        if row is not None and tangent is not None:
+                            # ⟨row, v⟩ of real vectors, complex numbers being two real ones.
+                            # A parameter may be one number, without axes.
+                            vectors = tangent.to(row.dtype).unsqueeze(-1).flatten(1)
+                            moved[:, entry] += (vectors @ row.flatten().conj()).real
                     advance()
+                result.append(moved.view(count, *output.shape))
         return result
-
-    def _rows(self) -> Iterator[tuple[int, range, list[Tensor | None]]]:
-        """(which output, which of its entries, their rows of J)."""
-        size = max(1, MAX_ROW_ENTRIES // max(1, sum(i.numel() for i in self.inputs)))
-        for place, output in enumerate(self._live):
-            if output.is_complex():
-                raise UnsupportedError(f"a complex output cannot be differentiated row by row. {self.slow}")
-            for start in range(0, output.numel(), size):
-                entries = range(start, min(start + size, output.numel()))
-                unit = [o.new_zeros(len(entries), *o.shape) for o in self._live]
-                unit[place].view(len(entries), -1)[range(len(entries)), entries] = 1
-                yield place, entries, batched_gradients(self._live, self.inputs, unit)
 
 
 def check_custom_functions(outputs: Sequence[Tensor], parameters: Iterable[Tensor]) -> None:

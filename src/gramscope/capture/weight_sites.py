@@ -28,6 +28,7 @@ from gramscope.capture.backward_graph import (
     incoming,
     is_leaf,
     nodes_below,
+    nodes_under,
 )
 from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
@@ -137,7 +138,8 @@ class WeightSites:
                 fresh = dict.fromkeys(node for node in above if node not in climbed)
                 climbed.update(fresh)
                 todo += fresh
-            nested = self._nested(climbed, cuts)
+            below = nodes_under([child for node in climbed for child in self.graph.children(node)])
+            nested = cuts.keys() & below.keys()
             if not nested:
                 return {node: cuts[node] for node in self.graph.nodes if node in cuts}
             passed |= nested
@@ -148,16 +150,6 @@ class WeightSites:
         odd = any(owner is not None and (owner.axis != 0 or owner.regular is None) for owner in owners)
         weights = [cut.weight for cut in cuts if odd or not self._is_pure(cut.weight[0])]
         return [name for weight in weights for name in self._names(weight)]
-
-    def _nested(self, climbed: set[Node], cuts: dict[Node, list[Cut]]) -> set[Node]:
-        below: set[Node] = set()
-        stack = [child for node in climbed for child in self.graph.children(node)]
-        while stack:
-            node = stack.pop()
-            if node not in below:
-                below.add(node)
-                stack.extend(self.graph.children(node))
-        return below & cuts.keys()
 
     def _probe(self, nodes: Sequence[Node]) -> None:
         """Settle which of the nodes split by example."""
@@ -208,18 +200,11 @@ class WeightSites:
 
     def _made_by(self, node: Node, operations: frozenset[str], constants: bool = False) -> bool:
         """Is what a node differentiates made by these operations alone, of parameters alone, or of constants too?"""
-        stack, seen = [node], {node}
-        while stack:
-            node = stack.pop()
-            if is_leaf(node):
-                continue
-            slots = [child for child, _ in node.next_functions]
-            if operation(node) not in operations or (None in slots and not constants):
-                return False
-            fresh = [child for child in slots if child is not None and child not in seen]
-            seen.update(fresh)
-            stack.extend(fresh)
-        return True
+        return all(
+            is_leaf(below)
+            or (operation(below) in operations and (constants or all(child for child, _ in below.next_functions)))
+            for below in nodes_under([node])
+        )
 
     # Sites -----------------------------------------------------------------------------------------
 
