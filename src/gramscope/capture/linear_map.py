@@ -50,10 +50,6 @@ class LinearMap:
             return [None] * len(self.inputs)
         pairs = zip(self.outputs, cotangents, strict=True)
         chosen = [c.to(o.dtype).contiguous() for o, c in pairs if o.requires_grad]
-        if self.proven and self._transposed is None and len(chosen[0]) == 1:  # with the graph that products with J need
-            self._transpose([c[0] for c in chosen])
-            assert self._transposed is not None
-            return [None if g is None else g.detach()[None] for g in self._transposed]
         with gradients_returned(self.inputs):
             return batched_gradients(self._live, self.inputs, chosen)
 
@@ -111,7 +107,9 @@ class LinearMap:
     def _checked_transpose(self) -> tuple[Tensor | None, ...] | None:
         """The graph of ``Jᵀ c``, made and checked at its first use; None where it cannot be differentiated in c."""
         if self._transposed is None and not self.slow:
-            self._transpose([torch.zeros_like(o) for o in self._live])
+            self._cotangents = [torch.zeros_like(o, requires_grad=True) for o in self._live]
+            with torch.enable_grad():
+                self._transposed = checked_gradients(self._live, self.inputs, self._cotangents, create_graph=True)
             try:
                 right = self.proven or self.check(self._twice_backward)
                 why = "" if right else "is right but not differentiable in its cotangent"
@@ -124,12 +122,6 @@ class LinearMap:
                 self.slow = _slow_path(self._live, why)
                 warn(self.slow)
         return self._transposed
-
-    def _transpose(self, cotangents: Sequence[Tensor]) -> None:
-        """``Jᵀ c`` with its graph."""
-        with torch.enable_grad():
-            self._cotangents = [c.detach().clone().requires_grad_() for c in cotangents]
-            self._transposed = checked_gradients(self._live, self.inputs, self._cotangents, create_graph=True)
 
     def _twice_backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         assert self._transposed is not None
