@@ -148,14 +148,11 @@ def _unwrapped(saved: int) -> int:
 class BackwardGraph:
     """The nodes between the outputs ``f`` and the measured parameters.
 
-    ``whole`` graphs are not cut into parts: hooks on tensors would run on both sides of a cut. ``loops``: directions go
-    one by one where torch goes through convolutions so.
+    ``whole`` graphs are not cut into parts: hooks on tensors would run on both sides of a cut.
     """
 
-    def __init__(
-        self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor], whole: bool = False, loops: bool = True
-    ) -> None:
-        self.whole, self.loops = whole, loops
+    def __init__(self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor], whole: bool = False) -> None:
+        self.whole = whole
         root = get_gradient_edge(f)
         self.f, self.root = f, (root.node, root.output_nr)
         self.parameters = list(parameters.values())
@@ -237,8 +234,7 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        batched = not (self.loops and self._one_by_one)
-        together = batched and self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
+        together = not self._one_by_one and self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]

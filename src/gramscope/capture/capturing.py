@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_choice, check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import ModelInput, tensors_in
@@ -148,8 +148,7 @@ def opened(
     ``large`` passes may use fused attention, whose backward pass takes one direction at a time. ``known`` are the sites
     of earlier passes of the same examples, or of a few of them: they are sought once.
     """
-    if coupled not in ("refuse", "exact"):
-        raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
+    check_choice(coupled, "coupled", ("refuse", "exact"))
     check_precision(precision)
     n, given = count_examples(x), x
     model, x = at_precision(model, x, precision)
