@@ -157,7 +157,7 @@ class BackwardGraph:
         self.f, self.root = f, (root.node, root.output_nr)
         self.parameters = list(parameters.values())
         names = {id(parameter): name for name, parameter in parameters.items()}
-        ordered = list(nodes_under([root.node]))
+        ordered: list[Node] = list(nodes_under([root.node]))
         self.names: dict[Node, str] = {
             node: names[id(node.variable)] for node in ordered if is_leaf(node) and id(node.variable) in names
         }

@@ -146,7 +146,8 @@ def _layers(kind: str, call: Arguments, data: Tensor, sizes: Sequence[int]) -> t
         for way in range(call.ways):
             place = layer * call.ways + way
             own = call.weights[place * each : (place + 1) * each]
-            cell = Cell(*own) if call.has_bias else Cell(*own[:2], None, None, *own[2:])
+            biases, projection = (own[2:4], own[4:]) if call.has_bias else ((None, None), own[2:])
+            cell = Cell(*own[:2], *biases, *projection)
             out, final = _run(STEPS[kind], cell, data, sizes, tuple(s[place] for s in call.initial), reverse=way == 1)
             outputs.append(out)
             finals.append(final)
