@@ -235,13 +235,13 @@ def test_the_same_signs_on_a_gpu():
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, "3", None, True])
 def test_bad_k(bad):
-    with pytest.raises(InputError, match=rf"k must be a whole number of at least 1, got {bad!r}\. Pass e\.g\."):
+    with pytest.raises(InputError, match=rf"k must be a whole number of at least 1, got {bad!r}\."):
         unchecked(gs.project)(bad)
 
 
 @pytest.mark.parametrize("bad", [-1, 0.5, None, False])
 def test_bad_seed(bad):
-    with pytest.raises(InputError, match=rf"seed must be a whole number of at least 0, got {bad!r}\. Pass e\.g\."):
+    with pytest.raises(InputError, match=rf"seed must be a whole number of at least 0, got {bad!r}\."):
         unchecked(gs.project)(3, seed=bad)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base import arithmetic
 from gramscope.capture.capturing import opened
-from gramscope.capture.working_set import WorkingSet
+from gramscope.capture.working_set import working_bytes
 from gramscope.kernels import memory as plans
 from references.counting import CountFlops, LivePeak
 
@@ -170,7 +170,7 @@ def test_the_working_set_is_what_a_backward_pass_holds(name):
     model, x, outputs = problem(name, 6)
     with LivePeak() as memory, opened(model, x, outputs=outputs) as network:
         sites, cotangents = network.weight_sites, network.cotangents(some=slice(0, 1))
-        counted = WorkingSet(sites.graph).most_bytes(sites.edges, sites.waiting)
+        counted = working_bytes(sites.graph, sites.edges, sites.waiting)
         torch.zeros(())  # the counter looks at what was freed
         before = memory.peak = memory.live
         for group in sites.sites(cotangents, 1):

@@ -370,7 +370,7 @@ def test_one_list_of_precisions(name, as_users_run_it):
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16(), torch.randn(5, 3).bfloat16()
     before = fingerprint(model)
     for wrong in ("float16", 7):
-        with pytest.raises(InputError, match='precision must be None, "float64", "float32" or "tf32"'):
+        with pytest.raises(InputError, match="precision must be one of None, 'float64', 'float32', 'tf32'"):
             PRECISE[name](model, x, wrong)
     exact = PRECISE[name](model, x, "float64").double()
     errors = {p: relative(PRECISE[name](model, x, p).double(), exact) for p in ("float32", "tf32", None)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic, users_autocast
-from gramscope.base.checks import check_plain
+from gramscope.base.checks import check_choice, check_plain
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import call, count_examples, main_tensor, plain_name, prepare_input, unwrap_with_input
@@ -71,10 +71,9 @@ def activations(
         >>> {name: tuple(value.shape) for name, value in found.items()}
         {'0': (5, 4), '2': (5, 2)}
     """
-    if any(side not in ("output", "input") for side in ([at] if isinstance(at, str) else at.values())):
-        raise InputError(f'at must be "output" or "input" (or a dict of them by layer name), got {at!r}.')
-    if mode not in ("eval", "train", "as_is"):
-        raise InputError(f'mode must be "eval", "train" or "as_is", got {mode!r}.')
+    for side in [at] if isinstance(at, str) else at.values():
+        check_choice(side, "at", ("output", "input"))
+    check_choice(mode, "mode", ("eval", "train", "as_is"))
     model, x = unwrap_with_input(model, x)
     chosen = choose_layers(model, layers)
     watched = _WatchedCalls(chosen, count_examples(x), at, reader)

@@ -148,32 +148,25 @@ def _unwrapped(saved: int) -> int:
 class BackwardGraph:
     """The nodes between the outputs ``f`` and the measured parameters.
 
-    ``whole`` graphs are not cut into parts: hooks on tensors would run on both sides of a cut. ``loops``: directions go
-    one by one where torch goes through convolutions so.
+    ``whole`` graphs are not cut into parts: hooks on tensors would run on both sides of a cut.
     """
 
-    def __init__(
-        self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor], whole: bool = False, loops: bool = True
-    ) -> None:
-        self.whole, self.loops = whole, loops
+    def __init__(self, f: Float[Tensor, "n C"], parameters: Mapping[str, Tensor], whole: bool = False) -> None:
+        self.whole = whole
         root = get_gradient_edge(f)
         self.f, self.root = f, (root.node, root.output_nr)
         self.parameters = list(parameters.values())
         names = {id(parameter): name for name, parameter in parameters.items()}
-        ordered = _topological(root.node)
+        ordered: list[Node] = list(nodes_under([root.node]))
         self.names: dict[Node, str] = {
             node: names[id(node.variable)] for node in ordered if is_leaf(node) and id(node.variable) in names
         }
-        bits = {node: 1 << place for place, node in enumerate(self.names)}
-        self._leaf_of_bit = list(self.names)
-        self._below: dict[Node, int] = {}
         self._leaves: dict[Node, list[Node]] = {}
+        leading = set(self.names)
         for node in reversed(ordered):
-            found = bits.get(node, 0)
-            for child, _ in node.next_functions:
-                found |= self._below.get(child, 0)
-            self._below[node] = found
-        self.nodes = [node for node in ordered if self._below[node]]
+            if any(child in leading for child, _ in node.next_functions):
+                leading.add(node)
+        self.nodes = [node for node in ordered if node in leading]
         self.consumers: dict[Node, list[tuple[Node, int, int]]] = {node: [] for node in self.nodes}
         self.leaving: dict[Node, list[Edge]] = {}
         for node in self.nodes:
@@ -215,8 +208,8 @@ class BackwardGraph:
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""
         if node not in self._leaves:
-            found = self._below.get(node, 0)
-            self._leaves[node] = [leaf for place, leaf in enumerate(self._leaf_of_bit) if found >> place & 1]
+            below = nodes_under([node])
+            self._leaves[node] = [leaf for leaf in self.names if leaf in below]
         return self._leaves[node]
 
     def children(self, node: Node) -> list[Node]:
@@ -241,8 +234,7 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        batched = not (self.loops and self._one_by_one)
-        together = batched and self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
+        together = not self._one_by_one and self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]
@@ -290,10 +282,7 @@ class BackwardGraph:
 
     def _may_cut(self, ends: Collection[Node]) -> bool:
         """A pass that ends at these nodes must not run on from one to another, or gradients would count twice."""
-        return not any(self._reach[end] & self._bit(other) for end in ends for other in ends if other is not end)
-
-    def _bit(self, node: Node) -> int:
-        return 1 << self._place[node]
+        return not any(self._reach[end] >> self._place[other] & 1 for end in ends for other in ends if other is not end)
 
     @cached_property
     def _place(self) -> dict[Node, int]:
@@ -304,7 +293,7 @@ class BackwardGraph:
         """All nodes below each node, as bits of a number."""
         reach: dict[Node, int] = {}
         for node in reversed(self.nodes):
-            reach[node] = self._bit(node)
+            reach[node] = 1 << self._place[node]
             for child in self.children(node):
                 reach[node] |= reach[child]
         return reach
@@ -389,33 +378,21 @@ def leaves_below(outputs: Iterable[Tensor]) -> dict[AutogradNode, Tensor]:
 
 
 def nodes_below(outputs: Iterable[Tensor]) -> dict[AutogradNode, None]:
-    """All nodes of the graph that some outputs came from, in the order in which they are met."""
+    """All nodes of the graph that some outputs came from."""
     return nodes_under([get_gradient_edge(output).node for output in outputs if output.requires_grad])
 
 
-def nodes_under(stack: list[AutogradNode]) -> dict[AutogradNode, None]:
-    """Some nodes and all that they lead to."""
-    stack, seen = list(stack), dict.fromkeys(stack)
-    while stack:
-        for child, _ in stack.pop().next_functions:
-            if child is not None and child not in seen:
-                seen[child] = None
-                stack.append(child)
-    return seen
-
-
-def _topological(root: Node) -> list[Node]:
-    """Every node before those that it passes gradients on to."""
-    ordered: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False)]
+def nodes_under(nodes: Sequence[AutogradNode]) -> dict[AutogradNode, None]:
+    """Some nodes and all that they lead to, each before those that it passes gradients on to."""
+    ordered: dict[AutogradNode, None] = {}
+    seen: set[AutogradNode] = set()
+    stack = [(node, False) for node in nodes]
     while stack:
         node, done = stack.pop()
         if done:
-            ordered.append(node)
+            ordered[node] = None
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
             stack.extend((child, False) for child, _ in node.next_functions if child is not None and child not in seen)
-    ordered.reverse()
-    return ordered
+    return dict.fromkeys(reversed(ordered))

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_choice, check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import ModelInput, tensors_in
@@ -36,7 +36,7 @@ from gramscope.capture.node_rules import BY_EXAMPLE
 from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
 from gramscope.capture.sites import OuterSite, Site, Snapshot
 from gramscope.capture.weight_sites import WeightSites
-from gramscope.capture.working_set import WorkingSet, gradient_bytes
+from gramscope.capture.working_set import gradient_bytes, working_bytes
 
 Coupled = Literal["refuse", "exact"]
 Directions = Tensor | Callable[[Tensor], Tensor] | None
@@ -148,8 +148,7 @@ def opened(
     ``large`` passes may use fused attention, whose backward pass takes one direction at a time. ``known`` are the sites
     of earlier passes of the same examples, or of a few of them: they are sought once.
     """
-    if coupled not in ("refuse", "exact"):
-        raise InputError(f'coupled must be "refuse" or "exact", got {coupled!r}.')
+    check_choice(coupled, "coupled", ("refuse", "exact"))
     check_precision(precision)
     n, given = count_examples(x), x
     model, x = at_precision(model, x, precision)
@@ -227,7 +226,7 @@ def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: U
         n, width = network.f.shape
         found, known = network.weight_sites, KnownSites()
         found.keep_in(known, few=True)
-        working = WorkingSet(found.graph).most_bytes(found.edges, found.waiting)
+        working = working_bytes(found.graph, found.edges, found.waiting)
         signals = sum(map(gradient_bytes, found.edges))
         outer = set()
         for group in network.sites(network.cotangents(some=slice(0, 1))):

@@ -7,7 +7,7 @@ checked once for every map; where it fails, ``J`` is taken row by row in plain b
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ Products = Callable[[Sequence[Tensor | None]], list[Tensor]]
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Gradients this many roundings below the largest may be rounding and nothing else: they are left out of the check.
 NOISE = 1e3
-# Entries of the rows of J that are held at once.
-MAX_ROW_ENTRIES = 2**26
 
 
 class LinearMap:
@@ -52,10 +50,6 @@ class LinearMap:
             return [None] * len(self.inputs)
         pairs = zip(self.outputs, cotangents, strict=True)
         chosen = [c.to(o.dtype).contiguous() for o, c in pairs if o.requires_grad]
-        if self.proven and self._transposed is None and len(chosen[0]) == 1:  # with the graph that products with J need
-            self._transpose([c[0] for c in chosen])
-            assert self._transposed is not None
-            return [None if g is None else g.detach()[None] for g in self._transposed]
         with gradients_returned(self.inputs):
             return batched_gradients(self._live, self.inputs, chosen)
 
@@ -113,7 +107,9 @@ class LinearMap:
     def _checked_transpose(self) -> tuple[Tensor | None, ...] | None:
         """The graph of ``Jᵀ c``, made and checked at its first use; None where it cannot be differentiated in c."""
         if self._transposed is None and not self.slow:
-            self._transpose([torch.zeros_like(o) for o in self._live])
+            self._cotangents = [torch.zeros_like(o, requires_grad=True) for o in self._live]
+            with torch.enable_grad():
+                self._transposed = checked_gradients(self._live, self.inputs, self._cotangents, create_graph=True)
             try:
                 right = self.proven or self.check(self._twice_backward)
                 why = "" if right else "is right but not differentiable in its cotangent"
@@ -126,12 +122,6 @@ class LinearMap:
                 self.slow = _slow_path(self._live, why)
                 warn(self.slow)
         return self._transposed
-
-    def _transpose(self, cotangents: Sequence[Tensor]) -> None:
-        """``Jᵀ c`` with its graph."""
-        with torch.enable_grad():
-            self._cotangents = [c.detach().clone().requires_grad_() for c in cotangents]
-            self._transposed = checked_gradients(self._live, self.inputs, self._cotangents, create_graph=True)
 
     def _twice_backward(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         assert self._transposed is not None
@@ -147,32 +137,24 @@ class LinearMap:
     def _by_rows(self, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         """The same from the rows of J, one plain backward pass for each entry of the outputs."""
         count = len(next(t for t in tangents if t is not None))
-        result = [o.new_zeros(count, *o.shape) for o in self._live]
+        result = []
         with progress("rows of the Jacobian", sum(o.numel() for o in self._live)) as advance:
-            for place, entries, rows in self._rows():
-                moved = torch.zeros(count, len(entries), dtype=result[place].dtype, device=result[place].device)
-                for row, tangent in zip(rows, tangents, strict=True):
-                    if row is not None and tangent is not None:
-                        # ⟨row, v⟩ of real vectors, complex numbers being two real ones.
-                        # A parameter may be one number, without axes.
-                        left, right = (t.unsqueeze(-1).flatten(1) for t in (tangent.to(row.dtype), row))
-                        moved += (left @ right.conj().mT).real
-                result[place].view(count, -1)[:, entries] = moved
-                for _ in entries:
+            for output in self._live:
+                if output.is_complex():
+                    raise UnsupportedError(f"a complex output cannot be differentiated row by row. {self.slow}")
+                moved = output.new_zeros(count, output.numel())
+                for entry in range(output.numel()):
+                    unit = output.new_zeros(1, *output.shape)
+                    unit.view(-1)[entry] = 1
+                    for row, tangent in zip(batched_gradients([output], self.inputs, [unit]), tangents, strict=True):
+                        if row is not None and tangent is not None:
+                            # ⟨row, v⟩ of real vectors, complex numbers being two real ones.
+                            # A parameter may be one number, without axes.
+                            vectors = tangent.to(row.dtype).unsqueeze(-1).flatten(1)
+                            moved[:, entry] += (vectors @ row.flatten().conj()).real
                     advance()
+                result.append(moved.view(count, *output.shape))
         return result
-
-    def _rows(self) -> Iterator[tuple[int, range, list[Tensor | None]]]:
-        """(which output, which of its entries, their rows of J)."""
-        size = max(1, MAX_ROW_ENTRIES // max(1, sum(i.numel() for i in self.inputs)))
-        for place, output in enumerate(self._live):
-            if output.is_complex():
-                raise UnsupportedError(f"a complex output cannot be differentiated row by row. {self.slow}")
-            for start in range(0, output.numel(), size):
-                entries = range(start, min(start + size, output.numel()))
-                unit = [o.new_zeros(len(entries), *o.shape) for o in self._live]
-                unit[place].view(len(entries), -1)[range(len(entries)), entries] = 1
-                yield place, entries, batched_gradients(self._live, self.inputs, unit)
 
 
 def check_custom_functions(outputs: Sequence[Tensor], parameters: Iterable[Tensor]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gramscope.base.arithmetic import users_autocast
-from gramscope.base.checks import check_one_device, check_plain, is_distributed, loaded
+from gramscope.base.checks import check_choice, check_one_device, check_plain, is_distributed, loaded
 from gramscope.base.complex_numbers import with_precision_of
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
@@ -123,8 +123,7 @@ def prepare_input(x: X, dtype: torch.dtype | None = None) -> X:
 
 
 def check_precision(precision: str | None) -> None:
-    if precision not in (None, "float64", "float32", "tf32"):
-        raise InputError(f'precision must be None, "float64", "float32" or "tf32", got {precision!r}.')
+    check_choice(precision, "precision", (None, "float64", "float32", "tf32"))
 
 
 def at_precision(model: nn.Module, x: X, precision: Precision) -> tuple[nn.Module, X]:

@@ -468,28 +468,21 @@ def by_example(use: NodeUse) -> Site:
 BY_EXAMPLE = "autograd"  # the rule of sites that had none
 
 
-def _with_zeros(node: Node, signals: list[Tensor | None]) -> list[Tensor]:
-    some = next(signal for signal in signals if signal is not None)
-    wanted = [incoming((node, number)) for number in range(len(signals))]
-    return [
-        some.new_zeros(shape, dtype=dtype) if signal is None else signal
-        for signal, (shape, dtype) in zip(signals, wanted, strict=True)
-    ]
-
-
 def _called(use: NodeUse, signals: list[Tensor | None]) -> Tensor:
     """What the node hands to the weight for these signals."""
     node, slot = use.node, use.slot
+    some = next(signal for signal in signals if signal is not None)
     if isinstance(node, BackwardCFunction):
         # A function of the user's own: it may have arguments that are no tensors, and expects zeros for no gradient.
-        found = node.apply(*_with_zeros(node, signals))
+        wanted = [incoming((node, number)) for number in range(len(signals))]
+        pairs = zip(signals, wanted, strict=True)
+        found = node.apply(*(some.new_zeros(shape, dtype=dtype) if s is None else s for s, (shape, dtype) in pairs))
         needed = [place for place, needs in enumerate(node.needs_input_grad) if needs]
         slot = needed[[place for place, (child, _) in enumerate(node.next_functions) if child is not None].index(slot)]
     else:
         found = node(*signals)
     gradient = found[slot] if isinstance(found, tuple) else found
     if gradient is None:
-        some = next(signal for signal in signals if signal is not None)
         return some.new_zeros(use.shape)
     gradient = gradient.detach()
     if gradient.layout is not torch.strided:

@@ -1,6 +1,5 @@
 """A few random mixtures of many outputs, for networks with too many outputs to measure each of them."""
 
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
@@ -11,7 +10,7 @@ from jaxtyping import Float, Real, UInt8
 from torch import Tensor, nn
 
 from gramscope.base.arithmetic import exact_arithmetic
-from gramscope.base.errors import InputError
+from gramscope.base.checks import check_count
 from gramscope.base.nested import ModelInput
 from gramscope.base.rng import child_seed
 from gramscope.capture.network import Outputs, count_examples, evaluate
@@ -52,7 +51,7 @@ def project(k: SupportsIndex, seed: SupportsIndex = 0, of: Outputs = None) -> "P
         >>> gs.ntk(model, x, outputs=gs.project(8), reduce="trace").diagonal().round()  # no interaction: exact
         tensor([1000., 1000., 1000.])
     """
-    return Projection(_whole("k", k, 1, "gs.project(16)"), _whole("seed", seed, 0, "gs.project(16, seed=0)"), of)
+    return Projection(check_count(k, "k"), check_count(seed, "seed", 0), of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,9 +130,3 @@ class _ProductWithSigns(torch.autograd.Function):
 
 def _product_with_signs(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:
     return _ProductWithSigns.apply(rows, projection, width, back)  # type: ignore[no-untyped-call]
-
-
-def _whole(name: str, number: object, least: int, example: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, SupportsIndex) or operator.index(number) < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, got {number!r}. Pass e.g. {example}.")
-    return operator.index(number)

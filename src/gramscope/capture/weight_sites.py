@@ -28,10 +28,11 @@ from gramscope.capture.backward_graph import (
     incoming,
     is_leaf,
     nodes_below,
+    nodes_under,
 )
 from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
-from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, quick_owner, without_vanished
+from gramscope.capture.owners import Owner, exponents, owner_of, power_of_two
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
@@ -102,13 +103,13 @@ class WeightSites:
     @property
     def waiting(self) -> set[Edge]:
         """Edges whose signals are held until other uses of the same parameter are reached."""
-        leaves = {
-            node: {leaf for cut in cuts for leaf in self.graph.leaves_below(cut.weight[0])}
-            for node, cuts in self.cuts.items()
-        }
-        uses = Counter(leaf for own in leaves.values() for leaf in own)
-        shared = [node for node, own in leaves.items() if any(uses[leaf] > 1 for leaf in own)]
-        return {edge for node in shared for edge in _edges(node)}
+        names = {node: {name for cut in cuts for name in self._names(cut.weight)} for node, cuts in self.cuts.items()}
+        uses = Counter(name for own in names.values() for name in own)
+        return {edge for node, own in names.items() if any(uses[name] > 1 for name in own) for edge in _edges(node)}
+
+    def _names(self, weight: Edge) -> list[str]:
+        """The parameters that a weight is made of."""
+        return [self.graph.names[leaf] for leaf in self.graph.leaves_below(weight[0])]
 
     # The search ------------------------------------------------------------------------------------
 
@@ -137,7 +138,8 @@ class WeightSites:
                 fresh = dict.fromkeys(node for node in above if node not in climbed)
                 climbed.update(fresh)
                 todo += fresh
-            nested = self._nested(climbed, cuts)
+            below = nodes_under([child for node in climbed for child in self.graph.children(node)])
+            nested = cuts.keys() & below.keys()
             if not nested:
                 return {node: cuts[node] for node in self.graph.nodes if node in cuts}
             passed |= nested
@@ -146,18 +148,8 @@ class WeightSites:
         """Parameters that enter here, if examples may be mixed: their weight may hold data, or examples lie oddly."""
         owners = [self._owners.get(edge) for edge in _edges(node)]
         odd = any(owner is not None and (owner.axis != 0 or owner.regular is None) for owner in owners)
-        weights = [cut.weight[0] for cut in cuts if odd or not self._is_pure(cut.weight[0])]
-        return [self.graph.names[leaf] for weight in weights for leaf in self.graph.leaves_below(weight)]
-
-    def _nested(self, climbed: set[Node], cuts: dict[Node, list[Cut]]) -> set[Node]:
-        below: set[Node] = set()
-        stack = [child for node in climbed for child in self.graph.children(node)]
-        while stack:
-            node = stack.pop()
-            if node not in below:
-                below.add(node)
-                stack.extend(self.graph.children(node))
-        return below & cuts.keys()
+        weights = [cut.weight for cut in cuts if odd or not self._is_pure(cut.weight[0])]
+        return [name for weight in weights for name in self._names(weight)]
 
     def _probe(self, nodes: Sequence[Node]) -> None:
         """Settle which of the nodes split by example."""
@@ -169,12 +161,13 @@ class WeightSites:
         generator = torch.Generator().manual_seed(0)
         mixture = torch.rand(f.shape, generator=generator, dtype=torch.float64, device="cpu").add_(0.5).to(f)
         digits = exponents(self.n, f.dtype, f.device)
-        unsettled = self._owned(edges, mixture, digits[:1], complete=len(digits) == 1)
-        if unsettled:
-            self._owned(unsettled, mixture, digits, complete=True)
+        cotangents = torch.stack([mixture, *(power_of_two(digit, f.dtype)[:, None] * mixture for digit in digits)])
+        with exact_arithmetic():  # TF32 would round sums that differ in their last bits to others
+            for found in self.graph.signals(cotangents, edges, self.room):
+                self._owners |= {edge: owner_of(plain, scaled, digits) for edge, (plain, *scaled) in found.items()}
         for node in probed:
-            found = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
-            self._splits[node] = bool(found) and all(owner is not None for owner in found)
+            owners = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
+            self._splits[node] = bool(owners) and None not in owners
 
     def _with_broadcasts(self, nodes: Sequence[Node]) -> list[Node]:
         """And, where a gradient may be the same for all examples, whoever sends it: one pass then tells of both.
@@ -193,26 +186,6 @@ class WeightSites:
             stack += fresh
         return list(found)
 
-    @exact_arithmetic()  # TF32 would round sums that differ in their last bits to others that differ in their eleventh
-    def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
-        """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
-        weights = [power_of_two(digit, mixture.dtype)[:, None] for digit in digits]
-        cotangents = torch.stack([mixture, *(weight * mixture for weight in weights)])
-        unsettled: list[Edge] = []
-        for found in self.graph.signals(cotangents, edges, self.room):
-            for edge, (plain, *scaled) in found.items():
-                owner = quick_owner(plain, scaled[0], digits[0])
-                if owner is None:
-                    plain, *scaled = without_vanished(plain, scaled)
-                    owner = quick_owner(plain, scaled[0], digits[0])
-                if owner is not None or mixes(plain, scaled[0]):
-                    self._owners[edge] = owner
-                elif complete:
-                    self._owners[edge] = find_owner(plain, scaled, digits)
-                else:
-                    unsettled.append(edge)
-        return unsettled
-
     def _is_closed(self, node: Node) -> bool:
         """Does a node differentiate what is made of weights alone? Then it need not be probed."""
         if node not in self._splits and node != self.graph.root[0] and operation(node) in CLOSED:
@@ -227,37 +200,17 @@ class WeightSites:
 
     def _made_by(self, node: Node, operations: frozenset[str], constants: bool = False) -> bool:
         """Is what a node differentiates made by these operations alone, of parameters alone, or of constants too?"""
-        stack, seen = [node], {node}
-        while stack:
-            node = stack.pop()
-            if is_leaf(node):
-                continue
-            slots = [child for child, _ in node.next_functions]
-            if operation(node) not in operations or (None in slots and not constants):
-                return False
-            fresh = [child for child in slots if child is not None and child not in seen]
-            seen.update(fresh)
-            stack.extend(fresh)
-        return True
-
-    def _is_view(self, node: Node) -> bool:
-        """Does a node differentiate a view of a parameter?"""
-        while not is_leaf(node):
-            if operation(node) not in VIEWS:
-                return False
-            node = node.next_functions[0][0]
-        return True
+        return all(
+            is_leaf(below)
+            or (operation(below) in operations and (constants or all(child for child, _ in below.next_functions)))
+            for below in nodes_under([node])
+        )
 
     # Sites -----------------------------------------------------------------------------------------
 
     def sites(self, cotangents: Float[Tensor, "k n C"], room: int = UNLIMITED) -> Iterator[dict[str, tuple[Site, ...]]]:
         """All sites of some parameters at a time, of these cotangents; each parameter as soon as it is complete."""
-        uses = Counter(cut.weight for cuts in self.cuts.values() for cut in cuts)
-        left = Counter(
-            self.graph.names[leaf]
-            for weight, count in uses.items()
-            for leaf in self.graph.leaves_below(weight[0]) * count
-        )
+        left = Counter(name for cuts in self.cuts.values() for cut in cuts for name in self._names(cut.weight))
         held: dict[str, list[Site]] = {name: [] for name in left}
         made: dict[Edge, RowSite] = {}  # gradients with respect to weights that are made of parameters
         with torch.no_grad():
@@ -265,12 +218,11 @@ class WeightSites:
                 for node in dict.fromkeys(node for node, _ in found):
                     self._add(node, {edge: found.pop(edge) for edge in _edges(node) if edge in found}, held, made)
                     for cut in self.cuts[node]:
-                        uses[cut.weight] -= 1
-                        left.subtract(self.graph.names[leaf] for leaf in self.graph.leaves_below(cut.weight[0]))
-                        if uses[cut.weight] == 0 and cut.weight in made:
-                            self._pull_back(made.pop(cut.weight), cut.weight, held)
+                        left.subtract(self._names(cut.weight))
                     done = [name for name in held if left[name] == 0]
                     if done:
+                        for weight in [weight for weight in made if any(name in done for name in self._names(weight))]:
+                            self._pull_back(made.pop(weight), weight, held)
                         yield {name: tuple(held.pop(name)) for name in done}
             for weight, site in made.items():  # no signal reached some other use
                 self._pull_back(site, weight, held)
@@ -291,9 +243,9 @@ class WeightSites:
             begun = time.perf_counter()
             sites = sites_of(use)
             if any(site.rule == BY_EXAMPLE for site in sites):
-                leaves = self.graph.leaves_below(cut.weight[0])
-                for name in (self.graph.names[leaf] for leaf in leaves):
-                    self.slow[name] = self.slow.get(name, 0.0) + (time.perf_counter() - begun) / len(leaves)
+                names = self._names(cut.weight)
+                for name in names:
+                    self.slow[name] = self.slow.get(name, 0.0) + (time.perf_counter() - begun) / len(names)
             for site in sites:
                 placed = self._placed(site, cut.weight)
                 if placed is not None:
@@ -315,7 +267,7 @@ class WeightSites:
         if is_leaf(below) and not turned:
             return _sparse(_real(replace(site, name=self.graph.names[below]), below))
         leaves = self.graph.leaves_below(node)
-        if len(leaves) != 1 or not self._is_view(node) or leaves[0].variable.is_complex():
+        if len(leaves) != 1 or not self._made_by(node, VIEWS) or leaves[0].variable.is_complex():
             return None
         name = self.graph.names[leaves[0]]
         if (isinstance(site, OuterSite) and site.frame is None and len(site.order) == 2) and (
@@ -326,14 +278,6 @@ class WeightSites:
         if site.frame is not None:
             frame = Frame(frame.entries[site.frame.entries], frame.shape)
         return _real(replace(site, name=name, frame=frame), leaves[0])
-
-    def _pull_back(self, site: RowSite, weight: Edge, held: dict[str, list[Site]]) -> None:
-        """Add the sites of the parameters that a weight is made of."""
-        leaves = self.graph.leaves_below(weight[0])
-        rule = f"{site.rule}, derived weight" if site.rule != BY_EXAMPLE else site.rule
-        for leaf, gradient in zip(leaves, self._pulled_back(site.gradient, weight, leaves), strict=True):
-            name = self.graph.names[leaf]
-            held[name].append(_real(RowSite(name, rule, None, gradient), leaf))
 
     def _frame(self, weight: Edge, leaf: Node) -> Frame:
         """Where the entries of a view of a parameter lie."""
@@ -361,6 +305,14 @@ class WeightSites:
                 entries += found.real.to(torch.long) << place
             self._copied[weight] = entries.flatten() - 1
         return self._copied[weight]
+
+    def _pull_back(self, site: RowSite, weight: Edge, held: dict[str, list[Site]]) -> None:
+        """Add the sites of the parameters that a weight is made of."""
+        leaves = self.graph.leaves_below(weight[0])
+        rule = f"{site.rule}, derived weight" if site.rule != BY_EXAMPLE else site.rule
+        for leaf, gradient in zip(leaves, self._pulled_back(site.gradient, weight, leaves), strict=True):
+            name = self.graph.names[leaf]
+            held[name].append(_real(RowSite(name, rule, None, gradient), leaf))
 
     def _pulled_back(self, rows: Inexact[Tensor, "n k p"], weight: Edge, leaves: Sequence[Node]) -> list[Tensor]:
         """Gradients with respect to the parameters, from gradients with respect to what was made of them."""

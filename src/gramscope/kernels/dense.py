@@ -55,7 +55,7 @@ class _Rows:
         names = [*self.expansion.parameters, *(f"{ALONG}{name}" for name in self.expansion.parameters)]
         leaves = dict(zip(names, (*self.expansion.leaves, *self.v), strict=False))
         # Coupled examples are as exact, with fewer sites.
-        return WeightSites(BackwardGraph(self.outputs, leaves, loops=False), lambda names: None)
+        return WeightSites(BackwardGraph(self.outputs, leaves), lambda names: None)
 
     def bytes_per_output(self) -> int:
         signals = sum(shape.numel() * dtype.itemsize for shape, dtype in map(incoming, self.sites.edges))

@@ -6,7 +6,6 @@ contraction.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,26 +18,24 @@ from gramscope.ops.torch_calls import TorchFunction
 State = tuple[Tensor, ...]  # (h,) or (h, c)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """The weights of one layer in one direction, in torch's order."""
 
-    step: Callable[["Cell", Tensor, State], State]
     w_ih: Tensor
     w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
+    b_ih: Tensor | None = None
+    b_hh: Tensor | None = None
     w_hr: Tensor | None = None
 
     def recurrent(self, h: Tensor) -> Tensor:
         return F.linear(h, self.w_hh, self.b_hh)
 
 
-def _rnn_step(activation: Callable[[Tensor], Tensor]) -> Callable[[Cell, Tensor, State], State]:
-    def step(cell: Cell, projected: Tensor, state: State) -> State:
-        return (activation(projected + cell.recurrent(state[0])),)
+Step = Callable[[Cell, Tensor, State], State]
 
-    return step
+
+def _rnn_step(activation: Callable[[Tensor], Tensor]) -> Step:
+    return lambda cell, projected, state: (activation(projected + cell.recurrent(state[0])),)
 
 
 def _lstm_step(cell: Cell, projected: Tensor, state: State) -> State:
@@ -58,7 +55,7 @@ def _gru_step(cell: Cell, projected: Tensor, state: State) -> State:
     return (candidate + update * (h - candidate),)
 
 
-STEPS: dict[str, Callable[[Cell, Tensor, State], State]] = {
+STEPS: dict[str, Step] = {
     "lstm": _lstm_step,
     "gru": _gru_step,
     "rnn_tanh": _rnn_step(torch.tanh),
@@ -66,7 +63,9 @@ STEPS: dict[str, Callable[[Cell, Tensor, State], State]] = {
 }
 
 
-def _run(cell: Cell, data: Tensor, sizes: Sequence[int], initial: State, reverse: bool) -> tuple[Tensor, State]:
+def _run(
+    step: Step, cell: Cell, data: Tensor, sizes: Sequence[int], initial: State, reverse: bool
+) -> tuple[Tensor, State]:
     """One layer in one direction over rows ``data`` (Σ sizes, in), step t holding ``sizes[t]`` rows.
 
     ``sizes`` never grows (torch sorts packed sequences by length). Running backward, a sequence joins with its
@@ -84,19 +83,12 @@ def _run(cell: Cell, data: Tensor, sizes: Sequence[int], initial: State, reverse
             state = tuple(s[: sizes[t]] for s in state)
         elif sizes[t] > rows:
             state = tuple(torch.cat([s, s0[rows : sizes[t]]]) for s, s0 in zip(state, initial, strict=True))
-        state = cell.step(cell, projected[t], state)
+        state = step(cell, projected[t], state)
         outputs.append(state[0])
     if finished:
         parts = [state, *reversed(finished)]
         state = tuple(torch.cat([part[i] for part in parts]) for i in range(len(state)))
     return torch.cat(outputs[::-1] if reverse else outputs), state
-
-
-def _cell(kind: str, weights: Sequence[Tensor], has_bias: bool) -> Cell:
-    """From the weights of one layer in one direction, as torch lists them."""
-    biases = weights[2:4] if has_bias else (None, None)
-    projection = weights[4 if has_bias else 2 :]
-    return Cell(STEPS[kind], *weights[:2], *biases, *projection)
 
 
 class Arguments(NamedTuple):
@@ -153,8 +145,10 @@ def _layers(kind: str, call: Arguments, data: Tensor, sizes: Sequence[int]) -> t
         outputs = []
         for way in range(call.ways):
             place = layer * call.ways + way
-            cell = _cell(kind, call.weights[place * each : (place + 1) * each], call.has_bias)
-            out, final = _run(cell, data, sizes, tuple(s[place] for s in call.initial), reverse=way == 1)
+            own = call.weights[place * each : (place + 1) * each]
+            biases, projection = (own[2:4], own[4:]) if call.has_bias else ((None, None), own[2:])
+            cell = Cell(*own[:2], *biases, *projection)
+            out, final = _run(STEPS[kind], cell, data, sizes, tuple(s[place] for s in call.initial), reverse=way == 1)
             outputs.append(out)
             finals.append(final)
         data = torch.cat(outputs, dim=-1) if call.ways == 2 else outputs[0]
@@ -167,8 +161,7 @@ def _unrolled_cell(
     kind: str, input: Tensor, hx: Tensor | Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor | State:  # fmt: skip
-    one = Cell(STEPS[kind], w_ih, w_hh, b_ih, b_hh)
-    final = one.step(one, F.linear(input, w_ih, b_ih), _states(hx))
+    final = STEPS[kind](Cell(w_ih, w_hh, b_ih, b_hh), F.linear(input, w_ih, b_ih), _states(hx))
     return final if kind == "lstm" else final[0]
 
 
