@@ -123,15 +123,6 @@ def power_of_two(exponent: Int[Tensor, "*n"], dtype: torch.dtype) -> Float[Tenso
     return ((exponent.int() + 127) << 23).view(torch.float32).to(dtype)
 
 
-def owner_of(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Tensor, " n"]]) -> Owner | None:
-    """The owner of signals, from the same ones scaled by ``digits``; None where some entry serves several examples."""
-    owner = quick_owner(plain, scaled[0], digits[0])
-    if owner is None:
-        plain, *scaled = without_vanished(plain, scaled)
-        owner = quick_owner(plain, scaled[0], digits[0])
-    return owner or find_owner(plain, scaled, digits)
-
-
 def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> Owner | None:
     """The usual layout, examples first, where one product and one comparison prove it."""
     n = len(exponent)
@@ -183,6 +174,12 @@ def without_vanished(plain: Tensor, scaled: Sequence[Tensor]) -> list[Tensor]:
     limit = 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny * 4.0 ** REACH.get(dtype, REACH[torch.float32])
     vanished = plain.abs() <= limit
     return [signal.masked_fill(vanished, 0) for signal in (plain, *scaled)]
+
+
+def mixes(plain: Tensor, scaled: Tensor) -> bool:
+    """Some entry does not scale by a power of two, even to rounding: it serves several examples."""
+    exponent = _ratio(plain, scaled, plain == 0)
+    return not bool((exponent.round() - exponent).abs().max() <= 0.1) if exponent.numel() else False
 
 
 def _ratio(plain: Tensor, scaled: Tensor, zero: Tensor) -> Tensor:

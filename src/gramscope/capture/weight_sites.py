@@ -32,7 +32,7 @@ from gramscope.capture.backward_graph import (
 )
 from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
-from gramscope.capture.owners import Owner, exponents, owner_of, power_of_two
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, quick_owner, without_vanished
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
@@ -161,13 +161,12 @@ class WeightSites:
         generator = torch.Generator().manual_seed(0)
         mixture = torch.rand(f.shape, generator=generator, dtype=torch.float64, device="cpu").add_(0.5).to(f)
         digits = exponents(self.n, f.dtype, f.device)
-        cotangents = torch.stack([mixture, *(power_of_two(digit, f.dtype)[:, None] * mixture for digit in digits)])
-        with exact_arithmetic():  # TF32 would round sums that differ in their last bits to others
-            for found in self.graph.signals(cotangents, edges, self.room):
-                self._owners |= {edge: owner_of(plain, scaled, digits) for edge, (plain, *scaled) in found.items()}
+        unsettled = self._owned(edges, mixture, digits[:1], complete=len(digits) == 1)
+        if unsettled:
+            self._owned(unsettled, mixture, digits, complete=True)
         for node in probed:
-            owners = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
-            self._splits[node] = bool(owners) and None not in owners
+            found = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
+            self._splits[node] = bool(found) and all(owner is not None for owner in found)
 
     def _with_broadcasts(self, nodes: Sequence[Node]) -> list[Node]:
         """And, where a gradient may be the same for all examples, whoever sends it: one pass then tells of both.
@@ -185,6 +184,26 @@ class WeightSites:
             found.update(dict.fromkeys(fresh))
             stack += fresh
         return list(found)
+
+    @exact_arithmetic()  # TF32 would round sums that differ in their last bits to others that differ in their eleventh
+    def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
+        """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
+        weights = [power_of_two(digit, mixture.dtype)[:, None] for digit in digits]
+        cotangents = torch.stack([mixture, *(weight * mixture for weight in weights)])
+        unsettled: list[Edge] = []
+        for found in self.graph.signals(cotangents, edges, self.room):
+            for edge, (plain, *scaled) in found.items():
+                owner = quick_owner(plain, scaled[0], digits[0])
+                if owner is None:
+                    plain, *scaled = without_vanished(plain, scaled)
+                    owner = quick_owner(plain, scaled[0], digits[0])
+                if owner is not None or mixes(plain, scaled[0]):
+                    self._owners[edge] = owner
+                elif complete:
+                    self._owners[edge] = find_owner(plain, scaled, digits)
+                else:
+                    unsettled.append(edge)
+        return unsettled
 
     def _is_closed(self, node: Node) -> bool:
         """Does a node differentiate what is made of weights alone? Then it need not be probed."""
