@@ -69,21 +69,23 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
     return backward
 
 
-def by_forward_mode(
-    expansion: Expansion, directions: Sequence[Tensor], run: Callable[[Parameters], Tensor] | None = None
-) -> Float[Tensor, "n C"] | None:
-    """The derivative of the outputs, or of what ``run`` makes of the parameters, along all directions.
+def by_forward_mode(expansion: Expansion, directions: Sequence[Tensor]) -> Float[Tensor, "n C"] | None:
+    """The derivative of the outputs along all directions; None where forward mode cannot run."""
+    return in_forward_mode(expansion, lambda: derivative_along(expansion, expansion.run, directions))
 
-    None where forward mode cannot run.
-    """
+
+def derivative_along(
+    expansion: Expansion, run: Callable[[Parameters], Tensor], directions: Sequence[Tensor]
+) -> Float[Tensor, "n C"]:
+    """The same of what ``run`` makes of the parameters; to be called within ``in_forward_mode``."""
 
     def along(function: Callable[..., Tensor], tangents: Parameters) -> Callable[..., Tensor]:
         return lambda *parameters: torch.func.jvp(function, parameters, tangents)[1]
 
-    function: Callable[..., Tensor] = lambda *parameters: (run or expansion.run)(parameters)  # noqa: E731
+    function: Callable[..., Tensor] = lambda *parameters: run(parameters)  # noqa: E731
     for direction in directions:
         function = along(function, expansion.split(direction))
-    return in_forward_mode(expansion, lambda: function(*expansion.point).detach().to(expansion.dtype))
+    return function(*expansion.point).detach().to(expansion.dtype)
 
 
 def in_forward_mode(expansion: Expansion, work: Callable[[], R]) -> R | None:

@@ -15,7 +15,7 @@ from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
-from gramscope.kernels.derivatives import by_forward_mode
+from gramscope.kernels.derivatives import derivative_along, in_forward_mode
 from gramscope.kernels.expansion import Expansion, Rates, flat_metric
 from gramscope.linalg import Composition, Diagonal
 
@@ -54,13 +54,8 @@ class JacobianOperator(Expansion):
 
     def _forward(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"] | None:
         """The same by forward mode; None where an operation has no forward derivative."""
-        columns: list[Tensor] = []
-        for vector in vectors.T:
-            column = by_forward_mode(self, [vector], self.call)
-            if column is None:
-                return None
-            columns.append(column.flatten())
-        return torch.stack(columns, dim=1)
+        columns = in_forward_mode(self, lambda: [derivative_along(self, self.call, [v]) for v in vectors.T])
+        return None if columns is None else torch.stack(columns).flatten(1).T
 
     @cached_property
     def _forward_is_right(self) -> bool:
