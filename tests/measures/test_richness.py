@@ -15,6 +15,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.measures.eigenfunction_curves import orthonormalised
+from gramscope.measures.lazy_or_rich import richness_and_similarity
 from references import richness as reference
 
 Undefined = gs.measures.UndefinedMeasureWarning
@@ -263,6 +264,20 @@ def test_of_a_network_with_its_last_layer_found_or_named():
     assert gs.measures.network_richness(model, x.split(10)) == pytest.approx(expected, abs=1e-10)
     named = gs.measures.network_richness(model, x, layer="2", target="projection")
     assert named == pytest.approx(gs.measures.richness(early, f, "projection"), abs=1e-12)
+
+
+@pytest.mark.parametrize("outputs", [40, 25])
+def test_richness_and_initial_similarity_in_one_pass(outputs):
+    """Far from zero too, and where only the first examples have outputs."""
+    rng = torch.Generator().manual_seed(0)
+    initial = torch.randn(40, 5, generator=rng)
+    features = initial + torch.randn(40, 5, generator=rng) + 1e3
+    f = (features @ torch.randn(5, 3, generator=rng))[:outputs]
+    rich, similar = richness_and_similarity(initial, features, f)
+    assert rich == pytest.approx(gs.measures.richness(features[:outputs], f), rel=1e-12)
+    assert similar == pytest.approx(gs.measures.initial_similarity(initial, features), rel=1e-12)
+    with pytest.warns(Undefined, match="'features' has the same features for all examples"):
+        assert math.isnan(richness_and_similarity(initial, 0 * features + 1, f[:1].expand(40, 3) + initial[:, :3])[0])
 
 
 def test_initial_similarity_and_norm():

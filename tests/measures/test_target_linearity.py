@@ -17,6 +17,7 @@ from gramscope.measures.linear_targets import (
     TargetLinearity,
     held_out_target_linearity,
     layer_target_linearity,
+    target_linearities,
     target_linearity,
 )
 from gramscope.measures.measure import UndefinedMeasureWarning
@@ -324,6 +325,26 @@ def test_the_value_is_a_float_that_pickles():
     copied = pickle.loads(pickle.dumps(found))
     assert copied == found == found.value
     assert (copied.rank, copied.permuted, copied.examples) == (found.rank, found.permuted, 9)
+
+
+def test_several_layers_at_once_have_the_values_of_each():
+    """Also those far from zero, in less than float64, of less than full rank, and of more columns than examples."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 6, generator=rng)
+    layers = {"far": x.double() + 1e6, "short": x.bfloat16(), "rank": x[:, :2] @ x[:2], "wide": x.repeat(1, 6) ** 3}
+    targets = torch.randn(30, 2, generator=rng) + 100
+    found = target_linearities(layers, targets)
+    assert list(found) == list(layers)
+    for name, rows in layers.items():
+        alone = target_linearity(rows, targets)
+        assert found[name].rank == alone.rank
+        assert float(found[name]) == pytest.approx(float(alone), rel=1e-12)
+    exact = reference_target_linearity(layers["short"].double(), targets)
+    assert float(found["short"]) == pytest.approx(float(exact), rel=1e-10)
+    with pytest.warns(UndefinedMeasureWarning, match="do not vary"):
+        assert math.isnan(target_linearities(layers, 0 * targets)["far"])
+    with pytest.raises(InputError, match="got 30 and 29 rows"):
+        target_linearities(layers, targets[1:])
 
 
 def test_layers_one_after_another():

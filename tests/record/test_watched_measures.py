@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import gramscope as gs
 from gramscope.measures.gram_tracker import gram_change_sizes
+from gramscope.record import watched_measures
 from gramscope.record.scope import WatchWarning
 
 LR = 0.1
@@ -28,8 +29,10 @@ def test_what_a_layer_is_given_unchanged_is_looked_at_once(monkeypatch):
     """The first layer is always given the probe; the others are looked at again, since the weights moved."""
     torch.manual_seed(0)
     model, x, y = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(20, 3), torch.arange(20) % 2
-    seen, real = [], gs.measures.target_linearity
-    monkeypatch.setattr(gs.measures, "target_linearity", lambda h, y: seen.append(h) or real(h, y))
+    seen, real, several = [], gs.measures.target_linearity, watched_measures.target_linearities
+    monkeypatch.setattr(
+        watched_measures, "target_linearities", lambda new, y: seen.extend(new.values()) or several(new, y)
+    )
     scope = gs.watch(model, (x, y), measures="target_linearity", on_error="raise", overhead=None, every=1)
     with torch.no_grad():
         model[0].weight.mul_(2)

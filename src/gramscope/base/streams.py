@@ -52,10 +52,10 @@ class RandomStreams:
 
 
 @contextmanager
-def streams_put_back() -> Iterator[None]:
+def streams_put_back() -> Iterator[RandomStreams]:
     """The streams after the block as before it, also after an error; or after every call of a decorated function."""
     streams = RandomStreams()
     try:
-        yield
+        yield streams
     finally:
         streams.rewind()

@@ -17,7 +17,6 @@ from gramscope.base.checks import check_choice, check_finite
 from gramscope.base.complex_numbers import real_view
 from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.base.nested import ModelInput, tensors_in
-from gramscope.base.streams import RandomStreams
 from gramscope.capture.backward_graph import UNLIMITED, BackwardGraph, check_differentiable
 from gramscope.capture.known_sites import KnownSites
 from gramscope.capture.network import (
@@ -161,13 +160,12 @@ def opened(
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
             parameter.requires_grad_()
-        streams = RandomStreams()
         with written, watch or nullcontext():
             f = evaluate(model, x, n, outputs)
         check_outputs(f, parameters)
 
         def run(x: ModelInput) -> Tensor:
-            streams.rewind()
+            written.streams.rewind()
             with untouched(model):
                 return evaluate(model, x, n, outputs).detach()
 

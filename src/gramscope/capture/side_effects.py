@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from gramscope.base.errors import UnsupportedError
 from gramscope.base.nested import tensors_in
-from gramscope.base.streams import streams_put_back
+from gramscope.base.streams import RandomStreams, streams_put_back
 from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -36,12 +36,12 @@ Collection = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 class CopyOnWrite(TorchFunctionMode):
     """Keeps the value of every parameter that an operation writes into, from before the first time.
 
-    ``hooked``: a hook was put on a tensor.
+    ``hooked``: a hook was put on a tensor. ``streams``: the random streams as they stood when it was made.
     """
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, parameters: Iterable[Tensor], streams: RandomStreams) -> None:
         super().__init__()
-        self.hooked = False
+        self.streams, self.hooked = streams, False
         self._known: dict[int, list[Tensor]] = {}
         self._saved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for tensor in parameters:
@@ -163,11 +163,11 @@ def untouched(model: nn.Module, throughout: bool = True) -> Iterator[CopyOnWrite
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         # Streams and switches belong to the whole process: one measurement at a time.
         stack.enter_context(_ONE_AT_A_TIME)
-        stack.enter_context(streams_put_back())
+        streams = stack.enter_context(streams_put_back())
         parameters = list(model.parameters())
         stack.enter_context(gradients_set_aside(parameters))
         stack.callback(_restorer(model, parameters))
-        written = CopyOnWrite(parameters)
+        written = CopyOnWrite(parameters, streams)
         stack.callback(written.put_back)
         if throughout:
             stack.enter_context(written)

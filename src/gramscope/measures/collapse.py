@@ -146,6 +146,7 @@ class Collapse(Measure[PairedRows, NeuralCollapse]):
         )
 
 
+@torch.inference_mode()
 def neural_collapse(
     features: Tensor,
     labels: Tensor,

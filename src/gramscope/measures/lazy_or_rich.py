@@ -17,7 +17,7 @@ from gramscope.capture.activations import Mode
 from gramscope.measures.hsic import LayerState, tiled_products
 from gramscope.measures.last_linear_layer import last_layer_batches
 from gramscope.measures.layer_features import Batch, Batches, Channels, Reduce, streams_kept
-from gramscope.measures.linear_cka import cka
+from gramscope.measures.linear_cka import CKA, SimilarityMatrix, cka
 from gramscope.measures.measure import Measure
 from gramscope.measures.norms import norms
 from gramscope.measures.rows import Rows
@@ -126,6 +126,19 @@ def initial_similarity(initial: Tensor, features: Tensor) -> float:
         1.0
     """
     return cka(initial, features)
+
+
+@torch.inference_mode()
+def richness_and_similarity(initial: Tensor, features: Tensor, outputs: Tensor) -> tuple[float, float]:
+    """:func:`richness` and :func:`initial_similarity`, in one pass over the features if all examples have outputs.
+
+    Else ``outputs`` are those of the first examples.
+    """
+    if len(outputs) < len(features):
+        return richness(features[: len(outputs)], outputs), initial_similarity(initial, features)
+    found = CKA()({"initial": initial, "features": features, "outputs": outputs})
+    assert isinstance(found, SimilarityMatrix)
+    return 1.0 - found["features", "outputs"], found["initial", "features"]
 
 
 def parameter_norm(model: nn.Module) -> float:

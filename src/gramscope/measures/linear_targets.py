@@ -1,7 +1,7 @@
 """Target linearity: how much of the targets a linear map of the features can say."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +82,7 @@ class TargetLinearityValue(
         return (float(self) - self.null) / (1 - self.null) if self.null < 1 else math.nan
 
 
+@torch.inference_mode()
 def target_linearity(
     features: Tensor,
     targets: Tensor,
@@ -120,14 +121,26 @@ def target_linearity(
     """
     check_count(permutations, "permutations", 0)
     measure = TargetLinearity(center=center, tol=tol, dtype=dtype)
-    state = measure._stacked(features, _as_rows_alike(targets)[0], least=1)
-    span, centred = measure._span(state)
-    value = _value(span, centred, state.n, center)
+    h, y = _rows(features, _as_rows_alike(targets)[0])
+    span, centred = measure._span_of_rows(h, features), _centred_targets(y)
+    value = _value(span, centred, len(h), center)
     if permutations == 0 or math.isnan(value):
         return value
     drawn = _permuted(span, centred, permutations, seed)
     std = float(drawn.std()) if permutations > 1 else math.nan
     return TargetLinearityValue(float(value), value.rank, value.examples, center, float(drawn.mean()), std)
+
+
+@torch.inference_mode()
+def target_linearities(features: Mapping[str, Tensor], targets: Tensor) -> dict[str, TargetLinearityValue]:
+    """:func:`target_linearity` of several layers; the targets (n, c), which are the same for all, are centred once."""
+    measure, y = TargetLinearity(), _checked_rows(targets, "targets")
+    centred, found = _centred_targets(y), dict[str, TargetLinearityValue]()
+    for name, given in features.items():
+        h = _checked_rows(given, "features")
+        check_paired(h, y, "features", "targets")
+        found[name] = _value(measure._span_of_rows(h, given), centred.to(h.device), len(h), center=False)
+    return found
 
 
 def held_out_target_linearity(
@@ -331,6 +344,11 @@ class TargetLinearity(Measure[TriangularState, TargetLinearityValue]):
         h = _centred(state.rows[:, :p], one, state.n) if self.center else h
         return self._basis(h, lengths, state.n, state.rounding), centred
 
+    def _span_of_rows(self, h: Float[Tensor, "n p"], given: Tensor) -> Float[Tensor, "n r"]:
+        """An orthonormal basis of the columns of rows in float64; ``given`` are the features in their own dtype."""
+        lengths = h.norm(dim=0)
+        return self._basis(_about_mean(h)[0] if self.center else h, lengths, len(h), Rounding.of(given, self.dtype))
+
     def _basis(self, h: Tensor, lengths: Tensor, n: int, rounding: Rounding) -> Float[Tensor, "rows r"]:
         """An orthonormal basis of H; ``lengths`` are those of its columns before they were centred."""
         if self.tol is None:
@@ -357,15 +375,17 @@ def _permuted(span: Tensor, centred: Tensor, permutations: int, seed: int) -> Fl
 
 
 def _rows(features: Tensor, targets: Tensor, *, least: int = 1) -> tuple[Tensor, Tensor]:
-    h, y = as_rows(features, "features"), as_rows(targets, "targets")
+    h, y = _checked_rows(features, "features", least), _checked_rows(targets, "targets", least)
     check_paired(h, y, "features", "targets")
-    if len(h) < least or h.shape[1] == 0 or y.shape[1] == 0:
-        raise InputError(
-            f"features and targets must not be empty, got {tuple(features.shape)}, {tuple(targets.shape)}."
-        )
-    check_size(h, "features", power=2)
-    check_size(y, "targets", power=2)
     return h, y.to(h.device)
+
+
+def _checked_rows(x: Tensor, what: str, least: int = 1) -> Float[Tensor, "n p"]:
+    rows = as_rows(x, what)
+    if len(rows) < least or rows.shape[1] == 0:
+        raise InputError(f"features and targets must not be empty, got {what} of shape {tuple(x.shape)}.")
+    check_size(x, what, power=2)
+    return rows
 
 
 def _as_rows_alike(*targets: Tensor) -> Sequence[Tensor]:
@@ -387,6 +407,18 @@ def _split(h: Tensor, y: Tensor, share: float, seed: int) -> tuple[tuple[Tensor,
 def _no_variance(n: int, mean: Tensor) -> float:
     """Sums of squares about the mean of n rows that are rounding of the mean itself."""
     return n * float(mean.square().sum()) * EPS64**2 * 1e4
+
+
+def _centred_targets(y: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    centred, mean = _about_mean(y)
+    return _varying(centred, mean, len(y))
+
+
+def _about_mean(rows: Float[Tensor, "n p"]) -> tuple[Float[Tensor, "n p"], Float[Tensor, " p"]]:
+    """Rows minus their mean, and that; all about the first row, so that no digits go to a mean far from zero."""
+    shifted = rows - rows[0]
+    mean = shifted.mean(0)
+    return shifted - mean, rows[0] + mean
 
 
 def _varying(centred: Tensor, mean: Tensor, n: int) -> Tensor:

@@ -109,14 +109,12 @@ class Rows:
 
     def centre(self) -> Centre:
         """Mean over the rows, to twice the digits of float64, without a float64 copy of them all."""
-        zero = torch.zeros(self.width, dtype=torch.float64, device=self.device)
-        centre = Centre(zero, zero)
-        for _ in range(2):  # the second time about the first's mean, whose last digits are rounding
-            total = torch.zeros_like(zero)
-            for _, block in self.blocks():
-                total += (block - centre.mean).sum(0)
-            centre = centre.moved(total / max(self.n, 1))
-        return centre
+        mean, rest = torch.zeros((2, self.width), dtype=torch.float64, device=self.device)
+        for _, block in self.blocks():
+            mean += block.sum(0) / self.n
+        for _, block in self.blocks():  # about the mean, whose last digits are rounding
+            rest += (block - mean).sum(0) / self.n
+        return Centre(mean, torch.zeros_like(mean)).moved(rest)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,8 @@ from gramscope.hierarchy.explained import ExplainedStep
 from gramscope.kernels.crossings import ntk_step
 from gramscope.measures.eigenfunction_curves import Curves
 from gramscope.measures.gram_tracker import gram_change_sizes
+from gramscope.measures.lazy_or_rich import richness_and_similarity
+from gramscope.measures.linear_targets import target_linearities
 from gramscope.measures.weight_matrices import WeightForm
 from gramscope.propagators.prediction import predict_states
 from gramscope.record.condensed import passes_of_kernel, rehearses_losses
@@ -210,15 +212,18 @@ def measure_richness(measurement: Measurement) -> MeasuredValues:
     if last is None:
         return MeasuredValues(missing={"richness": _NO_LAST})
     features, outputs = measurement.along_loss.features[last], measurement.output_rows
-    measured = MeasuredValues({"richness": measures.richness(features[: len(outputs)], outputs)})
-    if measurement.memory.features is None and not measurement.memory.resumed:
-        measurement.memory.features = _kept(features)
-        measured.arrays |= _first_measurement(measurement, "features", measurement.memory.features)
-    elif measurement.memory.features is None or len(measurement.memory.features) != len(features):
-        measured.missing["richness/initial_similarity"] = _no_start(measurement)
+    measured, start = MeasuredValues(), measurement.memory.features
+    if start is not None and len(start) == len(features):
+        start = start.to(features.device)
+        found = richness_and_similarity(start, features.to(start.dtype), outputs)
+        measured.scalars |= dict(zip(("richness", "richness/initial_similarity"), found, strict=True))
     else:
-        start = measurement.memory.features.to(features.device)
-        measured.scalars["richness/initial_similarity"] = measures.initial_similarity(start, features.to(start.dtype))
+        measured.scalars["richness"] = measures.richness(features[: len(outputs)], outputs)
+        if start is None and not measurement.memory.resumed:
+            measurement.memory.features = _kept(features)
+            measured.arrays |= _first_measurement(measurement, "features", measurement.memory.features)
+        else:
+            measured.missing["richness/initial_similarity"] = _no_start(measurement)
     curves = None if measurement.subject.y is None else eigenfunction_curves(measurement, features)
     if curves is None:
         return measured
@@ -245,9 +250,9 @@ def eigenfunction_curves(measurement: Measurement, features: Tensor) -> Curves |
 )
 def measure_target_linearity(measurement: Measurement) -> MeasuredValues:
     keys, before = weight_keys(measurement.subject.model), measurement.memory.linearity
-    for name, features in measurement.features.items():
-        if name not in before or not _same(before[name][0], features):  # the first layer is always given the probe
-            before[name] = features, measures.target_linearity(features, measurement.targets)
+    # The first layer is always given the probe.
+    new = {name: v for name, v in measurement.features.items() if name not in before or not _same(before[name][0], v)}
+    before |= {name: (new[name], value) for name, value in target_linearities(new, measurement.targets).items()}
     found = {keys.get(name, name): before[name][1] for name in measurement.features}
     values = {f"target_linearity/{key}": value.value for key, value in found.items()}
     return MeasuredValues(values | {f"target_linearity_null/{key}": value.null for key, value in found.items()})
