@@ -125,18 +125,6 @@ def _with_open_body(func: types.FunctionType) -> TorchFunction:
     return _OPENED[func]
 
 
-class _Alias(torch.autograd.Function):
-    """The same memory under a new node that is no view, so that in-place operations append to it."""
-
-    @staticmethod
-    def forward(ctx: object, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        return gradients[0]
-
-
 def settle(tensor: Tensor) -> Tensor:
-    """``tensor`` with a gradient edge that later in-place operations cannot bypass."""
-    return _Alias.apply(tensor) if tensor._is_view() else tensor  # type: ignore[no-untyped-call]
+    """``tensor`` with a gradient edge that later in-place operations cannot bypass, as they can that of a view."""
+    return tensor.clone() if tensor._is_view() else tensor

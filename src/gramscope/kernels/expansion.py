@@ -291,41 +291,29 @@ def _finite(found: Tensor) -> Tensor:
     return found
 
 
+# What torch says where an operation cannot be differentiated: a line that names the operation.
+NOT_DIFFERENTIABLE = re.compile(
+    "once_differentiable|derivative for .* is not implemented|forward AD with .* does not support|"
+    r"differentiable with respect to .*Backward|function \w+Backward\w* returned|[Bb]ackward\w* is not differentiable"
+)
+
+
 @contextmanager
 def naming_operations() -> Iterator[None]:
     """An operation that cannot be differentiated often enough is named; there is no approximation in its place."""
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, GramscopeError):
+        said = str(error)
+        if isinstance(error, GramscopeError) or not NOT_DIFFERENTIABLE.search(said):
             raise
-        name = _culprit(str(error))
-        if name is None:
-            raise
+        # Attention has another form, which is chosen around the forward pass.
+        fused = " (run the model within torch.nn.attention.sdpa_kernel(SDPBackend.MATH))"
         raise UnsupportedError(
-            f"every operation of the model must have a second derivative, but {name} has none that torch can compute "
-            f"({str(error).splitlines()[0]}). Replace it by operations that do{_fused(name)}, or write its backward "
-            "pass with differentiable operations; nothing is approximated here."
+            "every operation of the model must have a second derivative, but torch can compute none of one of them "
+            f"({said.splitlines()[0]}). Replace it by operations that do{fused if 'scaled_dot_product' in said else ''}"
+            ", or write its backward pass with differentiable operations; nothing is approximated here."
         ) from error
-
-
-def _fused(name: str) -> str:
-    """Attention has another form, which is chosen around the forward pass."""
-    attention = "scaled_dot_product" in name
-    return " (run the model within torch.nn.attention.sdpa_kernel(SDPBackend.MATH))" if attention else ""
-
-
-def _culprit(message: str) -> str | None:
-    if "once_differentiable" in message:
-        return "an autograd.Function marked @once_differentiable"
-    patterns = (
-        r"derivative for '?(?:aten::)?([\w:.]+)'? is not implemented",
-        r"forward AD with (\w+) that does not support",
-        r"differentiable with respect to .* (\w+Backward\w*)",
-        r"function (\w+Backward\w*) returned",
-        r"(\w*[Bb]ackward\w*) is not differentiable",
-    )
-    return next((found[1] for pattern in patterns if (found := re.search(pattern, message))), None)
 
 
 def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
