@@ -301,21 +301,6 @@ def _filled_with(n: int, example: int, tensor: Tensor) -> Tensor:
     return tensor[example : example + 1].expand_as(tensor).clone() if rows else tensor
 
 
-def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tuple[str, int]]:
-    """Every place of every module that holds a chosen parameter, once, and which it is.
-
-    torch's own tying of weights goes by names: a module that has two gets its parameters swapped twice and put back in
-    the wrong order, which would leave our copies in the user's model.
-    """
-    places = {id(parameter): place for place, parameter in enumerate(chosen)}
-    slots = []
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) in places:
-                slots.append((f"{prefix}.{name}" if prefix else name, places[id(parameter)]))
-    return slots
-
-
 def _named(raw: object, name: str) -> Tensor:
     """One entry of an output that is a mapping or an object with fields."""
     found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
