@@ -126,7 +126,7 @@ def test_plots_draw_what_they_say(network, x):
 def test_regression_refuses_what_it_cannot_solve(network, x):
     kernel, y = gs.kernel(network, x), torch.ones(5, 2, dtype=torch.float64)
     for ridge in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(InputError, match="ridge must be a finite number of at least 0"):
+        with pytest.raises(InputError, match="ridge must be one finite number at least 0"):
             kernel.predict(kernel, y, ridge)
     with pytest.raises(InputError, match="targets must be finite"):
         kernel.predict(kernel, y * float("nan"))

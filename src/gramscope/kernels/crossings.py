@@ -89,15 +89,13 @@ class KinkCrossings(TableResult):
 
 
 @dataclass(frozen=True, repr=False)
-class NTKStep(Result):
+class NTKStep(Result, shown=("error", "lr", "predicted")):
     """One gradient step of size ``lr``: the change of kernel and outputs, predicted at θ and measured.
 
     ``predicted`` is ``lr·velocity`` (the dNTK), ``measured`` is ``K(θ - lr v) - K(θ)`` and ``crossing`` the part of it
     that is due to crossed kinks: ``measured - crossing`` is the change on fixed sides. Kernels are (n, C, n, C),
     outputs (n, C); ``outputs_linear`` is ``-lr K ε``, ``outputs_quadratic`` adds ``lr²·curvature``.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("error", "lr", "predicted")
 
     lr: float
     kernel: Tensor

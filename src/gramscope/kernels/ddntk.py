@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, check_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
@@ -64,7 +63,7 @@ class DDNTK:
     @torch.inference_mode(False)
     def first(self, a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "n C"]:
         """``Σ_{jkl} ddI_{i j k l} a_j b_k c_l``: a third derivative of the outputs along three directions."""
-        u, v, w = (self._direction(vector, name) for vector, name in ((a, "a"), (b, "b"), (c, "c")))
+        u, v, w = (step_direction(self.expansion, *named) for named in ((a, "a"), (b, "b"), (c, "c")))
         return derivative(self.expansion.tangent(u).tangent(v), w, self.check)
 
     @torch.inference_mode(False)
@@ -73,8 +72,8 @@ class DDNTK:
 
         It is ``(D_u J) λ (D_w J)ᵀ`` with ``u = λ Jᵀ a``, ``w = λ Jᵀ b``.
         """
-        left = self.expansion.tangent(self._direction(a, "a"))
-        right = left if b is a else self.expansion.tangent(self._direction(b, "b"))
+        left = self.expansion.tangent(step_direction(self.expansion, a, "a"))
+        right = left if b is a else self.expansion.tangent(step_direction(self.expansion, b, "b"))
         return left.times(right)
 
     @torch.inference_mode(False)
@@ -104,16 +103,6 @@ class DDNTK:
                     _fill(first, j, k, tangent.tangent(directions[:, k]).jvp(directions[:, k:]))
                 advance()
         return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, self.expansion.rates.diagonal, turned))
-
-    def _direction(self, vector: Tensor, name: str) -> Float[Tensor, " p"]:
-        rows = self.expansion.rows
-        if not isinstance(vector, Tensor) or vector.shape not in (torch.Size(rows.shape), torch.Size([rows.size])):
-            got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-            raise InputError(
-                f"{name} must have the shape {tuple(rows.shape)} of the outputs, or be flattened to ({rows.size},), "
-                f"got {got}. It is a vector over (example, output), as a residual is."
-            )
-        return step_direction(self.expansion, vector.reshape(rows.shape))
 
 
 def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, "u m"]) -> None:

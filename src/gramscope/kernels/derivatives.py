@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, shape_or_type
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.network import loss_gradient
@@ -137,27 +137,18 @@ def _difference(
     return (sides[0] - sides[1]) * before / (2 * short)
 
 
-def step_direction(at: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, " p"]:
-    """``v = λ Jᵀ ε``: a step of size η moves θ to ``θ - η v``."""
-    return at.step(residual_of(at, residual).reshape(-1))
-
-
-def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, "n C"]:
-    """``ε = ∂loss/∂f`` (n, C), from the tensor itself or from a loss of the outputs."""
-    f = expansion.f.detach()
-    if isinstance(residual, Tensor):
-        if residual.shape != f.shape and not (residual.shape == f.shape[:1] and f.shape[1] == 1):
-            raise InputError(
-                f"residual must have the shape {tuple(f.shape)} of the outputs, got {tuple(residual.shape)}. It is "
-                "∂loss/∂f, e.g. (f - y) for half the squared error; a function f -> loss does as well."
-            )
-        epsilon = residual.detach().clone().reshape(f.shape)
-    elif not callable(residual):
+def step_direction(
+    at: Expansion, residual: Tensor | Callable[[Tensor], Tensor], name: str = "residual"
+) -> Float[Tensor, " p"]:
+    """``v = λ Jᵀ ε``, with ``ε = ∂loss/∂f`` or a loss of the outputs: a step of size η moves θ to ``θ - η v``."""
+    f = at.f.detach()
+    if not isinstance(residual, Tensor) and callable(residual):
+        residual = loss_gradient(residual, f, name)[1]
+    if not isinstance(residual, Tensor) or residual.shape not in (f.shape, (f.numel(),)):
         raise InputError(
-            f"residual must be a tensor ∂loss/∂f or a function f -> loss, got {type(residual).__name__}. Convert an "
-            "array with torch.as_tensor."
+            f"{name} must have the shape {tuple(f.shape)} of the outputs, or be flattened to ({f.numel()},), got "
+            f"{shape_or_type(residual)}. It is a tensor ∂loss/∂f, e.g. (f - y) for half the squared error; a residual "
+            "may be a function f -> loss as well."
         )
-    else:
-        epsilon = loss_gradient(residual, f, "residual")[1]
-    check_finite(epsilon, "residual", "Check the loss and the targets.")
-    return epsilon.to(dtype=expansion.dtype, device=expansion.device)
+    check_finite(residual, name, "Check the loss and the targets.")
+    return at.step(residual.detach().reshape(-1).to(dtype=at.dtype, device=at.device))

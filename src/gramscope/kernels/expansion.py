@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_choice, check_finite, check_number
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
 from gramscope.base.streams import streams_put_back
@@ -71,16 +71,15 @@ def check_options(options: ExpansionOptions) -> None:
         raise UnsupportedError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}.")
     check_precision(options.get("precision"))
     kink, bandwidth = options.get("kink", "autograd"), options.get("bandwidth")
-    if kink not in ("autograd", "distributional"):
-        raise InputError(f'kink must be "autograd" or "distributional", got {kink!r}.')
+    check_choice(kink, "kink", ("autograd", "distributional"))
     if (kink == "distributional") != (bandwidth is not None):
         raise InputError(
             "bandwidth must be given with kink='distributional' and only there, got "
             f"kink={kink!r}, bandwidth={bandwidth!r}. It is the width over which a kink is smoothed; take about the "
             "change of a preactivation in one step."
         )
-    if bandwidth is not None and not 0 < bandwidth < float("inf"):
-        raise InputError(f"bandwidth must be a positive number, got {bandwidth!r}.")
+    if bandwidth is not None:
+        check_number(bandwidth, "bandwidth", above=0.0)
 
 
 class Expansion(LinearOperator):

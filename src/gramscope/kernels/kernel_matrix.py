@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Unpack
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gramscope.base.agreement import cosine
 from gramscope.base.charts import heat_map, line_chart
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, check_number
 from gramscope.base.class_labels import target_rows
 from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
@@ -105,8 +103,7 @@ class Kernel(TableResult):
         (T, m, C). With ``ridge`` the flow is that of K + ridge: weight decay towards the initial parameters. Lee et al.
         2019 (arXiv:1902.06720), eq. 10 and 11.
         """
-        if not 0 <= ridge < float("inf"):
-            raise InputError(f"ridge must be a finite number of at least 0, got {ridge!r}.")
+        check_number(ridge, "ridge", least=0.0)
         new = _matrix(cross.total if isinstance(cross, Kernel) else cross).double()
         matrix = self._square().double()
         if targets.dim() == 0 or len(targets) != self.examples:
@@ -154,11 +151,11 @@ class Kernel(TableResult):
         image = self.total if self.total.dim() == 2 else torch.einsum("ncmc->nm", self.total)
         if order is not None:
             image = image[order][:, order]
-        return heat_map(_array(image), "Tangent kernel", "example", "example", axes=axes)
+        return heat_map(image, "Tangent kernel", "example", "example", axes=axes)
 
     def plot_spectrum(self) -> Figure:
         """Eigenvalues on logarithmic axes."""
-        kept = _array(self.spectrum())
+        kept = self.spectrum()
         kept = kept[kept > 0]
         title = f"Participation ratio {self.participation_ratio():.1f}"
         rank, log = range(1, len(kept) + 1), "log"
@@ -268,8 +265,3 @@ def target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
         raise InputError(f"targets must have one row for each of the {n} examples, got shape {tuple(targets.shape)}.")
     check_finite(targets, "targets", "Clean the data first.")
     return target_rows(targets).double().reshape(n, -1)
-
-
-def _array(tensor: Tensor) -> NDArray[np.float64]:
-    # matplotlib would make the array itself, by a call that numpy warns of.
-    return tensor.detach().double().cpu().numpy()
