@@ -142,7 +142,6 @@ class _WatchedCalls:
             if mode != "as_is":
                 stack.enter_context(in_modes([(module, mode == "train") for module in model.modules()]))
             stack.enter_context(untouched(model))
-            _release_tables(model)
             stack.enter_context(exact_arithmetic())
             stack.enter_context(eager_execution())
             stack.enter_context(torch.inference_mode(False))
@@ -215,14 +214,3 @@ class _WatchedCalls:
 
 def _without_number(name: str, number: int | None) -> str:
     return name if number is None else name.rpartition("@")[0]
-
-
-def _release_tables(model: nn.Module) -> None:
-    """Tables that torch renormalises in the forward pass can be put back only as leaves without gradient.
-
-    ``untouched`` puts the flag back afterwards, as it puts back the values.
-    """
-    for module in model.modules():
-        if getattr(module, "max_norm", None) is not None:
-            for parameter in module.parameters(recurse=False):
-                parameter.requires_grad_(False)
