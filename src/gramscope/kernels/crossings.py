@@ -199,7 +199,7 @@ def ntk_step(
     watched, direction = read_step(model, x, residual, probe, options)
     tangent = watched.tangent(direction)
     velocity = dense_velocity(tangent, memory)
-    linear = -lr * watched.jvp(direction[:, None]).reshape(watched.rows.shape)
+    linear = -lr * (watched @ direction).reshape(watched.rows.shape)
     curvature = 0.5 * derivative(tangent, direction)
     real = watched.with_kinks()
     after = real.at(-lr * direction)

@@ -92,17 +92,16 @@ class DDNTK:
         if self.check:
             total = directions.sum(dim=1)
             derivative(self.expansion.tangent(total).tangent(total), total)
-        unit = torch.eye(size, dtype=self.expansion.dtype, device=self.expansion.device)
-        first = unit.new_zeros((size,) * 4)
-        turned = unit.new_zeros(size, parameters, size)  # [k, μ, i] = (∂²f_i u_k)_μ
+        first = directions.new_zeros((size,) * 4)
+        turned = directions.new_zeros(size, size, parameters)  # [k, i, μ] = (∂²f_i u_k)_μ
         with progress("ddNTK, direction", size) as advance:
             for j in range(size):
                 tangent = self.expansion.tangent(directions[:, j])
-                turned[j] = tangent.vjp(unit)
+                turned[j] = tangent.dense()
                 for k in range(j, size):
-                    _fill(first, j, k, tangent.tangent(directions[:, k]).jvp(directions[:, k:]))
+                    _fill(first, j, k, tangent.tangent(directions[:, k]) @ directions[:, k:])
                 advance()
-        return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, self.expansion.rates.diagonal, turned))
+        return DenseDDNTK(first, torch.einsum("kim,m,ljm->ijkl", turned, self.expansion.rates.diagonal, turned))
 
 
 def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, "u m"]) -> None:

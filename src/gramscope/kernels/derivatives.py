@@ -56,9 +56,9 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
     forward = by_forward_mode(tangent, directions)
     if forward is not None:
         check_finite(forward, f"{name} derivatives of the outputs", INFINITE)
-        if not check or _agrees(forward, tangent.vjp(_weights(forward))[:, 0] * direction, LIMITS, tangent):
+        if not check or _agrees(forward, (tangent.T @ _weights(forward)) * direction, LIMITS, tangent):
             return forward
-    backward = tangent.jvp(direction[:, None]).reshape(tangent.rows.shape)
+    backward = (tangent @ direction).reshape(tangent.rows.shape)
     if not check:
         return backward
     witness = _difference(tangent, directions, _weights(backward))
@@ -100,14 +100,14 @@ def in_forward_mode(expansion: Expansion, work: Callable[[], R]) -> R | None:
         return None
 
 
-def _weights(answer: Float[Tensor, "n C"]) -> Float[Tensor, "rows 1"]:
+def _weights(answer: Float[Tensor, "n C"]) -> Float[Tensor, " rows"]:
     """A vector over the outputs in which none cancels another."""
-    return torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)[:, None]
+    return torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)
 
 
 def _agrees(answer: Float[Tensor, "n C"], terms: Float[Tensor, " p"], limits: Limits, tangent: Tangent) -> bool:
     """Is the weighted sum of the answer that of the ``terms``, to the limit of its dtype?"""
-    own = _weights(answer)[:, 0] * answer.reshape(-1)
+    own = _weights(answer) * answer.reshape(-1)
     error, size = abs(float(terms.sum() - own.sum())), float(terms.abs().sum() + own.abs().sum())
     # Where derivatives cancel, what is left is rounding of numbers of these sizes.
     f, slope = float(tangent.f.detach().abs().max()), float(tangent.g.detach().abs().max())
@@ -116,7 +116,7 @@ def _agrees(answer: Float[Tensor, "n C"], terms: Float[Tensor, " p"], limits: Li
 
 
 def _difference(
-    expansion: Expansion, directions: Sequence[Tensor], weights: Float[Tensor, "rows 1"]
+    expansion: Expansion, directions: Sequence[Tensor], weights: Float[Tensor, " rows"]
 ) -> Float[Tensor, " p"]:
     """Terms of the change of the lower derivative over a short step along the last direction, for its length.
 
@@ -133,7 +133,7 @@ def _difference(
         there = expansion.at(step, keep_sides=True)
         for direction in firsts:
             there = there.tangent(direction)
-        sides.append(there.vjp(weights)[:, 0])
+        sides.append(there.T @ weights)
     return (sides[0] - sides[1]) * before / (2 * short)
 
 

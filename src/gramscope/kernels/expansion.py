@@ -2,10 +2,10 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,21 +15,19 @@ from gramscope.base.axes import Axes
 from gramscope.base.checks import check_choice, check_finite, check_number
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
-from gramscope.base.streams import streams_put_back
 from gramscope.capture.backward_graph import is_leaf, nodes_below
 from gramscope.capture.capturing import check_outputs
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
 from gramscope.capture.node_rules import operation
+from gramscope.kernels.learning_rates import Rates, flat_metric, rates_by_name
 from gramscope.linalg import Diagonal, LinearOperator
-from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
+from gramscope.ops.kinks import FixedSides, Side, Sides, Smoothed, TwiceDifferentiable
 from gramscope.ops.operations import PROVEN
 
 R = TypeVar("R")
 Kink = Literal["autograd", "distributional"]
-Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
-Rates = Metric | None
 Parameters = tuple[Tensor, ...]
 INFINITE = (
     "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
@@ -101,13 +99,13 @@ class Expansion(LinearOperator):
         )
         self.bandwidth = options.get("bandwidth")  # over which kinks are smoothed, if they are
         self.examples, self.parameters = self.function.examples, self.function.parameters
-        self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
+        self.held: list[Side] | None = None  # the sides on which kinks are kept, if they are
         self._open()
         check_outputs(self.f, self.parameters)
         rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         super().__init__(rows, cols, dtype=torch.promote_types(self.f.dtype, torch.float32), device=self.f.device)
-        self.metric = self._checked_metric(options.get("metric"))
+        self.metric = rates_by_name(options.get("metric"), self.parameters)
 
     def _open(self) -> None:
         self.leaves, self._hooked = self.fresh_leaves(), False
@@ -132,10 +130,8 @@ class Expansion(LinearOperator):
         kinks: AbstractContextManager[object] = nullcontext()
         if self.bandwidth is not None:
             kinks = Smoothed(self.bandwidth)
-        elif self.sides_at is not None:
-            with TwiceDifferentiable(), Sides() as watched:
-                self.call(self.sides_at)
-            kinks = FixedSides(watched.sides)
+        elif self.held is not None:
+            kinks = FixedSides(self.held)
         with TwiceDifferentiable() as run, kinks:
             outputs = self.call(parameters)
         self._hooked = run.hooked
@@ -158,44 +154,38 @@ class Expansion(LinearOperator):
 
     # Products --------------------------------------------------------------------------------------
 
-    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``Jᵀ w`` for each column w."""
-        count = vectors.shape[1]
+        count = x.shape[1]
         if count == 0:
-            return vectors.new_zeros(self.cols.size, 0)
-        cotangents = vectors.T.reshape(count, *self.f.shape)
+            return x.new_zeros(self.cols.size, 0)
+        cotangents = x.T.reshape(count, *self.f.shape)
         return self._joined(self.on_graph(lambda: self.linear_map.vjp([cotangents])), count)
 
-    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
-        count = vectors.shape[1]
+        count = x.shape[1]
         if count == 0:
-            return vectors.new_zeros(self.rows.size, 0)
-        tangents = self._split(vectors)
+            return x.new_zeros(self.rows.size, 0)
+        tangents = self._split(x)
         (found,) = self.on_graph(lambda: self.linear_map.jvp(tangents, count))
         return found.reshape(count, -1).T.to(self.dtype)
 
-    def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        """``λ v`` for each column v."""
-        return self.rates.matmat(vectors)
+    def dense(self, *, block: int = 256) -> Float[Tensor, "rows p"]:
+        """The matrix, by products with Jᵀ: mostly there are fewer outputs than parameters."""
+        return LinearOperator.dense(self.T, block=block).mT
 
     def times(self, other: "Expansion") -> LinearOperator:
         """``J λ J₂ᵀ`` on vectors over (example, output), flattened: no rows, no matrix."""
         return self @ self.rates @ other.T
 
-    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        return self.jvp(x)
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-        return self.vjp(x)
-
     def step(self, vector: Float[Tensor, " rows"]) -> Float[Tensor, " p"]:
         """``λ Jᵀ w``: a step of size η moves θ along ``-η`` times this, w being ``∂loss/∂f``."""
-        return self.weighted(self.vjp(vector[:, None]))[:, 0]
+        return self.rates @ (self.T @ vector)
 
     def directions(self) -> Float[Tensor, "p u"]:
         """``λ Jᵀ``: the step that each output alone would make."""
-        return self.weighted(self.vjp(torch.eye(self.rows.size, dtype=self.dtype, device=self.device)))
+        return self.rates @ self.dense().mT
 
     def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
         return Tangent(self, direction)
@@ -206,7 +196,7 @@ class Expansion(LinearOperator):
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
         moved = zip(self.parameters.items(), self.split(vector), strict=True)
         there = {name: p + part for (name, p), part in moved}
-        other = self._with(parameters=there, sides_at=self.point if keep_sides else None)
+        other = self._with(parameters=there, held=self.sides().sides if keep_sides else None)
         check_finite(other.f, "the output after the step", "The step is too large for this network: lower lr.")
         return other
 
@@ -247,19 +237,6 @@ class Expansion(LinearOperator):
         watched.heights.clear()
         return watched
 
-    def _checked_metric(self, metric: Rates) -> dict[str, Tensor]:
-        """λ of each parameter, a number or a tensor."""
-        if metric is None:
-            return {name: p.new_ones(()) for name, p in self.parameters.items()}
-        rates = metric_by_name(metric, self.parameters)
-        least = min((float(rate.min()) for rate in rates.values() if rate.numel()), default=0.0)
-        if least < 0:
-            raise InputError(
-                f"metric must not be negative, but its smallest entry is {least:.3g}: a learning rate below zero "
-                "climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
-            )
-        return rates
-
 
 class Tangent(Expansion):
     """``J̇ = D_v J`` for one direction v, in the place of J, and ``g = J v`` itself, whose graph it is.
@@ -276,13 +253,13 @@ class Tangent(Expansion):
         (self.g,) = self.on_graph(lambda: of.linear_map.along(self.direction))
         self.linear_map = LinearMap([self.g], self.leaves)
 
-    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``J̇ᵀ w`` for each column w."""
-        return _finite(super().vjp(vectors))
+        return _finite(super()._adjoint_matmat(x))
 
-    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J̇ a``, the mixed second derivative along v and a, for each column a."""
-        return _finite(super().jvp(vectors))
+        return _finite(super()._matmat(x))
 
 
 def _finite(found: Tensor) -> Tensor:
@@ -313,53 +290,3 @@ def naming_operations() -> Iterator[None]:
             f"({said.splitlines()[0]}). Replace it by operations that do{fused if 'scaled_dot_product' in said else ''}"
             ", or write its backward pass with differentiable operations; nothing is approximated here."
         ) from error
-
-
-def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
-    """A diagonal over all parameters as one vector, of either sign: the preconditioner of a step may have both."""
-    entries = metric_by_name(metric, parameters)
-    return torch.cat([entries[name].expand(p.shape).reshape(-1) for name, p in parameters.items()])
-
-
-def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The diagonal of each parameter: one number, or a tensor that expands to the parameter's shape.
-
-    ``metric`` is whatever a user gave as one: it is checked here.
-    """
-    if callable(metric):
-        with streams_put_back():
-            metric = {name: metric(name, p) for name, p in parameters.items()}
-    elif isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
-        metric = dict.fromkeys(parameters, float(metric))
-    elif isinstance(metric, Tensor):
-        sizes = [p.numel() for p in parameters.values()]
-        if metric.shape != (sum(sizes),):
-            raise InputError(
-                f"metric must have one entry for each of the {sum(sizes)} parameters, got shape "
-                f"{tuple(metric.shape)}. Pass a dict by parameter name for numbers per layer."
-            )
-        parts = zip(parameters.items(), metric.split(sizes), strict=True)
-        metric = {name: part.view(p.shape) for (name, p), part in parts}
-    if not isinstance(metric, Mapping):
-        raise InputError(
-            "metric must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "
-            f"parameter), got {type(metric).__name__}."
-        )
-    unknown = sorted(set(metric) - set(parameters))
-    if unknown:
-        raise InputError(f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(parameters)}.")
-    return {name: _entry(metric.get(name, 0.0), name, p) for name, p in parameters.items()}
-
-
-def _entry(value: Tensor | float, name: str, parameter: Tensor) -> Tensor:
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    try:
-        tensor = torch.as_tensor(value, dtype=dtype, device=parameter.device)
-        tensor.expand(parameter.shape)
-    except (RuntimeError, TypeError, ValueError) as error:
-        got = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
-        raise InputError(
-            f"metric[{name!r}] must be a number or have the shape {tuple(parameter.shape)} of the parameter, got {got}."
-        ) from error
-    check_finite(tensor, "metric", "Learning rates are finite numbers.")
-    return tensor
