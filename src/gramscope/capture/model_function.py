@@ -22,7 +22,7 @@ from gramscope.capture.network import (
     loss_input,
     prepare_input,
 )
-from gramscope.capture.side_effects import in_modes, open_recurrences, plain_execution, untouched
+from gramscope.capture.side_effects import CopyOnWrite, in_modes, open_recurrences, plain_execution, untouched
 
 R = TypeVar("R")
 
@@ -59,18 +59,18 @@ class ModelFunction:
         ]
 
     @contextmanager
-    def context(self, forward: bool = True) -> Iterator[None]:
+    def context(self, forward: bool = True) -> Iterator[CopyOnWrite]:
         """The model as it was when this was made, every operation open to differentiation; all put back after.
 
         Without a ``forward`` pass inside no operation is watched for writing to parameters.
         """
         with ExitStack() as stack:
-            stack.enter_context(untouched(self.model, throughout=forward))
+            written = stack.enter_context(untouched(self.model, throughout=forward))
             stack.enter_context(exact_arithmetic(self.tf32, self._autocast))
             stack.enter_context(plain_execution())
             stack.enter_context(open_recurrences(self.model))
             stack.enter_context(in_modes(self._modes))
-            yield
+            yield written
 
     def at(self, parameters: Sequence[Tensor], work: Callable[[], R]) -> R:
         """``work()`` with ``parameters`` in the model; to be called within ``context``."""

@@ -21,6 +21,7 @@ from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
 from gramscope.capture.node_rules import operation
+from gramscope.capture.side_effects import CopyOnWrite
 from gramscope.kernels.learning_rates import Rates, flat_metric, rates_by_name
 from gramscope.linalg import Diagonal, LinearOperator
 from gramscope.ops.kinks import FixedSides, Side, Sides, Smoothed, TwiceDifferentiable
@@ -108,11 +109,11 @@ class Expansion(LinearOperator):
         self.metric = rates_by_name(options.get("metric"), self.parameters)
 
     def _open(self) -> None:
-        self.leaves, self._hooked = self.fresh_leaves(), False
-        with self.context():
+        self.leaves = self.fresh_leaves()
+        with self.context() as written:
             self.f: Tensor = self.run(self.leaves)
         proven = (is_leaf(node) or operation(node) in PROVEN for node in nodes_below([self.f]))
-        self.proven = not self._hooked and all(proven)
+        self.proven = not written.hooked and all(proven)
         self.linear_map = LinearMap([self.f], self.leaves, proven=self.proven)
 
     @cached_property
@@ -132,20 +133,18 @@ class Expansion(LinearOperator):
             kinks = Smoothed(self.bandwidth)
         elif self.held is not None:
             kinks = FixedSides(self.held)
-        with TwiceDifferentiable() as run, kinks:
-            outputs = self.call(parameters)
-        self._hooked = run.hooked
-        return outputs
+        with TwiceDifferentiable(), kinks:
+            return self.call(parameters)
 
     def call(self, parameters: Parameters) -> Tensor:
         """The same, whatever a kink means."""
         return self.function.at(parameters, self.function.evaluate)
 
     @contextmanager
-    def context(self, forward: bool = True) -> Iterator[None]:
+    def context(self, forward: bool = True) -> Iterator[CopyOnWrite]:
         """The model as it was when this was made; an operation that cannot be differentiated is named."""
-        with self.function.context(forward), naming_operations():
-            yield
+        with self.function.context(forward) as written, naming_operations():
+            yield written
 
     def on_graph(self, work: Callable[[], R]) -> R:
         """A backward pass may call the model again: it is to meet the parameters that the graph was made of."""
