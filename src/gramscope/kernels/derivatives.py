@@ -1,5 +1,6 @@
 """Higher derivatives of a network's outputs along directions, each with a witness; the direction of a step."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from gramscope.base.checks import check_finite, shape_or_type
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.network import loss_gradient
-from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent, load_forward_mode
+from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent
 
 R = TypeVar("R")
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
@@ -90,9 +91,10 @@ def derivative_along(
 
 def in_forward_mode(expansion: Expansion, work: Callable[[], R]) -> R | None:
     """What ``work`` gives; None where forward mode cannot run."""
-    load_forward_mode()
     try:
-        with expansion.context():
+        with expansion.context(), warnings.catch_warnings():
+            # torch compiles its forward derivatives at their first use, and warns of its own compiler.
+            warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
             return work()
     except (RuntimeError, NotImplementedError, UnsupportedError) as error:
         if is_out_of_memory(error):

@@ -1,10 +1,9 @@
 """A network as a function of its parameters: products with its Jacobian, and with derivatives of that."""
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Literal, TypedDict, TypeVar, Unpack
 
 import torch
@@ -35,14 +34,6 @@ INFINITE = (
     "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
     "more."
 )
-
-
-@cache
-def load_forward_mode() -> None:
-    """Have torch compile its forward derivatives, which it does at their first use and warns of its own compiler."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.func.jvp(torch.clone, (torch.zeros(1, device="cpu"),), (torch.zeros(1, device="cpu"),))
 
 
 class ExpansionOptions(TypedDict, total=False):

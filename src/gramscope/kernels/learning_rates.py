@@ -40,22 +40,22 @@ def layer_rates(
     """
     model = unwrap(model)
     rates: dict[str, float] = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            full = f"{prefix}.{name}" if prefix else name
-            if isinstance(module, WEIGHTED) and name == "weight":
-                rates[full] = _rate(lambda_W, prefix, "lambda_W") / _fan_in(module)
-            elif isinstance(module, WEIGHTED) and name == "bias":
-                rates[full] = _rate(lambda_b, prefix, "lambda_b")
-            elif other is not None:
-                rates[full] = check_number(other, "other", least=0.0)
-            else:
-                raise UnsupportedError(
-                    f"parameter {full!r} of {type(module).__name__} ({tuple(parameter.shape)}) is neither the weight "
-                    "nor the bias of a linear or convolutional layer. Pass other=... for its learning rate, or a dict "
-                    "by parameter name as metric."
-                )
-    return {name: rate for name, rate in rates.items() if name in dict(model.named_parameters())}
+    for full, parameter in model.named_parameters():
+        prefix, _, name = full.rpartition(".")
+        module = model.get_submodule(prefix)
+        if isinstance(module, WEIGHTED) and name == "weight":
+            rates[full] = _rate(lambda_W, prefix, "lambda_W") / _fan_in(module)
+        elif isinstance(module, WEIGHTED) and name == "bias":
+            rates[full] = _rate(lambda_b, prefix, "lambda_b")
+        elif other is not None:
+            rates[full] = check_number(other, "other", least=0.0)
+        else:
+            raise UnsupportedError(
+                f"parameter {full!r} of {type(module).__name__} ({tuple(parameter.shape)}) is neither the weight nor "
+                "the bias of a linear or convolutional layer. Pass other=... for its learning rate, or a dict by "
+                "parameter name as metric."
+            )
+    return rates
 
 
 def _rate(rates: float | Mapping[str, float], layer: str, what: str) -> float:
