@@ -7,7 +7,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from conformance import assert_operator_conforms
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.hierarchy import NetworkPullback, Transport
-from gramscope.propagators import GlobalNTK
 from hierarchy.chains import close, make
 from references import hierarchy as reference
 from references.fingerprint import assert_same_fingerprint, fingerprint
@@ -371,8 +370,6 @@ def test_a_weight_that_is_overwritten_after_its_use_is_refused():
 
     with pytest.raises(UnsupportedError, match="overwrote one of them in place"):
         NetworkPullback(Overwriting(), torch.randn(3, 3), "stem")
-    with pytest.raises(UnsupportedError, match="overwrote one of them in place"):
-        GlobalNTK(Overwriting(), torch.randn(3, 3))
 
 
 def test_bad_input():

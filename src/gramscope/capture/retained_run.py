@@ -63,6 +63,7 @@ class _RetainedUses(WeightUses):
         operands = {id(t): t for t in tensors_in((args, kwargs))}.values()
         data = tuple(t for t in operands if self.is_data(t) and t.is_floating_point() and t.requires_grad)
         weights = tuple(t for t in operands if self.is_weight(t))
+        self.note_met(weights)  # the operation will be run again
         output = map_tensors(settle, func(*args, **kwargs))
         made = [t for t in tensors_in(output) if t.is_floating_point()]
         if data and made:

@@ -30,7 +30,7 @@ class WeightUses(TorchFunctionMode):
         super().__init__()
         self.examples = examples
         self._known = WeakTensorKeyDictionary(dict.fromkeys(parameters, False))  # is it data? False: a weight
-        self._met: list[tuple[Tensor, int]] = []  # weights and data that met, with their versions then
+        self._met: list[tuple[Tensor, int]] = []  # data that weights met, with their versions then
 
     def use(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """The result of an operation in which a weight meets data."""
@@ -89,12 +89,15 @@ class WeightUses(TorchFunctionMode):
             with self:
                 return _with_open_body(func)(*args, **kwargs)
         written = args[0] if writes(func) else None
-        met = [t for t in tensors_in((args, kwargs)) if t is not written and (self.is_data(t) or self.is_weight(t))]
-        self._met += [(t.detach(), t._version) for t in met]
+        self.note_met(t for t in tensors_in((args, kwargs)) if t is not written and self.is_data(t))
         return self.use(func, args, kwargs)
 
+    def note_met(self, operands: Iterable[Tensor]) -> None:
+        """These must not be overwritten later."""
+        self._met += [(t.detach(), t._version) for t in operands]
+
     def check_intact(self) -> None:
-        """Raise where the model overwrote what had met: the operation can no longer be differentiated there."""
+        """Raise where the model did so all the same: the operation can no longer be differentiated there."""
         if any(tensor._version != version for tensor, version in self._met):
             raise UnsupportedError(
                 "what a weight is multiplied with must not change after its use, nor the weight, but the model "
