@@ -98,17 +98,14 @@ def choose_layers(model: nn.Module, layers: Layers) -> Chosen:
         raise InputError(f"layers must be a name, a glob or a list of them, got {layers!r}.")
     patterns = [pattern for pattern in asked if not pattern.startswith("!")]
     unwanted = {name for pattern in asked if pattern.startswith("!") for name, _ in _matches(pattern[1:], named)}
-    chosen: Chosen = {}
+    found: dict[tuple[nn.Module, int | None], str] = {}
     for pattern in patterns:
-        for name, visit in _matches(pattern, named):
-            if name not in unwanted:
-                chosen.setdefault(name, (named[name.rpartition("@")[0] if visit else name], visit))
-    first_names: dict[tuple[int, int | None], str] = {}
-    for name, (module, visit) in chosen.items():
-        first_names.setdefault((id(module), visit), name)  # a module under two names is one module
-    if not first_names:
+        for name, number in _matches(pattern, named):
+            if name not in unwanted:  # a module under two names is one module
+                found.setdefault((named[_without_number(name, number)], number), name)
+    if not found:
         raise InputError(f"layers must leave at least one module, got {layers!r}, which leaves none.")
-    return {name: chosen[name] for name in first_names.values()}
+    return {name: numbered for numbered, name in found.items()}
 
 
 def _matches(pattern: str, named: dict[str, nn.Module]) -> list[tuple[str, int | None]]:

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -221,14 +221,11 @@ def plain_execution(fused_attention: bool = False) -> Iterator[None]:
     has no batched backward pass, and none of second order); checkpointed segments run as they stand, since their
     recomputation would not be watched.
     """
-    with ExitStack() as stack:
-        stack.enter_context(_ONE_AT_A_TIME)
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        if not fused_attention:
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_without_checkpoints())
-        stack.enter_context(eager_execution())
+    attention = nullcontext() if fused_attention else sdpa_kernel(SDPBackend.MATH)
+    with (
+        _ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad(), attention, _without_checkpoints(),
+        eager_execution(),
+    ):  # fmt: skip
         yield
 
 

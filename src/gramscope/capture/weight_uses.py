@@ -7,6 +7,7 @@ up to a subclass; nothing is replaced, and autograd's graph is that of the model
 
 import types
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -118,26 +119,18 @@ def _differentiating() -> bool:
     return any(level.key() != torch._C._functorch.TransformType.Vmap for level in transforms())
 
 
-_OPENED: dict[TorchFunction, TorchFunction] = {}
-
-
+@cache
 def _with_open_body(func: types.FunctionType) -> TorchFunction:
     """The same Python function with its check for modes switched off, so that its body is watched.
 
     ``torch.nn.functional.multi_head_attention_forward`` and its like hand the whole call to an active mode
     before they do anything. A copy with other globals goes straight to the body, and patches nothing.
     """
-    if func not in _OPENED:
-        closed = dict.fromkeys(
-            ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
-            lambda *_, **__: False,
-        )
-        clone = types.FunctionType(
-            func.__code__, {**func.__globals__, **closed}, func.__name__, func.__defaults__, func.__closure__
-        )
-        clone.__kwdefaults__ = func.__kwdefaults__
-        _OPENED[func] = clone
-    return _OPENED[func]
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    closed = {**func.__globals__, **dict.fromkeys(checks, lambda *_, **__: False)}
+    clone = types.FunctionType(func.__code__, closed, func.__name__, func.__defaults__, func.__closure__)
+    clone.__kwdefaults__ = func.__kwdefaults__
+    return clone
 
 
 def settle(tensor: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class SiteCrossings(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class KinkCrossings(TableResult):
+class KinkCrossings(TableResult, shown=("crossed", "kinks")):
     """Crossings of one step, operation by operation in the order in which the network runs them.
 
     ``nonsmooth_ops`` names operations that may have kinks or jumps which are not followed.
@@ -74,9 +74,6 @@ class KinkCrossings(TableResult):
     @property
     def fraction(self) -> float:
         return self.crossed / self.kinks if self.kinks else 0.0
-
-    def __repr__(self) -> str:
-        return f"KinkCrossings({self.crossed} of {self.kinks} kinks crossed, {len(self.sites)} operations)"
 
     def __str__(self) -> str:
         lines = [f"{self.crossed} of {self.kinks} kinks crossed ({100 * self.fraction:.3g} %)"]

@@ -23,8 +23,8 @@ from gramscope.kernels.expansion import Expansion, ExpansionOptions
 RUNAWAY = 1e4  # times the first residual
 
 
-@dataclass(frozen=True, eq=False)
-class TruncatedTraining(Result):
+@dataclass(frozen=True, eq=False, repr=False)
+class TruncatedTraining(Result, shown=("converged", "steps", "residual")):
     """What gradient descent made of the Taylor polynomial: ``outputs`` on x, ``predicted`` on the probe.
 
     ``change`` is t, the way of the parameters; ``residual`` the largest |z - y| that is left after ``steps`` steps.
@@ -36,10 +36,6 @@ class TruncatedTraining(Result):
     residual: float
     steps: int
     converged: bool
-
-    def __repr__(self) -> str:
-        ended = "converged" if self.converged else "stopped"
-        return f"TruncatedTraining({ended} after {self.steps} steps, residual {self.residual:.3g})"
 
 
 class TaylorPolynomial:
