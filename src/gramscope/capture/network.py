@@ -337,11 +337,13 @@ def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
     """Columns by number, by numbers (of Python, torch or numpy), or by a mask over all of them."""
     width = table.shape[1]
     plain = outputs.tolist() if hasattr(outputs, "tolist") else outputs
+    plain = list(plain) if isinstance(plain, Sequence) else plain
+    mixed = isinstance(plain, list) and len({isinstance(place, bool) for place in plain}) > 1
     try:
-        own = np.arange(width)[list(plain) if isinstance(plain, Sequence) else plain].reshape(-1).tolist()
+        own = np.arange(width)[plain].reshape(-1).tolist()
     except (IndexError, TypeError, ValueError):
         own = []
-    if not own or isinstance(plain, bool):
+    if not own or mixed or isinstance(plain, bool):
         raise InputError(
             f"outputs must name columns between 0 and {width - 1} of the flattened output (an int, a slice, a sequence "
             f"of ints, or a mask with an entry for each of the {width}), or be a name or a function of (model, x), got "
@@ -372,22 +374,22 @@ def _reason(error: Exception, message: str, model: nn.Module, x: ModelInput) -> 
             "forward pass, or a buffer that was not registered?)."
         )
     if mentions("dtype", "type", "Float", "Double"):
-        own, *others = sorted({str(p.dtype) for p in model.parameters() if p.is_floating_point()}) or ["none"]
+        floats = sorted({str(p.dtype) for p in model.parameters() if p.is_floating_point()})
+        if len(floats) > 1:
+            return (
+                f"the model's parameters must share one dtype, got {' and '.join(floats)}. Cast the model first, e.g. "
+                "model.float()."
+            )
+        others = [t.dtype for t in tensors_in(x) if floats and str(t.dtype) != floats[0]]
         if others:
             return (
-                f"the model's parameters must share one dtype, got {' and '.join([own, *others])}. Cast the model "
-                "first, e.g. model.float()."
-            )
-        given = next((t.dtype for t in tensors_in(x) if own not in ("none", str(t.dtype))), None)
-        if given is not None:
-            return (
-                f"x must have the model's dtype {own}, got {given}. Call x.to({own}), or pass precision='float64' to "
-                "run a float64 copy of the model."
+                f"x must have the model's dtype {floats[0]}, got {others[0]}. Call x.to({floats[0]}), or pass "
+                "precision='float64' to run a float64 copy of the model."
             )
         if len(set(re.findall(r"\b(bfloat16|half|float|double)\b", message.lower()))) > 1:
             return (
-                f"the model must compute in the dtype of its parameters, {own}, but its forward pass makes tensors of "
-                "another (x.float(), say). If you gave precision=, leave it out; or cast to the parameters' dtype."
+                "the model must compute in the dtype of its parameters, but its forward pass makes tensors of another "
+                "(x.float(), say). If you gave precision=, leave it out; or cast to the parameters' dtype."
             )
     if mentions("shape", "size", "dimension", "Expected", "expected", "elements"):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(x))
