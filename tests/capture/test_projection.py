@@ -135,6 +135,9 @@ def test_derivatives_of_all_orders_in_chunks(small_chunks):
     assert torch.autograd.gradgradcheck(lambda t: mixture.mix(t.tanh()), (table,))
     s = signs(4, 4, seed=1)
     assert torch.allclose(torch.func.vmap(mixture.mix, in_dims=1)(torch.stack([table, table], 1))[1], table @ s / 2)
+    assert torch.allclose(torch.func.jvp(mixture.mix, (table,), (table.cos(),))[1], table.cos() @ s / 2)
+    f, pullback = torch.func.vjp(mixture.mix, table)
+    assert torch.allclose(pullback(f.cos())[0], f.cos() @ s.T / 2)
 
 
 CALLS = {

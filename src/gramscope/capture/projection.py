@@ -14,6 +14,7 @@ from gramscope.base.checks import check_count
 from gramscope.base.nested import ModelInput
 from gramscope.base.rng import child_seed
 from gramscope.capture.network import Outputs, count_examples, evaluate
+from gramscope.ops.torch_calls import transforms
 
 MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and held for the backward pass
 CHUNK_BYTES = 2**26  # of the part of a larger one that is made at a time
@@ -80,6 +81,8 @@ class Projection:
     def _product(self, part: Float[Tensor, "n rows"], outputs: tuple[int, int]) -> Float[Tensor, "n k"]:
         """``f S`` for some of the outputs. The graph does not hold their signs: it has them made anew."""
         like, signs = part.new_empty(0), self.signs(*outputs, part)
+        if transforms():  # torch.func knows no hooks; there the graph holds the signs
+            return part @ signs
         shape, place = signs.shape, signs.data_ptr()  # the hooks must not hold the signs either
         hooks = torch.autograd.graph.saved_tensors_hooks(
             lambda kept: None if kept.shape == shape and kept.data_ptr() == place else kept,
