@@ -148,7 +148,7 @@ class LinearizedModel:
     def change(self, step: Mapping[str, Tensor] | Float[Tensor, " p"]) -> Float[Tensor, "n C"]:
         """``J Δθ`` for a step in the parameters: tensors by name (others do not move), or one flat vector."""
         real = step if isinstance(step, Tensor) else {name: real_view(part) for name, part in step.items()}
-        flat = real if isinstance(real, Tensor) else flat_metric(real, self.jacobian.parameters)
+        flat = real if isinstance(real, Tensor) else flat_metric(real, self.jacobian.parameters, "step")
         with torch.no_grad():
             moved = flat.detach().to(dtype=self.jacobian.dtype, device=self.jacobian.device)
             return self.jacobian.matvec(moved).reshape(self.outputs.shape)

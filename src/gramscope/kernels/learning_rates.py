@@ -74,13 +74,13 @@ def _fan_in(module: nn.Module) -> int:
     return weight.numel() // weight.shape[0]
 
 
-def flat_metric(metric: Rates, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
+def flat_metric(metric: Rates, parameters: Mapping[str, Tensor], what: str = "metric") -> Float[Tensor, " p"]:
     """A diagonal over all parameters as one vector, of either sign: the preconditioner of a step may have both."""
-    entries = metric_by_name(metric, parameters)
+    entries = metric_by_name(metric, parameters, what)
     return torch.cat([entries[name].expand(p.shape).reshape(-1) for name, p in parameters.items()])
 
 
-def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def metric_by_name(metric: Any, parameters: Mapping[str, Tensor], what: str = "metric") -> dict[str, Tensor]:
     """The diagonal of each parameter: one number, or a tensor that expands to the parameter's shape.
 
     ``metric`` is whatever a user gave as one, None being one for all: it is checked here.
@@ -95,20 +95,20 @@ def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, T
         sizes = [p.numel() for p in parameters.values()]
         if metric.shape != (sum(sizes),):
             raise InputError(
-                f"metric must have one entry for each of the {sum(sizes)} parameters, got shape "
+                f"{what} must have one entry for each of the {sum(sizes)} parameters, got shape "
                 f"{tuple(metric.shape)}. Pass a dict by parameter name for numbers per layer."
             )
         parts = zip(parameters.items(), metric.split(sizes), strict=True)
         metric = {name: part.view(p.shape) for (name, p), part in parts}
     if not isinstance(metric, Mapping):
         raise InputError(
-            "metric must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "
+            f"{what} must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "
             f"parameter), got {type(metric).__name__}."
         )
     unknown = sorted(set(metric) - set(parameters))
     if unknown:
-        raise InputError(f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(parameters)}.")
-    return {name: _entry(metric.get(name, 0.0), name, p) for name, p in parameters.items()}
+        raise InputError(f"{what}: no parameter is called {unknown[0]!r}; there are {', '.join(parameters)}.")
+    return {name: _entry(metric.get(name, 0.0), f"{what}[{name!r}]", p) for name, p in parameters.items()}
 
 
 def rates_by_name(metric: Rates, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ def _entry(value: Tensor | float, name: str, parameter: Tensor) -> Tensor:
     except (RuntimeError, TypeError, ValueError) as error:
         got = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
         raise InputError(
-            f"metric[{name!r}] must be a number or have the shape {tuple(parameter.shape)} of the parameter, got {got}."
+            f"{name} must be a number or have the shape {tuple(parameter.shape)} of the parameter, got {got}."
         ) from error
-    check_finite(tensor, "metric", "Learning rates are finite numbers.")
+    check_finite(tensor, name, "Pass finite numbers.")
     return tensor
