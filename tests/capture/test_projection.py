@@ -13,6 +13,7 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.capture import projection as module
+from gramscope.capture.backward_graph import nodes_below
 from references.jacobian import assert_kernel_close, reference_ntk
 
 F64 = torch.float64
@@ -112,15 +113,19 @@ def test_chunks_cover_all_outputs_within_their_bytes():
     assert wide == [(0, 1), (1, 2), (2, 3)], "at least one output at a time"
 
 
-def test_signs_are_not_kept_for_the_backward_pass(small_chunks):
-    """The graph of a large product holds no tensor; that of a small one holds S."""
+def test_signs_are_not_held_for_the_backward_pass(monkeypatch):
+    """The graph of a small product holds S, that of a large one makes it anew each time it is asked."""
     table = torch.ones(2, 50, dtype=F64, requires_grad=True)
-    held = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.shape) or t, lambda t: t):
-        gs.project(4).mix(table)
-        assert held == []
-        _ = table @ torch.ones(50, 4, dtype=F64)
-        assert held
+
+    def signs_are_held():
+        product = next(node for node in nodes_below([gs.project(4).mix(table)]) if node.name() == "MmBackward0")
+        first, second = product._saved_mat2, product._saved_mat2
+        assert torch.equal(first, second)
+        return first.data_ptr() == second.data_ptr()
+
+    assert signs_are_held()
+    monkeypatch.setattr(module, "MAX_SIGNS_BYTES", 0)
+    assert not signs_are_held()
 
 
 def test_derivatives_of_all_orders_in_chunks(small_chunks):
@@ -130,6 +135,9 @@ def test_derivatives_of_all_orders_in_chunks(small_chunks):
     assert torch.autograd.gradgradcheck(lambda t: mixture.mix(t.tanh()), (table,))
     s = signs(4, 4, seed=1)
     assert torch.allclose(torch.func.vmap(mixture.mix, in_dims=1)(torch.stack([table, table], 1))[1], table @ s / 2)
+    assert torch.allclose(torch.func.jvp(mixture.mix, (table,), (table.cos(),))[1], table.cos() @ s / 2)
+    f, pullback = torch.func.vjp(mixture.mix, table)
+    assert torch.allclose(pullback(f.cos())[0], f.cos() @ s.T / 2)
 
 
 CALLS = {
@@ -147,7 +155,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_everything_that_takes_outputs(name, small_chunks):
-    """Against a function that multiplies with the signs; here with chunks, whose graph has a node of our own."""
+    """Against a function that multiplies with the signs; here with chunks, whose signs the graph makes anew."""
     net, x = network(), inputs()
     by_hand = CALLS[name](net, x, lambda model, x: model(x) @ signs(3, 7) / 3**0.5)
     assert torch.allclose(CALLS[name](net, x, gs.project(3)), by_hand, rtol=1e-9, atol=1e-11)

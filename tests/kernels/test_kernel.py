@@ -126,7 +126,7 @@ def test_plots_draw_what_they_say(network, x):
 def test_regression_refuses_what_it_cannot_solve(network, x):
     kernel, y = gs.kernel(network, x), torch.ones(5, 2, dtype=torch.float64)
     for ridge in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(InputError, match="ridge must be a finite number of at least 0"):
+        with pytest.raises(InputError, match="ridge must be one finite number at least 0"):
             kernel.predict(kernel, y, ridge)
     with pytest.raises(InputError, match="targets must be finite"):
         kernel.predict(kernel, y * float("nan"))
@@ -173,3 +173,13 @@ def test_regression_without_a_ridge_inverts_no_rounding():
     model = model.float()
     got = gs.kernel(model, x).predict(gs.kernel(model, new, x), y)
     assert float((got - want).norm() / want.norm()) < 1e-2  # least squares: the conditioning is 1e4
+
+
+def test_the_unit_of_a_kernel_does_not_matter(network, x):
+    """Eigenvalues are rounding relative to the kernel, however small its numbers are."""
+    y = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    kernel = gs.kernel(network, x)
+    small = gs.Kernel(1e-20 * kernel.total)
+    for t, later in ((3.0, 3e20), (None, None)):
+        expected = kernel.predict(kernel, y, t=t)
+        torch.testing.assert_close(small.predict(small, y, t=later), expected, rtol=1e-9, atol=1e-9)

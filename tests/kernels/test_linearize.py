@@ -52,6 +52,8 @@ def test_outputs_at_other_parameters_are_a_taylor_expansion() -> None:
 def test_wrong_parameters_are_named() -> None:
     model, x = network()
     linear = gs.linearize(model, x)
+    with pytest.raises(InputError, match="step: no parameter is called 'nothing'"):
+        linear.change({"nothing": torch.ones(2)})
     with pytest.raises(InputError, match="'nothing' of shape"):
         linear({"nothing": torch.ones(2)})
     with pytest.raises(InputError, match="shape \\(2,\\) there"):

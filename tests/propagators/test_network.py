@@ -388,3 +388,29 @@ def test_sites_can_be_taken_out():
     parts = g.split(g.values)
     assert torch.equal((R @ g.values).reshape(parts["up"].shape), parts["up"])
     assert isinstance(parts["down"], Tensor)
+
+
+class OverwritesAfterUse(nn.Module):
+    """A bias, or the data that a weight met."""
+
+    def __init__(self, what):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.what = nn.Linear(3, 2).double(), what
+
+    def forward(self, x):
+        named = {"bias": self.layer.bias.clone(), "data": torch.tanh(x)}
+        out = named["data"] @ self.layer.weight.T + named["bias"]
+        if self.what:
+            named[self.what].zero_()
+        return out
+
+
+def test_what_is_overwritten_after_its_use():
+    """A sum does not need its terms again; a product needs its data."""
+    x = torch.randn(3, 3, dtype=torch.float64)
+    found, want = (GlobalNTK(OverwritesAfterUse(what), x).operator.dense() for what in ("bias", None))
+    assert torch.equal(found, want)
+    assert want.any()
+    with pytest.raises(UnsupportedError, match="overwrote one of them in place"):
+        GlobalNTK(OverwritesAfterUse("data"), x)

@@ -98,17 +98,14 @@ def choose_layers(model: nn.Module, layers: Layers) -> Chosen:
         raise InputError(f"layers must be a name, a glob or a list of them, got {layers!r}.")
     patterns = [pattern for pattern in asked if not pattern.startswith("!")]
     unwanted = {name for pattern in asked if pattern.startswith("!") for name, _ in _matches(pattern[1:], named)}
-    chosen: Chosen = {}
+    found: dict[tuple[nn.Module, int | None], str] = {}
     for pattern in patterns:
-        for name, visit in _matches(pattern, named):
-            if name not in unwanted:
-                chosen.setdefault(name, (named[name.rpartition("@")[0] if visit else name], visit))
-    first_names: dict[tuple[int, int | None], str] = {}
-    for name, (module, visit) in chosen.items():
-        first_names.setdefault((id(module), visit), name)  # a module under two names is one module
-    if not first_names:
+        for name, number in _matches(pattern, named):
+            if name not in unwanted:  # a module under two names is one module
+                found.setdefault((named[_without_number(name, number)], number), name)
+    if not found:
         raise InputError(f"layers must leave at least one module, got {layers!r}, which leaves none.")
-    return {name: chosen[name] for name in first_names.values()}
+    return {name: numbered for numbered, name in found.items()}
 
 
 def _matches(pattern: str, named: dict[str, nn.Module]) -> list[tuple[str, int | None]]:
@@ -142,7 +139,6 @@ class _WatchedCalls:
             if mode != "as_is":
                 stack.enter_context(in_modes([(module, mode == "train") for module in model.modules()]))
             stack.enter_context(untouched(model))
-            _release_tables(model)
             stack.enter_context(exact_arithmetic())
             stack.enter_context(eager_execution())
             stack.enter_context(torch.inference_mode(False))
@@ -215,14 +211,3 @@ class _WatchedCalls:
 
 def _without_number(name: str, number: int | None) -> str:
     return name if number is None else name.rpartition("@")[0]
-
-
-def _release_tables(model: nn.Module) -> None:
-    """Tables that torch renormalises in the forward pass can be put back only as leaves without gradient.
-
-    ``untouched`` puts the flag back afterwards, as it puts back the values.
-    """
-    for module in model.modules():
-        if getattr(module, "max_norm", None) is not None:
-            for parameter in module.parameters(recurse=False):
-                parameter.requires_grad_(False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,9 @@ from gramscope.capture.network import (
     count_examples,
     evaluate,
     loss_input,
-    parameter_slots,
     prepare_input,
 )
-from gramscope.capture.side_effects import in_modes, open_recurrences, plain_execution, untouched
+from gramscope.capture.side_effects import CopyOnWrite, in_modes, open_recurrences, plain_execution, untouched
 
 R = TypeVar("R")
 
@@ -44,34 +43,47 @@ class ModelFunction:
         self._streams, self._autocast = RandomStreams(), autocast_in_force()
         with untouched(self.model):
             chosen = check_model(self.model, self.x, frozen)
-        self._slots = parameter_slots(self.model, list(chosen.values()))
         self._complex = [p.is_complex() for p in chosen.values()]
         # A complex parameter is two real ones.
         self.parameters = {name: real_view(p.detach()).clone() for name, p in chosen.items()}
-        self._buffers = {f"model.{name}": b.detach().clone() for name, b in self.model.named_buffers()}
-        self._holder = _Holder(self.model)
+        self._chosen = [id(p) for p in chosen.values()]
+        self._buffers = {id(b): b.detach().clone() for b in self.model.buffers()}
+        replaced = {*self._chosen, *self._buffers}
+        # Every place of every module that holds one of these, and which it holds.
+        self._places: list[tuple[Any, str, int]] = [
+            (registry, name, id(tensor))
+            for module in self.model.modules()
+            for registry in (module._parameters, module._buffers)
+            for name, tensor in registry.items()
+            if id(tensor) in replaced
+        ]
 
     @contextmanager
-    def context(self, forward: bool = True) -> Iterator[None]:
+    def context(self, forward: bool = True) -> Iterator[CopyOnWrite]:
         """The model as it was when this was made, every operation open to differentiation; all put back after.
 
         Without a ``forward`` pass inside no operation is watched for writing to parameters.
         """
         with ExitStack() as stack:
-            stack.enter_context(untouched(self.model, throughout=forward))
+            written = stack.enter_context(untouched(self.model, throughout=forward))
             stack.enter_context(exact_arithmetic(self.tf32, self._autocast))
             stack.enter_context(plain_execution())
             stack.enter_context(open_recurrences(self.model))
             stack.enter_context(in_modes(self._modes))
-            yield
+            yield written
 
     def at(self, parameters: Sequence[Tensor], work: Callable[[], R]) -> R:
         """``work()`` with ``parameters`` in the model; to be called within ``context``."""
         pairs = zip(parameters, self._complex, strict=True)
         own = [torch.view_as_complex(p) if pair else p for p, pair in pairs]
-        swapped = {f"model.{name}": own[place] for name, place in self._slots}
-        fixed = {name: buffer.clone() for name, buffer in self._buffers.items()}
-        return torch.func.functional_call(self._holder, {**fixed, **swapped}, (work,), tie_weights=False)
+        values = {place: buffer.clone() for place, buffer in self._buffers.items()}
+        values |= dict(zip(self._chosen, own, strict=True))
+        with ExitStack() as stack:
+            for registry, name, place in self._places:
+                if name in registry:  # the user may have rebuilt the module since
+                    stack.callback(registry.__setitem__, name, registry[name])
+                    registry[name] = values[place]
+            return work()
 
     def evaluate(self, x: ModelInput = None) -> Tensor:
         """The outputs (n, C), of other examples if given, with the random numbers of when this was made."""
@@ -84,14 +96,3 @@ class ModelFunction:
         """The same outputs as a loss is given them."""
         self._streams.rewind()
         return loss_input(self.model, prepare_input(self.x), self.examples, self.outputs)
-
-
-class _Holder(nn.Module):
-    """Holds the model for torch to swap its parameters, while anything at all is done."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, work: Callable[[], R]) -> R:
-        return work()

@@ -301,21 +301,6 @@ def _filled_with(n: int, example: int, tensor: Tensor) -> Tensor:
     return tensor[example : example + 1].expand_as(tensor).clone() if rows else tensor
 
 
-def parameter_slots(model: nn.Module, chosen: Sequence[nn.Parameter]) -> list[tuple[str, int]]:
-    """Every place of every module that holds a chosen parameter, once, and which it is.
-
-    torch's own tying of weights goes by names: a module that has two gets its parameters swapped twice and put back in
-    the wrong order, which would leave our copies in the user's model.
-    """
-    places = {id(parameter): place for place, parameter in enumerate(chosen)}
-    slots = []
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) in places:
-                slots.append((f"{prefix}.{name}" if prefix else name, places[id(parameter)]))
-    return slots
-
-
 def _named(raw: object, name: str) -> Tensor:
     """One entry of an output that is a mapping or an object with fields."""
     found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
@@ -348,75 +333,65 @@ def _choose(raw: object) -> Tensor:
     )
 
 
-def _select(table: Float[Tensor, "n C"], outputs: object) -> Float[Tensor, "n k"]:
+def _select(table: Float[Tensor, "n C"], outputs: Any) -> Float[Tensor, "n k"]:
+    """Columns by number, by numbers (of Python, torch or numpy), or by a mask over all of them."""
     width = table.shape[1]
-    if isinstance(outputs, slice):
-        places = list(range(width))[outputs]
-    else:
-        places = _places(outputs, width)
-    wrong = [place for place in places if not -width <= place < width]
-    if wrong or not places:
-        what = f"{wrong[0]}" if wrong else "none"
-        raise InputError(f"outputs must name columns between 0 and {width - 1} of the flattened output, got {what}.")
-    own = [place % width for place in places]
+    plain = outputs.tolist() if hasattr(outputs, "tolist") else outputs
+    plain = list(plain) if isinstance(plain, Sequence) else plain
+    mixed = isinstance(plain, list) and len({isinstance(place, bool) for place in plain}) > 1
+    try:
+        own = np.arange(width)[plain].reshape(-1).tolist()
+    except (IndexError, TypeError, ValueError):
+        own = []
+    if not own or mixed or isinstance(plain, bool):
+        raise InputError(
+            f"outputs must name columns between 0 and {width - 1} of the flattened output (an int, a slice, a sequence "
+            f"of ints, or a mask with an entry for each of the {width}), or be a name or a function of (model, x), got "
+            f"{outputs!r}."
+        )
     step = own[1] - own[0] if len(own) > 1 else 1
     if step > 0 and own == list(range(own[0], own[-1] + 1, step)):
         return table[:, own[0] : own[-1] + 1 : step]  # a slice moves nothing by an index, which the search would ask
     return table[:, own]
 
 
-def _places(outputs: object, width: int) -> list[int]:
-    """Columns that were asked for by number, by numbers (of Python, torch or numpy), or by a mask over all of them."""
-    listed: Any = outputs.tolist() if hasattr(outputs, "tolist") else outputs  # whatever the user gave
-    listed = [listed] if isinstance(listed, int) and not isinstance(listed, bool) else listed
-    if isinstance(listed, Sequence) and listed and all(isinstance(place, bool) for place in listed):
-        if len(listed) != width:
-            raise InputError(f"a mask of outputs must have an entry for each of the {width}, got {len(listed)}.")
-        return [place for place, chosen in enumerate(listed) if chosen]
-    numbers = isinstance(listed, Sequence) and all(isinstance(place, int | float) for place in listed)
-    if not numbers or any(isinstance(place, bool) or not float(place).is_integer() for place in listed):
-        raise InputError(
-            "outputs must be an int, a slice, a sequence of ints, a mask, a name or a function of (model, x), "
-            f"got {outputs!r}."
-        )
-    return [int(place) for place in listed]
-
-
 def _explain(error: Exception, model: nn.Module, x: ModelInput) -> InputError | None:
     """An error that says what is wrong with x, where the reason can be seen; None otherwise."""
-    message = str(error)
+    reason = _reason(error, str(error), model, x)
+    return None if reason is None else InputError(f"{reason} The model said: {error}")
+
+
+def _reason(error: Exception, message: str, model: nn.Module, x: ModelInput) -> str | None:
+    def mentions(*words: str) -> bool:
+        return any(word in message for word in words)
+
     if isinstance(error, TypeError):
-        if "argument" not in message:
-            return None
         kind = "tuple of positional arguments" if isinstance(x, tuple | list) else type(x).__name__
-        return InputError(f"x must hold the arguments that the model takes, got a {kind}. The model said: {message}")
-    if "same device" in message:
-        return InputError(
+        return f"x must hold the arguments that the model takes, got a {kind}." if mentions("argument") else None
+    if mentions("same device"):
+        return (
             "the model must keep all its tensors on one device, but it mixes devices on the way (a tensor made in its "
-            f"forward pass, or a buffer that was not registered?). The model said: {message}"
+            "forward pass, or a buffer that was not registered?)."
         )
-    floats = sorted({str(p.dtype) for p in model.parameters() if p.is_floating_point()})
-    if any(word in message for word in ("dtype", "type", "Float", "Double")):
+    if mentions("dtype", "type", "Float", "Double"):
+        floats = sorted({str(p.dtype) for p in model.parameters() if p.is_floating_point()})
         if len(floats) > 1:
-            return InputError(
+            return (
                 f"the model's parameters must share one dtype, got {' and '.join(floats)}. Cast the model first, e.g. "
-                f"model.float(). The model said: {message}"
+                "model.float()."
             )
-        for tensor in tensors_in(x):
-            if floats and str(tensor.dtype) != floats[0]:
-                return InputError(
-                    f"x must have the model's dtype {floats[0]}, got {tensor.dtype}. Call x.to({floats[0]}), or pass "
-                    f"precision='float64' to run a float64 copy of the model. The model said: {message}"
-                )
+        others = [t.dtype for t in tensors_in(x) if floats and str(t.dtype) != floats[0]]
+        if others:
+            return (
+                f"x must have the model's dtype {floats[0]}, got {others[0]}. Call x.to({floats[0]}), or pass "
+                "precision='float64' to run a float64 copy of the model."
+            )
         if len(set(re.findall(r"\b(bfloat16|half|float|double)\b", message.lower()))) > 1:
-            return InputError(
-                f"the model must compute in the dtype of its parameters, {floats[0] if floats else 'one'}, but its "
-                "forward pass makes tensors of another (x.float(), say). If you gave precision=, "
-                f"leave it out; or cast to the parameters' dtype. The model said: {message}"
+            return (
+                "the model must compute in the dtype of its parameters, but its forward pass makes tensors of another "
+                "(x.float(), say). If you gave precision=, leave it out; or cast to the parameters' dtype."
             )
-    if any(word in message for word in ("shape", "size", "dimension", "Expected", "expected", "elements")):
+    if mentions("shape", "size", "dimension", "Expected", "expected", "elements"):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(x))
-        return InputError(
-            f"x must have a shape that the model takes, examples first, got {shapes}. The model said: {message}"
-        )
+        return f"x must have a shape that the model takes, examples first, got {shapes}."
     return None

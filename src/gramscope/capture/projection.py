@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from gramscope.base.checks import check_count
 from gramscope.base.nested import ModelInput
 from gramscope.base.rng import child_seed
 from gramscope.capture.network import Outputs, count_examples, evaluate
+from gramscope.ops.torch_calls import transforms
 
-MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and kept for the backward pass
+MAX_SIGNS_BYTES = 2**28  # of a matrix of signs that is made whole, and held for the backward pass
 CHUNK_BYTES = 2**26  # of the part of a larger one that is made at a time
 BITS = 64  # of one random number
 
@@ -71,10 +72,24 @@ class Projection:
         width = table.shape[1]
         with exact_arithmetic():
             if width * self.k * table.dtype.itemsize <= MAX_SIGNS_BYTES:
-                mixed = table @ self.signs(0, width, table)
-            else:
-                mixed = _product_with_signs(table, self, width, False)
+                return table @ self.signs(0, width, table) / self.k**0.5
+            ranges = list(self.chunks(width, table.dtype.itemsize))
+            parts = table.split([stop - start for start, stop in ranges], dim=1)
+            mixed = torch.stack([self._product(*one) for one in zip(parts, ranges, strict=True)]).sum(0)
         return mixed / self.k**0.5
+
+    def _product(self, part: Float[Tensor, "n rows"], outputs: tuple[int, int]) -> Float[Tensor, "n k"]:
+        """``f S`` for some of the outputs. The graph does not hold their signs: it has them made anew."""
+        like, signs = part.new_empty(0), self.signs(*outputs, part)
+        if transforms():  # torch.func knows no hooks; there the graph holds the signs
+            return part @ signs
+        shape, place = signs.shape, signs.data_ptr()  # the hooks must not hold the signs either
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda kept: None if kept.shape == shape and kept.data_ptr() == place else kept,
+            lambda kept: self.signs(*outputs, like) if kept is None else kept,
+        )
+        with hooks:
+            return part @ signs
 
     def signs(self, start: int, stop: int, like: Tensor) -> Real[Tensor, "rows k"]:
         """Rows ``start`` to ``stop`` of S, in the dtype and on the device of ``like``."""
@@ -96,37 +111,3 @@ class Projection:
         numbers = np.random.PCG64(child_seed(self.seed, "project", mixture)).advance(first).random_raw(last - first)
         octets = numbers.astype("<u8", copy=False).view(np.uint8)
         return np.unpackbits(octets, bitorder="little")[start - first * BITS : stop - first * BITS]
-
-
-class _ProductWithSigns(torch.autograd.Function):
-    """``rows S``, or ``rows Sᵀ`` if ``back``, with signs made chunk by chunk: the autograd graph never holds S."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:
-        chunks = projection.chunks(width, rows.dtype.itemsize)
-        if back:
-            return torch.cat([rows @ projection.signs(start, stop, rows).T for start, stop in chunks], 1)
-        # Nothing in place: the rows may be a batch of them (vmap), and zeros are not.
-        product = rows.new_zeros(len(rows), projection.k)
-        for start, stop in chunks:
-            product = product + rows[:, start:stop] @ projection.signs(start, stop, rows)
-        return product
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Projection, int, bool], output: object) -> None:
-        ctx.fixed = inputs[1:]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        projection, width, back = ctx.fixed
-        return _product_with_signs(gradient, projection, width, not back), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: object) -> Tensor:
-        return _product_with_signs(tangent, *ctx.fixed)
-
-
-def _product_with_signs(rows: Tensor, projection: Projection, width: int, back: bool) -> Tensor:
-    return _ProductWithSigns.apply(rows, projection, width, back)  # type: ignore[no-untyped-call]

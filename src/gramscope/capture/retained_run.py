@@ -7,7 +7,7 @@ depends on a perturbation of a chosen layer, and the operation, to be run again 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.base.nested import ModelInput, map_tensors, tensors_in
 from gramscope.capture.backward_graph import check_differentiable
+from gramscope.capture.capturing import ForwardOptions
 from gramscope.capture.model_function import ModelFunction
-from gramscope.capture.network import Outputs, Precision
 from gramscope.capture.weight_uses import WeightUses, settle
 from gramscope.ops.torch_calls import Args, Kwargs, TorchFunction, writes
 
@@ -36,17 +36,9 @@ class WeightUse:
     data: tuple[Tensor, ...]  # live: they depend on the perturbed layer through the graph
     weights: tuple[Tensor, ...]  # parameters, or tensors made of them
     edges: tuple[GradientEdge, ...]
-    versions: tuple[int, ...]  # of data and weights
 
     def rerun(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Fresh leaves for data and weights, and the outputs that the operation makes of them."""
-        for tensor, version in zip((*self.data, *self.weights), self.versions, strict=True):
-            if tensor._version != version:
-                name = getattr(self.func, "__name__", "operation")
-                raise UnsupportedError(
-                    f"the operands of a {name} must not change after its call, but one was overwritten in place "
-                    "later. Write the model without that in-place operation."
-                )
         data = [t.detach().requires_grad_() for t in self.data]
         weights = [t.detach().requires_grad_() for t in self.weights]
         fresh = {id(old): new for old, new in zip((*self.data, *self.weights), (*data, *weights), strict=True)}
@@ -71,12 +63,12 @@ class _RetainedUses(WeightUses):
         operands = {id(t): t for t in tensors_in((args, kwargs))}.values()
         data = tuple(t for t in operands if self.is_data(t) and t.is_floating_point() and t.requires_grad)
         weights = tuple(t for t in operands if self.is_weight(t))
+        self.note_met(weights)  # the operation will be run again
         output = map_tensors(settle, func(*args, **kwargs))
         made = [t for t in tensors_in(output) if t.is_floating_point()]
         if data and made:
             edges = tuple(get_gradient_edge(t) for t in made)
-            versions = tuple(t._version for t in (*data, *weights))
-            self.kept.append(WeightUse(func, args, kwargs, data, weights, edges, versions))
+            self.kept.append(WeightUse(func, args, kwargs, data, weights, edges))
         return output
 
 
@@ -101,20 +93,13 @@ class RetainedRun:
 
 
 def open_layers(
-    model: nn.Module,
-    x: ModelInput,
-    layers: Sequence[str],
-    *,
-    outputs: Outputs = None,
-    frozen: bool = False,
-    precision: Precision = None,
-    watch: bool = True,
+    model: nn.Module, x: ModelInput, layers: Sequence[str], *, watch: bool = True, **options: Unpack[ForwardOptions]
 ) -> RetainedRun:
     """Run ``model`` once with a zero perturbation added to the output of each named module (``"input"``: to x).
 
     The model, its buffers, hooks and flags are as before when this returns; the graph keeps what it needs.
     """
-    function = ModelFunction(model, x, outputs, frozen, precision)
+    function = ModelFunction(model, x, **options)
     modules = dict(function.model.named_modules())
     for layer in layers:
         if layer != INPUT and not (layer and layer in modules):
@@ -140,6 +125,7 @@ def open_layers(
     with function.context():
         f = function.at(list(parameters.values()), run)
     check_differentiable(f)
+    uses.check_intact()
     openings.check(layers)
     return RetainedRun(f, openings.values, openings.perturbations, tuple(uses.kept), parameters, function)
 
@@ -150,15 +136,16 @@ class _Openings:
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
         self.perturbations: dict[str, Tensor] = {}
-        self._repeated: list[str] = []
 
     def open(self, name: str, output: X) -> X:
         first = next((t for t in tensors_in(output) if t.is_floating_point()), None)
         if first is None:
             return output
         if name in self.values:
-            self._repeated.append(name)
-            return output
+            raise UnsupportedError(
+                f"layer {name!r} must be called once, but it is called again in the same forward pass. Wrap each call "
+                "in a module of its own, e.g. torch.nn.Identity, and name that."
+            )
         self.perturbations[name] = torch.zeros_like(first, requires_grad=True)
         opened = self.values[name] = first + self.perturbations[name]
         return map_tensors(lambda t: opened.clone() if t is first else t, output)  # the network may overwrite it
@@ -174,9 +161,4 @@ class _Openings:
             raise InputError(
                 f"layer {missing[0]!r} must give a floating tensor in the forward pass, but it was not called (or gave "
                 "none). Name a module that the forward pass calls."
-            )
-        if self._repeated:
-            raise UnsupportedError(
-                f"layer {self._repeated[0]!r} must be called once, but it is called again in the same forward pass. "
-                "Wrap each call in a module of its own, e.g. torch.nn.Identity, and name that."
             )

@@ -3,17 +3,21 @@
 import json
 import os
 from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramscope.base.errors import InputError
 from gramscope.base.json_values import JSONObject
-from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site, Snapshot
+from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Snapshot
 
 SCHEMA = 1
-KEY = "gramscope.snapshot"
+SNAPSHOT, TENSOR, KIND = "gramscope.snapshot", "gramscope.tensor", "gramscope.kind"
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (Snapshot, OuterSite, LookupSite, RowSite, Frame)}
 
 
 def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
@@ -21,22 +25,13 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors: dict[str, Tensor] = {"outputs": _own(snapshot.outputs)}
-    sites = [_described(place, site, tensors) for place, site in enumerate(snapshot.sites)]
-    header = {
-        "schema": SCHEMA,
-        "directions": snapshot.directions,
-        "parameters": {name: list(shape) for name, shape in snapshot.parameters.items()},
-        "frozen": snapshot.frozen,
-        "fallback": snapshot.fallback,
-        "unreached": snapshot.unreached,
-        "sites": sites,
-    }
+    tensors: dict[str, Tensor] = {}
+    about = json.dumps(snapshot, default=partial(_encoded, tensors))
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata={KEY: json.dumps(header)})
+        save_file(tensors, temporary, metadata={SNAPSHOT: about, "schema": str(SCHEMA)})
         os.replace(temporary, target)
     except (SafetensorError, OSError) as error:
         raise InputError(
@@ -55,54 +50,38 @@ def load_snapshot(path: str | os.PathLike[str], device: torch.device | str = "cp
         raise InputError(f"{path} must be a file that Snapshot.save wrote, but there is no such file.")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            header = json.loads((file.metadata() or {})[KEY])
+            text = file.metadata() or {}
+            about, schema = text[SNAPSHOT], int(text["schema"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except (SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path} must be a file that Snapshot.save wrote, but it is not, or is damaged.") from error
-    if header["schema"] > SCHEMA:
+    if schema > SCHEMA:
         raise InputError(
-            f"{path} was written with schema {header['schema']} of snapshots, but this gramscope knows schemas up to "
-            f"{SCHEMA}. Upgrade: pip install --upgrade gramscope."
+            f"{path} was written with schema {schema} of snapshots, but this gramscope knows schemas up to {SCHEMA}. "
+            "Upgrade: pip install --upgrade gramscope."
         )
-    return Snapshot(
-        sites=tuple(_restored(place, fields, tensors) for place, fields in enumerate(header["sites"])),
-        outputs=tensors["outputs"],
-        directions=header["directions"],
-        parameters={name: torch.Size(shape) for name, shape in header["parameters"].items()},
-        frozen=tuple(header["frozen"]),
-        fallback=tuple(header["fallback"]),
-        unreached=tuple(header["unreached"]),
-    )
+    snapshot: Snapshot = json.loads(about, object_hook=partial(_decoded, tensors))
+    return snapshot
 
 
-def _described(place: int, site: Site, tensors: dict[str, Tensor]) -> JSONObject:
-    """What is no tensor of a site; its tensors go into ``tensors``, under its number."""
-    fields: JSONObject = {"name": site.name, "rule": site.rule, "kind": type(site).__name__}
-    if site.frame is not None:
-        fields["frame"] = list(site.frame.shape)
-        tensors[f"{place}.frame"] = _own(site.frame.entries)
-    tensors[f"{place}.held"] = _own(site.held)
-    if isinstance(site, OuterSite):
-        tensors[f"{place}.inputs"] = _own(site.inputs)
-        fields |= {"fan_in": site.fan_in, "axes": site.axes, "order": site.order}
-    elif isinstance(site, LookupSite):
-        tensors[f"{place}.ids"] = _own(site.ids)
-        fields["table"] = site.table
-    return fields
+def _encoded(tensors: dict[str, Tensor], part: Any) -> JSONObject:
+    """A part of a snapshot as JSON takes it. A tensor goes into ``tensors``, with memory of its own."""
+    if isinstance(part, Tensor):
+        name, whole = str(len(tensors)), part.detach().resolve_conj().resolve_neg()
+        tensors[name] = whole.clone(memory_format=torch.contiguous_format)
+        return {TENSOR: name}
+    state = {KIND: type(part).__name__, **{field.name: getattr(part, field.name) for field in fields(part)}}
+    return {**state, "inputs_of": part.inputs} if isinstance(part, OuterSite) else state
 
 
-def _restored(place: int, fields: JSONObject, tensors: dict[str, Tensor]) -> Site:
-    frame = Frame(tensors[f"{place}.frame"], tuple(fields["frame"])) if "frame" in fields else None
-    named: JSONObject = {"name": fields["name"], "rule": fields["rule"], "frame": frame}
-    held = tensors[f"{place}.held"]
-    if fields["kind"] == "OuterSite":
-        named |= {"fan_in": fields["fan_in"], "axes": tuple(fields["axes"]), "order": tuple(fields["order"])}
-        return OuterSite(**named, signals=held, inputs_of=tensors[f"{place}.inputs"].__getitem__)
-    if fields["kind"] == "LookupSite":
-        return LookupSite(**named, ids=tensors[f"{place}.ids"], signals=held, table=fields["table"])
-    return RowSite(**named, gradient=held)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A tensor with memory of its own, as the format wants it."""
-    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+def _decoded(tensors: dict[str, Tensor], about: JSONObject) -> Any:
+    """The inverse; JSON has no tuples."""
+    if TENSOR in about:
+        return tensors[about[TENSOR]]
+    state = {name: tuple(value) if isinstance(value, list) else value for name, value in about.items()}
+    if KIND not in state:
+        return {name: torch.Size(shape) for name, shape in state.items()}  # of the parameters
+    kind = KINDS[str(state.pop(KIND))]
+    if kind is OuterSite:
+        state["inputs_of"] = state["inputs_of"].__getitem__
+    return kind(**state)

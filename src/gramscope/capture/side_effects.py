@@ -5,13 +5,12 @@ may be large, are copied when an operation is about to write into them: weights 
 forward pass.
 """
 
-import operator
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -132,7 +131,7 @@ def _refill_tensor(tensor: Tensor, value: Tensor) -> None:
 
 def _refill(collection: Collection, kept: Collection) -> None:
     """The same entries again, by identity; a collection that kept them is not written to."""
-    if _same_entries(collection, kept):
+    if _identities(collection) == _identities(kept):
         return
     collection.clear()
     if isinstance(collection, list | deque):
@@ -141,12 +140,8 @@ def _refill(collection: Collection, kept: Collection) -> None:
         collection.update(kept)
 
 
-def _same_entries(now: Collection, before: Collection) -> bool:
-    if len(now) != len(before) or not all(map(operator.is_, now, before)):
-        return False
-    return not (isinstance(now, dict) and isinstance(before, dict)) or all(
-        map(operator.is_, now.values(), before.values())
-    )
+def _identities(collection: Collection) -> list[int]:
+    return [*map(id, collection), *map(id, collection.values() if isinstance(collection, dict) else ())]
 
 
 @contextmanager
@@ -226,14 +221,11 @@ def plain_execution(fused_attention: bool = False) -> Iterator[None]:
     has no batched backward pass, and none of second order); checkpointed segments run as they stand, since their
     recomputation would not be watched.
     """
-    with ExitStack() as stack:
-        stack.enter_context(_ONE_AT_A_TIME)
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        if not fused_attention:
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_without_checkpoints())
-        stack.enter_context(eager_execution())
+    attention = nullcontext() if fused_attention else sdpa_kernel(SDPBackend.MATH)
+    with (
+        _ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad(), attention, _without_checkpoints(),
+        eager_execution(),
+    ):  # fmt: skip
         yield
 
 
@@ -260,45 +252,34 @@ def _without_checkpoints() -> Iterator[None]:
         yield
 
     reentrant, name = checkpointing.CheckpointFunction, "_checkpoint_without_reentrant_generator"
-    generator = getattr(checkpointing, name, None)
-    had_own = "apply" in reentrant.__dict__
-    reentrant.apply = run_directly  # type: ignore[method-assign]
-    if generator is not None:
-        setattr(checkpointing, name, do_nothing)
-    try:
+    with ExitStack() as stack:
+        if "apply" not in vars(reentrant):  # but in its base class, as long as nobody has replaced it
+            stack.callback(delattr, reentrant, "apply")
+        reentrant.apply = run_directly  # type: ignore[method-assign]
+        if hasattr(checkpointing, name):
+            stack.callback(setattr, checkpointing, name, getattr(checkpointing, name))
+            setattr(checkpointing, name, do_nothing)
         yield
-    finally:
-        if not had_own:
-            del reentrant.apply
-        if generator is not None:
-            setattr(checkpointing, name, generator)
 
 
 @contextmanager
 def open_recurrences(model: nn.Module) -> Iterator[None]:
     """Recurrent layers step by step: fused ones of cuDNN and oneDNN hide their signals, and have one derivative."""
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with ExitStack() as stack:
+        # The documented switches set more than these two.
+        for library in ("cudnn", "mkldnn") if recurrent else ():
+            switch = getattr(torch._C, f"_set_{library}_enabled")
+            stack.callback(switch, getattr(torch._C, f"_get_{library}_enabled")())
+            switch(False)
         yield
-        return
-    # The documented switches set more than these two.
-    cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
-    torch._C._set_cudnn_enabled(False)
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_cudnn_enabled(cudnn)
-        torch._C._set_mkldnn_enabled(onednn)
 
 
 @contextmanager
 def in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
     """Train and eval flags as noted in ``modes``, and back."""
-    now = [(module, module.training) for module, _ in modes]
-    for module, training in modes:
-        module.training = training
-    try:
-        yield
-    finally:
-        for module, training in now:
+    with ExitStack() as stack:
+        for module, training in modes:
+            stack.callback(setattr, module, "training", module.training)
             module.training = training
+        yield

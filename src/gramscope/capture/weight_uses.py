@@ -7,6 +7,7 @@ up to a subclass; nothing is replaced, and autograd's graph is that of the model
 
 import types
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class WeightUses(TorchFunctionMode):
         super().__init__()
         self.examples = examples
         self._known = WeakTensorKeyDictionary(dict.fromkeys(parameters, False))  # is it data? False: a weight
+        self._met: list[tuple[Tensor, int]] = []  # data that weights met, with their versions then
 
     def use(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """The result of an operation in which a weight meets data."""
@@ -87,7 +89,21 @@ class WeightUses(TorchFunctionMode):
         if isinstance(func, types.FunctionType) and func.__module__ in _PYTHON:
             with self:
                 return _with_open_body(func)(*args, **kwargs)
+        written = args[0] if writes(func) else None
+        self.note_met(t for t in tensors_in((args, kwargs)) if t is not written and self.is_data(t))
         return self.use(func, args, kwargs)
+
+    def note_met(self, operands: Iterable[Tensor]) -> None:
+        """These must not be overwritten later."""
+        self._met += [(t.detach(), t._version) for t in operands]
+
+    def check_intact(self) -> None:
+        """Raise where the model did so all the same: the operation can no longer be differentiated there."""
+        if any(tensor._version != version for tensor, version in self._met):
+            raise UnsupportedError(
+                "what a weight is multiplied with must not change after its use, nor the weight, but the model "
+                "overwrote one of them in place. Replace the in-place operation (x += y by x = x + y)."
+            )
 
     def recurrent(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """A fused recurrent layer or cell: by its single steps, each watched. Learned first states are data."""
@@ -103,40 +119,20 @@ def _differentiating() -> bool:
     return any(level.key() != torch._C._functorch.TransformType.Vmap for level in transforms())
 
 
-_OPENED: dict[TorchFunction, TorchFunction] = {}
-
-
+@cache
 def _with_open_body(func: types.FunctionType) -> TorchFunction:
     """The same Python function with its check for modes switched off, so that its body is watched.
 
     ``torch.nn.functional.multi_head_attention_forward`` and its like hand the whole call to an active mode
     before they do anything. A copy with other globals goes straight to the body, and patches nothing.
     """
-    if func not in _OPENED:
-        closed = dict.fromkeys(
-            ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
-            lambda *_, **__: False,
-        )
-        clone = types.FunctionType(
-            func.__code__, {**func.__globals__, **closed}, func.__name__, func.__defaults__, func.__closure__
-        )
-        clone.__kwdefaults__ = func.__kwdefaults__
-        _OPENED[func] = clone
-    return _OPENED[func]
-
-
-class _Alias(torch.autograd.Function):
-    """The same memory under a new node that is no view, so that in-place operations append to it."""
-
-    @staticmethod
-    def forward(ctx: object, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        return gradients[0]
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    closed = {**func.__globals__, **dict.fromkeys(checks, lambda *_, **__: False)}
+    clone = types.FunctionType(func.__code__, closed, func.__name__, func.__defaults__, func.__closure__)
+    clone.__kwdefaults__ = func.__kwdefaults__
+    return clone
 
 
 def settle(tensor: Tensor) -> Tensor:
-    """``tensor`` with a gradient edge that later in-place operations cannot bypass."""
-    return _Alias.apply(tensor) if tensor._is_view() else tensor  # type: ignore[no-untyped-call]
+    """``tensor`` with a gradient edge that later in-place operations cannot bypass, as they can that of a view."""
+    return tensor.clone() if tensor._is_view() else tensor

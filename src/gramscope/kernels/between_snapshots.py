@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
+from gramscope.base.checks import check_choice
 from gramscope.base.errors import InputError
 from gramscope.capture.sites import Snapshot
 from gramscope.kernels.accumulate import Accumulator, kernel_dtype
@@ -47,8 +48,7 @@ def snapshot_kernel(
                 [14., 14.]])
     """
     b = a if b is None else b
-    if reduce not in ("none", "trace"):
-        raise InputError(f'reduce must be "none" or "trace", got {reduce!r}.')
+    check_choice(reduce, "reduce", ("none", "trace"))
     _check_pair(a, b, reduce)
     trace = reduce == "trace"
     shape = (a.examples, b.examples) if trace else (a.examples, a.directions, b.examples, b.directions)

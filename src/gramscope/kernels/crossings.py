@@ -51,7 +51,7 @@ class SiteCrossings(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class KinkCrossings(TableResult):
+class KinkCrossings(TableResult, shown=("crossed", "kinks")):
     """Crossings of one step, operation by operation in the order in which the network runs them.
 
     ``nonsmooth_ops`` names operations that may have kinks or jumps which are not followed.
@@ -75,9 +75,6 @@ class KinkCrossings(TableResult):
     def fraction(self) -> float:
         return self.crossed / self.kinks if self.kinks else 0.0
 
-    def __repr__(self) -> str:
-        return f"KinkCrossings({self.crossed} of {self.kinks} kinks crossed, {len(self.sites)} operations)"
-
     def __str__(self) -> str:
         lines = [f"{self.crossed} of {self.kinks} kinks crossed ({100 * self.fraction:.3g} %)"]
         for site in self.sites:
@@ -89,15 +86,13 @@ class KinkCrossings(TableResult):
 
 
 @dataclass(frozen=True, repr=False)
-class NTKStep(Result):
+class NTKStep(Result, shown=("error", "lr", "predicted")):
     """One gradient step of size ``lr``: the change of kernel and outputs, predicted at θ and measured.
 
     ``predicted`` is ``lr·velocity`` (the dNTK), ``measured`` is ``K(θ - lr v) - K(θ)`` and ``crossing`` the part of it
     that is due to crossed kinks: ``measured - crossing`` is the change on fixed sides. Kernels are (n, C, n, C),
     outputs (n, C); ``outputs_linear`` is ``-lr K ε``, ``outputs_quadratic`` adds ``lr²·curvature``.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("error", "lr", "predicted")
 
     lr: float
     kernel: Tensor
@@ -201,7 +196,7 @@ def ntk_step(
     watched, direction = read_step(model, x, residual, probe, options)
     tangent = watched.tangent(direction)
     velocity = dense_velocity(tangent, memory)
-    linear = -lr * watched.jvp(direction[:, None]).reshape(watched.rows.shape)
+    linear = -lr * (watched @ direction).reshape(watched.rows.shape)
     curvature = 0.5 * derivative(tangent, direction)
     real = watched.with_kinks()
     after = real.at(-lr * direction)

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gramscope.base.errors import InputError
 from gramscope.base.memory_budget import Memory, check_budget
 from gramscope.base.nested import ModelInput
 from gramscope.base.progress_bar import progress
@@ -64,7 +63,7 @@ class DDNTK:
     @torch.inference_mode(False)
     def first(self, a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "n C"]:
         """``Σ_{jkl} ddI_{i j k l} a_j b_k c_l``: a third derivative of the outputs along three directions."""
-        u, v, w = (self._direction(vector, name) for vector, name in ((a, "a"), (b, "b"), (c, "c")))
+        u, v, w = (step_direction(self.expansion, *named) for named in ((a, "a"), (b, "b"), (c, "c")))
         return derivative(self.expansion.tangent(u).tangent(v), w, self.check)
 
     @torch.inference_mode(False)
@@ -73,8 +72,8 @@ class DDNTK:
 
         It is ``(D_u J) λ (D_w J)ᵀ`` with ``u = λ Jᵀ a``, ``w = λ Jᵀ b``.
         """
-        left = self.expansion.tangent(self._direction(a, "a"))
-        right = left if b is a else self.expansion.tangent(self._direction(b, "b"))
+        left = self.expansion.tangent(step_direction(self.expansion, a, "a"))
+        right = left if b is a else self.expansion.tangent(step_direction(self.expansion, b, "b"))
         return left.times(right)
 
     @torch.inference_mode(False)
@@ -93,27 +92,16 @@ class DDNTK:
         if self.check:
             total = directions.sum(dim=1)
             derivative(self.expansion.tangent(total).tangent(total), total)
-        unit = torch.eye(size, dtype=self.expansion.dtype, device=self.expansion.device)
-        first = unit.new_zeros((size,) * 4)
-        turned = unit.new_zeros(size, parameters, size)  # [k, μ, i] = (∂²f_i u_k)_μ
+        first = directions.new_zeros((size,) * 4)
+        turned = directions.new_zeros(size, size, parameters)  # [k, i, μ] = (∂²f_i u_k)_μ
         with progress("ddNTK, direction", size) as advance:
             for j in range(size):
                 tangent = self.expansion.tangent(directions[:, j])
-                turned[j] = tangent.vjp(unit)
+                turned[j] = tangent.dense()
                 for k in range(j, size):
-                    _fill(first, j, k, tangent.tangent(directions[:, k]).jvp(directions[:, k:]))
+                    _fill(first, j, k, tangent.tangent(directions[:, k]) @ directions[:, k:])
                 advance()
-        return DenseDDNTK(first, torch.einsum("kmi,m,lmj->ijkl", turned, self.expansion.rates.diagonal, turned))
-
-    def _direction(self, vector: Tensor, name: str) -> Float[Tensor, " p"]:
-        rows = self.expansion.rows
-        if not isinstance(vector, Tensor) or vector.shape not in (torch.Size(rows.shape), torch.Size([rows.size])):
-            got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-            raise InputError(
-                f"{name} must have the shape {tuple(rows.shape)} of the outputs, or be flattened to ({rows.size},), "
-                f"got {got}. It is a vector over (example, output), as a residual is."
-            )
-        return step_direction(self.expansion, vector.reshape(rows.shape))
+        return DenseDDNTK(first, torch.einsum("kim,m,ljm->ijkl", turned, self.expansion.rates.diagonal, turned))
 
 
 def _fill(first: Float[Tensor, "u u u u"], j: int, k: int, found: Float[Tensor, "u m"]) -> None:

@@ -1,5 +1,6 @@
 """Higher derivatives of a network's outputs along directions, each with a witness; the direction of a step."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -7,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_finite, shape_or_type
 from gramscope.base.errors import InputError, UnsupportedError
 from gramscope.capture.backward_graph import is_out_of_memory
 from gramscope.capture.network import loss_gradient
-from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent, load_forward_mode
+from gramscope.kernels.expansion import INFINITE, Expansion, Parameters, Tangent
 
 R = TypeVar("R")
 # How far two exact ways to one number may differ, relative to the sum of its terms' sizes. Models in float64 may round
@@ -56,9 +57,9 @@ def derivative(tangent: Tangent, direction: Float[Tensor, " p"], check: bool = T
     forward = by_forward_mode(tangent, directions)
     if forward is not None:
         check_finite(forward, f"{name} derivatives of the outputs", INFINITE)
-        if not check or _agrees(forward, tangent.vjp(_weights(forward))[:, 0] * direction, LIMITS, tangent):
+        if not check or _agrees(forward, (tangent.T @ _weights(forward)) * direction, LIMITS, tangent):
             return forward
-    backward = tangent.jvp(direction[:, None]).reshape(tangent.rows.shape)
+    backward = (tangent @ direction).reshape(tangent.rows.shape)
     if not check:
         return backward
     witness = _difference(tangent, directions, _weights(backward))
@@ -90,9 +91,10 @@ def derivative_along(
 
 def in_forward_mode(expansion: Expansion, work: Callable[[], R]) -> R | None:
     """What ``work`` gives; None where forward mode cannot run."""
-    load_forward_mode()
     try:
-        with expansion.context():
+        with expansion.context(), warnings.catch_warnings():
+            # torch compiles its forward derivatives at their first use, and warns of its own compiler.
+            warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
             return work()
     except (RuntimeError, NotImplementedError, UnsupportedError) as error:
         if is_out_of_memory(error):
@@ -100,14 +102,14 @@ def in_forward_mode(expansion: Expansion, work: Callable[[], R]) -> R | None:
         return None
 
 
-def _weights(answer: Float[Tensor, "n C"]) -> Float[Tensor, "rows 1"]:
+def _weights(answer: Float[Tensor, "n C"]) -> Float[Tensor, " rows"]:
     """A vector over the outputs in which none cancels another."""
-    return torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)[:, None]
+    return torch.cos(1.0 + torch.arange(answer.numel(), device=answer.device)).to(answer.dtype)
 
 
 def _agrees(answer: Float[Tensor, "n C"], terms: Float[Tensor, " p"], limits: Limits, tangent: Tangent) -> bool:
     """Is the weighted sum of the answer that of the ``terms``, to the limit of its dtype?"""
-    own = _weights(answer)[:, 0] * answer.reshape(-1)
+    own = _weights(answer) * answer.reshape(-1)
     error, size = abs(float(terms.sum() - own.sum())), float(terms.abs().sum() + own.abs().sum())
     # Where derivatives cancel, what is left is rounding of numbers of these sizes.
     f, slope = float(tangent.f.detach().abs().max()), float(tangent.g.detach().abs().max())
@@ -116,7 +118,7 @@ def _agrees(answer: Float[Tensor, "n C"], terms: Float[Tensor, " p"], limits: Li
 
 
 def _difference(
-    expansion: Expansion, directions: Sequence[Tensor], weights: Float[Tensor, "rows 1"]
+    expansion: Expansion, directions: Sequence[Tensor], weights: Float[Tensor, " rows"]
 ) -> Float[Tensor, " p"]:
     """Terms of the change of the lower derivative over a short step along the last direction, for its length.
 
@@ -133,31 +135,22 @@ def _difference(
         there = expansion.at(step, keep_sides=True)
         for direction in firsts:
             there = there.tangent(direction)
-        sides.append(there.vjp(weights)[:, 0])
+        sides.append(there.T @ weights)
     return (sides[0] - sides[1]) * before / (2 * short)
 
 
-def step_direction(at: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, " p"]:
-    """``v = λ Jᵀ ε``: a step of size η moves θ to ``θ - η v``."""
-    return at.step(residual_of(at, residual).reshape(-1))
-
-
-def residual_of(expansion: Expansion, residual: Tensor | Callable[[Tensor], Tensor]) -> Float[Tensor, "n C"]:
-    """``ε = ∂loss/∂f`` (n, C), from the tensor itself or from a loss of the outputs."""
-    f = expansion.f.detach()
-    if isinstance(residual, Tensor):
-        if residual.shape != f.shape and not (residual.shape == f.shape[:1] and f.shape[1] == 1):
-            raise InputError(
-                f"residual must have the shape {tuple(f.shape)} of the outputs, got {tuple(residual.shape)}. It is "
-                "∂loss/∂f, e.g. (f - y) for half the squared error; a function f -> loss does as well."
-            )
-        epsilon = residual.detach().clone().reshape(f.shape)
-    elif not callable(residual):
+def step_direction(
+    at: Expansion, residual: Tensor | Callable[[Tensor], Tensor], name: str = "residual"
+) -> Float[Tensor, " p"]:
+    """``v = λ Jᵀ ε``, with ``ε = ∂loss/∂f`` or a loss of the outputs: a step of size η moves θ to ``θ - η v``."""
+    f = at.f.detach()
+    if not isinstance(residual, Tensor) and callable(residual):
+        residual = loss_gradient(residual, f, name)[1]
+    if not isinstance(residual, Tensor) or residual.shape not in (f.shape, (f.numel(),)):
         raise InputError(
-            f"residual must be a tensor ∂loss/∂f or a function f -> loss, got {type(residual).__name__}. Convert an "
-            "array with torch.as_tensor."
+            f"{name} must have the shape {tuple(f.shape)} of the outputs, or be flattened to ({f.numel()},), got "
+            f"{shape_or_type(residual)}. It is a tensor ∂loss/∂f, e.g. (f - y) for half the squared error; a residual "
+            "may be a function f -> loss as well."
         )
-    else:
-        epsilon = loss_gradient(residual, f, "residual")[1]
-    check_finite(epsilon, "residual", "Check the loss and the targets.")
-    return epsilon.to(dtype=expansion.dtype, device=expansion.device)
+    check_finite(residual, name, "Check the loss and the targets.")
+    return at.step(residual.detach().reshape(-1).to(dtype=at.dtype, device=at.device))

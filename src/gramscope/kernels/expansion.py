@@ -1,49 +1,39 @@
 """A network as a function of its parameters: products with its Jacobian, and with derivatives of that."""
 
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, cached_property
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from functools import cached_property
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gramscope.base.axes import Axes
-from gramscope.base.checks import check_finite
+from gramscope.base.checks import check_choice, check_finite, check_number
 from gramscope.base.errors import GramscopeError, InputError, UnsupportedError
 from gramscope.base.nested import ModelInput
-from gramscope.base.streams import streams_put_back
 from gramscope.capture.backward_graph import is_leaf, nodes_below
 from gramscope.capture.capturing import check_outputs
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.model_function import ModelFunction
 from gramscope.capture.network import Outputs, Precision, check_precision
 from gramscope.capture.node_rules import operation
+from gramscope.capture.side_effects import CopyOnWrite
+from gramscope.kernels.learning_rates import Rates, flat_metric, rates_by_name
 from gramscope.linalg import Diagonal, LinearOperator
-from gramscope.ops.kinks import FixedSides, Sides, Smoothed, TwiceDifferentiable
+from gramscope.ops.kinks import FixedSides, Side, Sides, Smoothed, TwiceDifferentiable
 from gramscope.ops.operations import PROVEN
 
 R = TypeVar("R")
 Kink = Literal["autograd", "distributional"]
-Metric = Mapping[str, Tensor | float] | Callable[[str, Tensor], Tensor | float] | Tensor | float
-Rates = Metric | None
 Parameters = tuple[Tensor, ...]
 INFINITE = (
     "An operation of the model has an infinite one where it stands, as a root, a norm or a power below 2 has at zero; "
     "behind a ReLU or a clamp every unit that is off stands at zero. Keep it away from zero, or take a power of 2 or "
     "more."
 )
-
-
-@cache
-def load_forward_mode() -> None:
-    """Have torch compile its forward derivatives, which it does at their first use and warns of its own compiler."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.func.jvp(torch.clone, (torch.zeros(1, device="cpu"),), (torch.zeros(1, device="cpu"),))
 
 
 class ExpansionOptions(TypedDict, total=False):
@@ -71,16 +61,15 @@ def check_options(options: ExpansionOptions) -> None:
         raise UnsupportedError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}.")
     check_precision(options.get("precision"))
     kink, bandwidth = options.get("kink", "autograd"), options.get("bandwidth")
-    if kink not in ("autograd", "distributional"):
-        raise InputError(f'kink must be "autograd" or "distributional", got {kink!r}.')
+    check_choice(kink, "kink", ("autograd", "distributional"))
     if (kink == "distributional") != (bandwidth is not None):
         raise InputError(
             "bandwidth must be given with kink='distributional' and only there, got "
             f"kink={kink!r}, bandwidth={bandwidth!r}. It is the width over which a kink is smoothed; take about the "
             "change of a preactivation in one step."
         )
-    if bandwidth is not None and not 0 < bandwidth < float("inf"):
-        raise InputError(f"bandwidth must be a positive number, got {bandwidth!r}.")
+    if bandwidth is not None:
+        check_number(bandwidth, "bandwidth", above=0.0)
 
 
 class Expansion(LinearOperator):
@@ -102,20 +91,20 @@ class Expansion(LinearOperator):
         )
         self.bandwidth = options.get("bandwidth")  # over which kinks are smoothed, if they are
         self.examples, self.parameters = self.function.examples, self.function.parameters
-        self.sides_at: Parameters | None = None  # parameters whose sides of kinks are kept, if any
+        self.held: list[Side] | None = None  # the sides on which kinks are kept, if they are
         self._open()
         check_outputs(self.f, self.parameters)
         rows = Axes(example=self.f.shape[0], output=self.f.shape[1])
         cols = Axes(parameter=sum(p.numel() for p in self.parameters.values()))
         super().__init__(rows, cols, dtype=torch.promote_types(self.f.dtype, torch.float32), device=self.f.device)
-        self.metric = self._checked_metric(options.get("metric"))
+        self.metric = rates_by_name(options.get("metric"), self.parameters)
 
     def _open(self) -> None:
-        self.leaves, self._hooked = self.fresh_leaves(), False
-        with self.context():
+        self.leaves = self.fresh_leaves()
+        with self.context() as written:
             self.f: Tensor = self.run(self.leaves)
         proven = (is_leaf(node) or operation(node) in PROVEN for node in nodes_below([self.f]))
-        self.proven = not self._hooked and all(proven)
+        self.proven = not written.hooked and all(proven)
         self.linear_map = LinearMap([self.f], self.leaves, proven=self.proven)
 
     @cached_property
@@ -133,24 +122,20 @@ class Expansion(LinearOperator):
         kinks: AbstractContextManager[object] = nullcontext()
         if self.bandwidth is not None:
             kinks = Smoothed(self.bandwidth)
-        elif self.sides_at is not None:
-            with TwiceDifferentiable(), Sides() as watched:
-                self.call(self.sides_at)
-            kinks = FixedSides(watched.sides)
-        with TwiceDifferentiable() as run, kinks:
-            outputs = self.call(parameters)
-        self._hooked = run.hooked
-        return outputs
+        elif self.held is not None:
+            kinks = FixedSides(self.held)
+        with TwiceDifferentiable(), kinks:
+            return self.call(parameters)
 
     def call(self, parameters: Parameters) -> Tensor:
         """The same, whatever a kink means."""
         return self.function.at(parameters, self.function.evaluate)
 
     @contextmanager
-    def context(self, forward: bool = True) -> Iterator[None]:
+    def context(self, forward: bool = True) -> Iterator[CopyOnWrite]:
         """The model as it was when this was made; an operation that cannot be differentiated is named."""
-        with self.function.context(forward), naming_operations():
-            yield
+        with self.function.context(forward) as written, naming_operations():
+            yield written
 
     def on_graph(self, work: Callable[[], R]) -> R:
         """A backward pass may call the model again: it is to meet the parameters that the graph was made of."""
@@ -159,44 +144,38 @@ class Expansion(LinearOperator):
 
     # Products --------------------------------------------------------------------------------------
 
-    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``Jᵀ w`` for each column w."""
-        count = vectors.shape[1]
+        count = x.shape[1]
         if count == 0:
-            return vectors.new_zeros(self.cols.size, 0)
-        cotangents = vectors.T.reshape(count, *self.f.shape)
+            return x.new_zeros(self.cols.size, 0)
+        cotangents = x.T.reshape(count, *self.f.shape)
         return self._joined(self.on_graph(lambda: self.linear_map.vjp([cotangents])), count)
 
-    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
-        count = vectors.shape[1]
+        count = x.shape[1]
         if count == 0:
-            return vectors.new_zeros(self.rows.size, 0)
-        tangents = self._split(vectors)
+            return x.new_zeros(self.rows.size, 0)
+        tangents = self._split(x)
         (found,) = self.on_graph(lambda: self.linear_map.jvp(tangents, count))
         return found.reshape(count, -1).T.to(self.dtype)
 
-    def weighted(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        """``λ v`` for each column v."""
-        return self.rates.matmat(vectors)
+    def dense(self, *, block: int = 256) -> Float[Tensor, "rows p"]:
+        """The matrix, by products with Jᵀ: mostly there are fewer outputs than parameters."""
+        return LinearOperator.dense(self.T, block=block).mT
 
     def times(self, other: "Expansion") -> LinearOperator:
         """``J λ J₂ᵀ`` on vectors over (example, output), flattened: no rows, no matrix."""
         return self @ self.rates @ other.T
 
-    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
-        return self.jvp(x)
-
-    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
-        return self.vjp(x)
-
     def step(self, vector: Float[Tensor, " rows"]) -> Float[Tensor, " p"]:
         """``λ Jᵀ w``: a step of size η moves θ along ``-η`` times this, w being ``∂loss/∂f``."""
-        return self.weighted(self.vjp(vector[:, None]))[:, 0]
+        return self.rates @ (self.T @ vector)
 
     def directions(self) -> Float[Tensor, "p u"]:
         """``λ Jᵀ``: the step that each output alone would make."""
-        return self.weighted(self.vjp(torch.eye(self.rows.size, dtype=self.dtype, device=self.device)))
+        return self.rates @ self.dense().mT
 
     def tangent(self, direction: Float[Tensor, " p"]) -> "Tangent":
         return Tangent(self, direction)
@@ -207,7 +186,7 @@ class Expansion(LinearOperator):
         """The same network at ``θ + vector``; with ``keep_sides`` every kink stays on the side it has at θ."""
         moved = zip(self.parameters.items(), self.split(vector), strict=True)
         there = {name: p + part for (name, p), part in moved}
-        other = self._with(parameters=there, sides_at=self.point if keep_sides else None)
+        other = self._with(parameters=there, held=self.sides().sides if keep_sides else None)
         check_finite(other.f, "the output after the step", "The step is too large for this network: lower lr.")
         return other
 
@@ -248,19 +227,6 @@ class Expansion(LinearOperator):
         watched.heights.clear()
         return watched
 
-    def _checked_metric(self, metric: Rates) -> dict[str, Tensor]:
-        """λ of each parameter, a number or a tensor."""
-        if metric is None:
-            return {name: p.new_ones(()) for name, p in self.parameters.items()}
-        rates = metric_by_name(metric, self.parameters)
-        least = min((float(rate.min()) for rate in rates.values() if rate.numel()), default=0.0)
-        if least < 0:
-            raise InputError(
-                f"metric must not be negative, but its smallest entry is {least:.3g}: a learning rate below zero "
-                "climbs, and J λ Jᵀ is no kernel. To climb, pass the residual with the other sign."
-            )
-        return rates
-
 
 class Tangent(Expansion):
     """``J̇ = D_v J`` for one direction v, in the place of J, and ``g = J v`` itself, whose graph it is.
@@ -277,18 +243,25 @@ class Tangent(Expansion):
         (self.g,) = self.on_graph(lambda: of.linear_map.along(self.direction))
         self.linear_map = LinearMap([self.g], self.leaves)
 
-    def vjp(self, vectors: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
+    def _adjoint_matmat(self, x: Float[Tensor, "rows k"]) -> Float[Tensor, "p k"]:
         """``J̇ᵀ w`` for each column w."""
-        return _finite(super().vjp(vectors))
+        return _finite(super()._adjoint_matmat(x))
 
-    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J̇ a``, the mixed second derivative along v and a, for each column a."""
-        return _finite(super().jvp(vectors))
+        return _finite(super()._matmat(x))
 
 
 def _finite(found: Tensor) -> Tensor:
     check_finite(found, "second derivatives of the outputs", INFINITE)
     return found
+
+
+# What torch says where an operation cannot be differentiated: a line that names the operation.
+NOT_DIFFERENTIABLE = re.compile(
+    "once_differentiable|derivative for .* is not implemented|forward AD with .* does not support|"
+    r"differentiable with respect to .*Backward|function \w+Backward\w* returned|[Bb]ackward\w* is not differentiable"
+)
 
 
 @contextmanager
@@ -297,82 +270,13 @@ def naming_operations() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, GramscopeError):
+        said = str(error)
+        if isinstance(error, GramscopeError) or not NOT_DIFFERENTIABLE.search(said):
             raise
-        name = _culprit(str(error))
-        if name is None:
-            raise
+        # Attention has another form, which is chosen around the forward pass.
+        fused = " (run the model within torch.nn.attention.sdpa_kernel(SDPBackend.MATH))"
         raise UnsupportedError(
-            f"every operation of the model must have a second derivative, but {name} has none that torch can compute "
-            f"({str(error).splitlines()[0]}). Replace it by operations that do{_fused(name)}, or write its backward "
-            "pass with differentiable operations; nothing is approximated here."
+            "every operation of the model must have a second derivative, but torch can compute none of one of them "
+            f"({said.splitlines()[0]}). Replace it by operations that do{fused if 'scaled_dot_product' in said else ''}"
+            ", or write its backward pass with differentiable operations; nothing is approximated here."
         ) from error
-
-
-def _fused(name: str) -> str:
-    """Attention has another form, which is chosen around the forward pass."""
-    attention = "scaled_dot_product" in name
-    return " (run the model within torch.nn.attention.sdpa_kernel(SDPBackend.MATH))" if attention else ""
-
-
-def _culprit(message: str) -> str | None:
-    if "once_differentiable" in message:
-        return "an autograd.Function marked @once_differentiable"
-    patterns = (
-        r"derivative for '?(?:aten::)?([\w:.]+)'? is not implemented",
-        r"forward AD with (\w+) that does not support",
-        r"differentiable with respect to .* (\w+Backward\w*)",
-        r"function (\w+Backward\w*) returned",
-        r"(\w*[Bb]ackward\w*) is not differentiable",
-    )
-    return next((found[1] for pattern in patterns if (found := re.search(pattern, message))), None)
-
-
-def flat_metric(metric: Metric, parameters: Mapping[str, Tensor]) -> Float[Tensor, " p"]:
-    """A diagonal over all parameters as one vector, of either sign: the preconditioner of a step may have both."""
-    entries = metric_by_name(metric, parameters)
-    return torch.cat([entries[name].expand(p.shape).reshape(-1) for name, p in parameters.items()])
-
-
-def metric_by_name(metric: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The diagonal of each parameter: one number, or a tensor that expands to the parameter's shape.
-
-    ``metric`` is whatever a user gave as one: it is checked here.
-    """
-    if callable(metric):
-        with streams_put_back():
-            metric = {name: metric(name, p) for name, p in parameters.items()}
-    elif isinstance(metric, int | float) or (isinstance(metric, Tensor) and metric.dim() == 0):
-        metric = dict.fromkeys(parameters, float(metric))
-    elif isinstance(metric, Tensor):
-        sizes = [p.numel() for p in parameters.values()]
-        if metric.shape != (sum(sizes),):
-            raise InputError(
-                f"metric must have one entry for each of the {sum(sizes)} parameters, got shape "
-                f"{tuple(metric.shape)}. Pass a dict by parameter name for numbers per layer."
-            )
-        parts = zip(parameters.items(), metric.split(sizes), strict=True)
-        metric = {name: part.view(p.shape) for (name, p), part in parts}
-    if not isinstance(metric, Mapping):
-        raise InputError(
-            "metric must be a number, a flat tensor, numbers or tensors by parameter name, or a function of (name, "
-            f"parameter), got {type(metric).__name__}."
-        )
-    unknown = sorted(set(metric) - set(parameters))
-    if unknown:
-        raise InputError(f"metric: no parameter is called {unknown[0]!r}; there are {', '.join(parameters)}.")
-    return {name: _entry(metric.get(name, 0.0), name, p) for name, p in parameters.items()}
-
-
-def _entry(value: Tensor | float, name: str, parameter: Tensor) -> Tensor:
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    try:
-        tensor = torch.as_tensor(value, dtype=dtype, device=parameter.device)
-        tensor.expand(parameter.shape)
-    except (RuntimeError, TypeError, ValueError) as error:
-        got = tuple(value.shape) if isinstance(value, Tensor) else repr(value)
-        raise InputError(
-            f"metric[{name!r}] must be a number or have the shape {tuple(parameter.shape)} of the parameter, got {got}."
-        ) from error
-    check_finite(tensor, "metric", "Learning rates are finite numbers.")
-    return tensor

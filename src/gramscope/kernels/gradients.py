@@ -12,7 +12,7 @@ from gramscope.capture import capture
 from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
 from gramscope.kernels.accumulate import summed_rows
 from gramscope.kernels.between_snapshots import snapshot_kernel
-from gramscope.kernels.expansion import Rates, metric_by_name
+from gramscope.kernels.learning_rates import Rates, metric_by_name
 
 
 def gradient_gram(
@@ -44,7 +44,7 @@ def gradient_gram(
     with torch.no_grad(), exact_arithmetic(tf32=precision == "tf32"):
         own = named_parameters(unwrap(model))
         named = {name: real_view(own[name].detach()) for name in taken.parameters}
-        weights = metric_by_name(1.0 if metric is None else metric, named)
+        weights = metric_by_name(metric, named)
         numbers = any(weight.dim() == 0 for weight in weights.values())
         found = snapshot_kernel(taken, reduce="trace", by_site=True) if numbers else {}
         for name, sites in taken.by_parameter().items():

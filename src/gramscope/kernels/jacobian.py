@@ -16,7 +16,8 @@ from gramscope.base.errors import InputError
 from gramscope.base.nested import ModelInput
 from gramscope.capture.network import Outputs, Precision, named_parameters, unwrap
 from gramscope.kernels.derivatives import derivative_along, in_forward_mode
-from gramscope.kernels.expansion import Expansion, Rates, flat_metric
+from gramscope.kernels.expansion import Expansion
+from gramscope.kernels.learning_rates import Rates, flat_metric
 from gramscope.linalg import Composition, Diagonal
 
 
@@ -43,14 +44,14 @@ class JacobianOperator(Expansion):
         """Why ``J v`` takes one backward pass for each output, as far as is known; empty where it does not."""
         return self.linear_map.slow
 
-    def jvp(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
+    def _matmat(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"]:
         """``J v`` for each column v."""
-        if self._forward_mode and vectors.shape[1]:
-            found = self._forward(vectors)
+        if self._forward_mode and x.shape[1]:
+            found = self._forward(x)
             self._forward_mode = found is not None and self._forward_is_right
             if found is not None and self._forward_mode:
                 return found
-        return super().jvp(vectors)
+        return super()._matmat(x)
 
     def _forward(self, vectors: Float[Tensor, "p k"]) -> Float[Tensor, "rows k"] | None:
         """The same by forward mode; None where an operation has no forward derivative."""
@@ -147,7 +148,7 @@ class LinearizedModel:
     def change(self, step: Mapping[str, Tensor] | Float[Tensor, " p"]) -> Float[Tensor, "n C"]:
         """``J Δθ`` for a step in the parameters: tensors by name (others do not move), or one flat vector."""
         real = step if isinstance(step, Tensor) else {name: real_view(part) for name, part in step.items()}
-        flat = real if isinstance(real, Tensor) else flat_metric(real, self.jacobian.parameters)
+        flat = real if isinstance(real, Tensor) else flat_metric(real, self.jacobian.parameters, "step")
         with torch.no_grad():
             moved = flat.detach().to(dtype=self.jacobian.dtype, device=self.jacobian.device)
             return self.jacobian.matvec(moved).reshape(self.outputs.shape)

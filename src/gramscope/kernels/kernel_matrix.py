@@ -1,18 +1,17 @@
 """A kernel with what people do with it: spectrum, alignment, regression, shares of the layers, pictures."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Unpack
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gramscope.base.agreement import cosine
-from gramscope.base.charts import heat_map
-from gramscope.base.checks import check_finite
+from gramscope.base.charts import heat_map, line_chart
+from gramscope.base.checks import check_finite, check_number
 from gramscope.base.class_labels import target_rows
 from gramscope.base.effective_rank import participation_ratio_of
 from gramscope.base.errors import InputError
@@ -104,8 +103,7 @@ class Kernel(TableResult):
         (T, m, C). With ``ridge`` the flow is that of K + ridge: weight decay towards the initial parameters. Lee et al.
         2019 (arXiv:1902.06720), eq. 10 and 11.
         """
-        if not 0 <= ridge < float("inf"):
-            raise InputError(f"ridge must be a finite number of at least 0, got {ridge!r}.")
+        check_number(ridge, "ridge", least=0.0)
         new = _matrix(cross.total if isinstance(cross, Kernel) else cross).double()
         matrix = self._square().double()
         if targets.dim() == 0 or len(targets) != self.examples:
@@ -123,17 +121,14 @@ class Kernel(TableResult):
                 f"targets and a cross kernel of shape {tuple(new.shape)} (new examples in rows)."
             )
         shifted = matrix + ridge * torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
-        # What is divided by eigenvalues that are rounding of the kernel is rounding.
+        if t is None and ridge > 0:
+            return (new @ torch.linalg.solve(shifted, stacked)).reshape(-1, y.shape[1])
+        times = _times(math.inf if t is None else t, matrix.device)
+        # What is divided by eigenvalues that are rounding, of the kernel or of their own computation, is rounding.
         floor = float(singular_floor(matrix, Rounding.of(self._square())))
-        if t is not None:
-            times = _times(t, matrix.device)
-            weights = flow_weights(shifted, stacked, times.reshape(-1), max(floor, len(matrix) * EPS64))
-            return (new @ weights).reshape(*times.shape, -1, y.shape[1])
-        if ridge > 0:
-            weights = torch.linalg.solve(shifted, stacked)
-        else:
-            weights = torch.linalg.pinv(shifted, atol=floor, rtol=len(matrix) * EPS64, hermitian=True) @ stacked
-        return (new @ weights).reshape(-1, y.shape[1])
+        floor = max(floor, len(matrix) * EPS64 * float(matrix.norm()))
+        weights = flow_weights(shifted, stacked, times.reshape(-1), floor)
+        return (new @ weights).reshape(*times.shape, -1, y.shape[1])
 
     def share(self, residual: Float[Tensor, "n C"]) -> dict[str, float]:
         """Share of each parameter in the first-order decrease of the loss, ``eᵀ K_site e / eᵀ K e``.
@@ -156,17 +151,15 @@ class Kernel(TableResult):
         image = self.total if self.total.dim() == 2 else torch.einsum("ncmc->nm", self.total)
         if order is not None:
             image = image[order][:, order]
-        return heat_map(_array(image), "Tangent kernel", "example", "example", axes=axes)
+        return heat_map(image, "Tangent kernel", "example", "example", axes=axes)
 
     def plot_spectrum(self) -> Figure:
         """Eigenvalues on logarithmic axes."""
-        pyplot = load_pyplot()
-        values = _array(self.spectrum())
-        kept = values[values > 0]
-        figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
-        axes.loglog(range(1, len(kept) + 1), kept, marker=".", linewidth=1)
-        axes.set(title=f"Participation ratio {self.participation_ratio():.1f}", xlabel="rank", ylabel="eigenvalue")
-        return figure
+        kept = self.spectrum()
+        kept = kept[kept > 0]
+        title = f"Participation ratio {self.participation_ratio():.1f}"
+        rank, log = range(1, len(kept) + 1), "log"
+        return line_chart(rank, {"": kept}, title, "rank", xscale=log, yscale=log, ylabel="eigenvalue")
 
     def plot_shares(self, residual: Float[Tensor, "n C"]) -> Figure:
         """Which parameter does the learning, as bars."""
@@ -272,8 +265,3 @@ def target_matrix(targets: Tensor, n: int) -> Float[Tensor, "n C"]:
         raise InputError(f"targets must have one row for each of the {n} examples, got shape {tuple(targets.shape)}.")
     check_finite(targets, "targets", "Clean the data first.")
     return target_rows(targets).double().reshape(n, -1)
-
-
-def _array(tensor: Tensor) -> NDArray[np.float64]:
-    # matplotlib would make the array itself, by a call that numpy warns of.
-    return tensor.detach().double().cpu().numpy()

@@ -149,7 +149,7 @@ def dntk(
     with progress("dNTK, direction", sizes[1]) as advance:
         for j in range(sizes[1]):
             start = j if second is None else 0
-            result[j, :, start:] = at.tangent(first[:, j]).jvp((first if second is None else second)[:, start:])
+            result[j, :, start:] = at.tangent(first[:, j]) @ (first if second is None else second)[:, start:]
             advance()
     if second is None:
         for j in range(sizes[1]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -23,14 +23,12 @@ SMALL_WORK = 2**32
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ProjectedTrace(Result):
+class ProjectedTrace(Result, shown=("kernel", "relative_error", "k")):
     """An estimate of ``Σ_c K_{μc,νc}``: ``kernel`` (n, m), and the standard error of each entry.
 
     ``standard_error`` is itself estimated from k samples and no less than rounding; from few samples use
     :meth:`interval`. The errors of the entries are not independent: all entries share the k mixtures.
     """
-
-    shown: ClassVar[tuple[str, ...]] = ("kernel", "relative_error", "k")
 
     kernel: Float[Tensor, "n m"] = field(repr=False)
     standard_error: Float[Tensor, "n m"] = field(repr=False)

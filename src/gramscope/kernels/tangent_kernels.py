@@ -56,7 +56,7 @@ class TangentKernels:
         """``k̂ = J(x) λ J(x2)ᵀ``."""
         left = self._at(x)
         right = left if x2 is None or x2 is x else self._at(x2)
-        kernel = left.jvp(right.directions())
+        kernel = left @ right.directions()
         return _array((kernel + kernel.T) / 2 if right is left else kernel)
 
     @torch.inference_mode(False)
@@ -75,8 +75,8 @@ class TangentKernels:
         total = np.zeros(at.rows.size)
         for value, vector in zip(values, vectors.T, strict=True):
             if abs(value) > RANK * np.abs(values).max():
-                along = _direction(fitted, vector)
-                total += value * _array(at.tangent(along).jvp(along[:, None])[:, 0])
+                along = fitted.step(_vector(vector, fitted))
+                total += value * _array(at.tangent(along) @ along)
         return total
 
     @torch.inference_mode(False)
@@ -88,9 +88,9 @@ class TangentKernels:
         moved = torch.zeros(fitted.cols.size, dtype=fitted.dtype, device=fitted.device)
         for value, a, b in zip(values, left.T, right, strict=True):
             if value > RANK * values.max():
-                along = _direction(fitted, b)
-                moved = moved + value * fitted.tangent(along).vjp(_column(a, fitted))[:, 0]
-        return _array(at.jvp(fitted.weighted(moved[:, None]))[:, 0])
+                along = fitted.step(_vector(b, fitted))
+                moved = moved + value * (fitted.tangent(along).T @ _vector(a, fitted))
+        return _array(at @ (fitted.rates @ moved))
 
     @torch.inference_mode(False)
     def applied(
@@ -99,8 +99,8 @@ class TangentKernels:
         """``Σ_a μ̂(x; x2, a) v^a``."""
         at, other, fitted = self._at(x), self._at(x2), self._at(train)
         _check_fits(vector, "vector", 1, fitted)
-        along = _direction(fitted, vector)
-        return _array(at.tangent(along).jvp(other.directions()))
+        along = fitted.step(_vector(vector, fitted))
+        return _array(at.tangent(along) @ other.directions())
 
     @torch.inference_mode(False)
     def feature_movement(self, train: ModelInput, vector: Float[np.ndarray, " v"]) -> float:
@@ -110,9 +110,8 @@ class TangentKernels:
         """
         fitted = self._at(train)
         _check_fits(vector, "vector", 1, fitted)
-        unit = torch.eye(fitted.rows.size, dtype=fitted.dtype, device=fitted.device)
-        rows, moved = fitted.vjp(unit), fitted.tangent(_direction(fitted, vector)).vjp(unit)
-        sizes = [float((fitted.weighted(one) * one).sum()) for one in (moved, rows)]
+        maps = fitted.tangent(fitted.step(_vector(vector, fitted))), fitted
+        sizes = [float((fitted.rates.diagonal * one.dense().square()).sum()) for one in maps]
         return (sizes[0] / sizes[1]) ** 0.5 if sizes[1] > 0 else 0.0
 
     def _tensors(self, x: ModelInput) -> ModelInput:
@@ -139,13 +138,8 @@ def _check_fits(array: Float[np.ndarray, "..."], name: str, axes: int, fitted: E
         raise InputError(f"{name} must be finite, but it has a NaN or an infinity. Look at what it was solved from.")
 
 
-def _column(vector: Float[np.ndarray, " v"], at: Expansion) -> Float[Tensor, "v 1"]:
-    return torch.as_tensor(vector, dtype=at.dtype, device=at.device)[:, None]
-
-
-def _direction(at: Expansion, vector: Float[np.ndarray, " v"]) -> Float[Tensor, " p"]:
-    """``λ Jᵀ v``."""
-    return at.step(_column(vector, at)[:, 0])
+def _vector(array: Float[np.ndarray, " v"], at: Expansion) -> Float[Tensor, " v"]:
+    return torch.as_tensor(array, dtype=at.dtype, device=at.device)
 
 
 def _array(tensor: Tensor) -> NDArray[np.float64]:

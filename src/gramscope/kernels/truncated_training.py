@@ -23,8 +23,8 @@ from gramscope.kernels.expansion import Expansion, ExpansionOptions
 RUNAWAY = 1e4  # times the first residual
 
 
-@dataclass(frozen=True, eq=False)
-class TruncatedTraining(Result):
+@dataclass(frozen=True, eq=False, repr=False)
+class TruncatedTraining(Result, shown=("converged", "steps", "residual")):
     """What gradient descent made of the Taylor polynomial: ``outputs`` on x, ``predicted`` on the probe.
 
     ``change`` is t, the way of the parameters; ``residual`` the largest |z - y| that is left after ``steps`` steps.
@@ -36,10 +36,6 @@ class TruncatedTraining(Result):
     residual: float
     steps: int
     converged: bool
-
-    def __repr__(self) -> str:
-        ended = "converged" if self.converged else "stopped"
-        return f"TruncatedTraining({ended} after {self.steps} steps, residual {self.residual:.3g})"
 
 
 class TaylorPolynomial:
@@ -54,11 +50,11 @@ class TaylorPolynomial:
         while len(maps) < self.order:
             maps.append(maps[-1].tangent(t))
         f = self.expansion.f.detach().to(t)
-        return f + sum(one.jvp(t[:, None]).reshape(f.shape) / factorial(k) for k, one in enumerate(maps, 1)), maps
+        return f + sum((one @ t).reshape(f.shape) / factorial(k) for k, one in enumerate(maps, 1)), maps
 
     def pullback(self, maps: list[Expansion], residual: Float[Tensor, "n C"]) -> Float[Tensor, " p"]:
         """``(∂z/∂t)ᵀ ε = (J + J̇ + ½ J̈)ᵀ ε``."""
-        found = [one.vjp(residual.reshape(-1, 1))[:, 0] / factorial(k) for k, one in enumerate(maps)]
+        found = [one.T @ residual.flatten() / factorial(k) for k, one in enumerate(maps)]
         return torch.stack(found).sum(dim=0)
 
 
@@ -97,36 +93,25 @@ def train_truncated(
         raise InputError(f"order must be 1 (linear), 2 (quadratic) or 3 (cubic), got {order!r}.")
     lr, tol = check_lr(lr), check_number(tol, "tol", above=0.0)
     check_count(steps, "steps")
-    polynomial = TaylorPolynomial(Expansion(model, x, **options), order)
-    t, z, size, step = _descend(polynomial, _targets(polynomial, y), lr, steps, tol)
+    at = Expansion(model, x, **options)
+    polynomial, y = TaylorPolynomial(at, order), _targets(at, y)
+    t, step = torch.zeros(at.cols.size, dtype=at.dtype, device=at.device), 0
+    z, maps = polynomial.at(t)
+    first = size = float((z - y).abs().max())
+    while size > tol and step < steps:
+        t = t - lr * (at.rates @ polynomial.pullback(maps, z - y))
+        z, maps = polynomial.at(t)
+        size, step = float((z - y).abs().max()), step + 1
+        if not size <= RUNAWAY * first:
+            raise InputError(f"training must converge, but ran away after {step} steps with lr={lr:g}. Lower lr.")
     predicted = z
     if probe is not None:
         predicted, _ = TaylorPolynomial(Expansion(model, probe, **options), order).at(t)
     return TruncatedTraining(z, predicted, t, size, step, size <= tol)
 
 
-def _targets(polynomial: TaylorPolynomial, y: Tensor) -> Float[Tensor, "n C"]:
-    at = polynomial.expansion
+def _targets(at: Expansion, y: Tensor) -> Float[Tensor, "n C"]:
     if y.shape != at.f.shape:
         raise InputError(f"y must have the shape {tuple(at.f.shape)} of the outputs, got {tuple(y.shape)}.")
     check_finite(y, "y", "Remove or repair those targets.")
     return y.detach().to(dtype=at.dtype, device=at.device)
-
-
-def _descend(
-    polynomial: TaylorPolynomial, targets: Tensor, lr: float, steps: int, tol: float
-) -> tuple[Tensor, Tensor, float, int]:
-    """t, z, the largest |z - y| and the number of steps at the end."""
-    at = polynomial.expansion
-    t = torch.zeros(at.cols.size, dtype=at.dtype, device=at.device)
-    z, maps = polynomial.at(t)
-    first = size = float((z - targets).abs().max())
-    for step in range(steps):
-        if size <= tol:
-            return t, z, size, step
-        t = t - lr * at.weighted(polynomial.pullback(maps, z - targets)[:, None])[:, 0]
-        z, maps = polynomial.at(t)
-        size = float((z - targets).abs().max())
-        if not size <= RUNAWAY * first:
-            raise InputError(f"training must converge, but ran away after {step + 1} steps with lr={lr:g}. Lower lr.")
-    return t, z, size, steps

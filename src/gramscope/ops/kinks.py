@@ -33,14 +33,9 @@ NOTHING_KNOWN = Operation("")
 class TwiceDifferentiable(TorchFunctionMode):
     """Operations whose higher derivatives torch gets wrong, or does not have, by their definition."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooked = False  # whether the model has put a hook on a tensor, which may change its gradient
-
     def __torch_function__(
         self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
-        self.hooked = self.hooked or func is Tensor.register_hook
         known = OPERATIONS.get(func)
         return (func if known is None else known.definition or func)(*args, **(kwargs or {}))
 

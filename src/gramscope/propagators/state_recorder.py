@@ -46,7 +46,6 @@ class StateRecorder(WeightUses):
         super().__init__(self._parameters, examples)
         self.nodes: list[Node] = []
         self.inside = inside
-        self._met: list[tuple[Tensor, int]] = []  # data that weights met, with their versions then
 
     def cut(self, value: T, operation: str, named_after: Tensor | None = None) -> T:
         """Every floating tensor of ``value`` replaced by a fresh state with the same numbers."""
@@ -69,14 +68,6 @@ class StateRecorder(WeightUses):
         below = {id(leaf) for leaf in leaves_below(tensors_in(value)).values()}
         return any(id(parameter) in below for parameter in self._parameters)
 
-    def check_intact(self) -> None:
-        """Raise where the model overwrote what a weight was multiplied with; autograd would refuse to go back there."""
-        if any(tensor._version != version for tensor, version in self._met):
-            raise UnsupportedError(
-                "the input of a weight must not change after its use, but the model overwrote it in place. "
-                "Replace the in-place operation (x += y by x = x + y)."
-            )
-
     def __torch_function__(
         self, func: TorchFunction, types_: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
@@ -92,8 +83,6 @@ class StateRecorder(WeightUses):
     def use(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         written = args[0] if writes(func) else None
         operands = tensors_in((args, kwargs))
-        met = [t for t in operands if self.is_data(t) and t is not written]
-        self._met += [(t.detach(), t._version) for t in met]
         output = func(*args, **kwargs)
         made = tensors_in(output)
         # States are real: a complex result belongs to the next state that is.
