@@ -131,7 +131,7 @@ def test_a_probe_that_is_judged_by_another_loss_raises_no_false_alarm():
     model, y, optimizer = of_two_targets()
     with gs.watch(model, (X, y.float()), every=1, measures=["loss", "classes", "probe_facts"], overhead=None) as scope:
         scope.use(optimizer)
-        with pytest.warns(WatchWarning, match="squared error.*binary cross-entropy") as said:
+        with pytest.warns(WatchWarning, match="squared error.*nearer to a cross-entropy") as said:
             train(model, scope, optimizer, 60, y.float(), F.binary_cross_entropy_with_logits)
     losses = [record["scalars"]["loss/probe"] for record in scope.records]
     assert losses[-1] > 4 * losses[0], "which would be called a divergence"

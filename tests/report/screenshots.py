@@ -20,11 +20,12 @@ from gramscope.report import report
 # README on the first screen.
 VERDICTS_AND_PANELS = """
   nav, footer, fieldset, button, header, #table, .advice, .diagnosis, .warning, #summary ul, #summary > p, .save,
-  #summary h2, .fold > summary, .words, .notes, .panel:not(#panel-shares, #panel-kernel-moves),
+  #summary h2, .words, .notes, .panel:not(#panel-shares, #panel-kernel-moves),
   #panel-kernel-moves figure:not(:first-child) { display: none !important; }
   main { display: grid; grid-template-columns: 2fr 1fr; gap: 0 2rem; }
   #summary { grid-column: 1 / -1; border: 0; padding-bottom: 0; }
   #summary > div { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1rem; }
+  .fold > summary { list-style: none; }
   .panel { border: 0; padding: .5rem 0 0; } #panel-kernel-moves .how { font-size: .8rem; } .lead { font-size: 1rem; }
   #panel-shares .plots { grid-template-columns: 1fr 1fr; } #panel-kernel-moves .plots { grid-template-columns: 1fr; }
 """

@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_the_one_trained_on_is_not_said_to_rise(tmp_path):
         append(tmp_path / "a", 2 * step, scalars | {"loss": falling[max(step - 1, 0)]})
         append(tmp_path / "a", 2 * step + 1, {"loss": falling[step]})
     words = in_words(views_of(open_all(tmp_path / "a"))[0])
-    assert len([line for line in words.warnings if "binary cross-entropy" in line]) == 1
+    assert len([line for line in words.warnings if "nearer to a cross-entropy" in line]) == 1
     assert not [line for line in words.warnings if line.startswith("The loss rose")]
     assert "its loss did not fall" not in words.verdict.text
     assert words.verdict.text.startswith("The run is rich")

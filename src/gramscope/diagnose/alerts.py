@@ -32,7 +32,8 @@ class Alert:
     """A problem reported while a network trains, by a warning or by ``gs.watch(..., on_alert=...)``.
 
     ``what`` is "divergence", "not finite", "gradient explosion" or "dead layer"; ``where`` is the series. A finding of
-    the diagnosis is reported in the same way: ``what`` is its kind, ``advice`` its sentence and remedy.
+    the diagnosis is reported in the same way: ``what`` is its kind, ``where`` and ``value`` are its first evidence,
+    ``advice`` its sentence and remedy.
     """
 
     what: str
@@ -43,7 +44,8 @@ class Alert:
     advice: str = ""
 
     def __str__(self) -> str:
-        found = "" if self.what == "not finite" else f" is {self.value:.3g} (threshold {self.threshold:.3g})"
+        known = self.what != "not finite" and self.value == self.value
+        found = f" is {self.value:.3g} (threshold {self.threshold:.3g})" if known else ""
         return f"{self.what}: {self.where!r}{found} at step {self.step}. {self.advice or _ADVICE[self.what]}"
 
 
