@@ -240,8 +240,12 @@ def test_the_first_panels_are_open_and_the_others_open_when_they_are_asked_for(w
     assert box["width"] > 300, "measured when it had a place"
     tab.locator("[data-panel=flips] .fold > summary").click()
     assert tab.evaluate(is_open) == opened
-    tab.pdf()
-    assert tab.evaluate("document.querySelectorAll('[data-panel=spectra] .js-plotly-plot').length") > 0, "printed whole"
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    seen.until(DRAWN_SO_FAR)
+    assert all(tab.evaluate(is_open)), "printed whole"
+    tab.wait_for_timeout(200)  # a dialogue is open for a while
+    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    tab.wait_for_timeout(200)
     assert tab.evaluate(is_open) == opened, "and left as it was"
     seen.unfold()
     assert tab.evaluate("document.documentElement.scrollHeight") > 1.5 * height

@@ -355,8 +355,11 @@
   });
   document.addEventListener("toggle", (event) => {
     const panel = panelOf(event.target);
-    if (panel && event.target === fold(panel)) { state.open[panel.key] = event.target.open; draw(panel); }
-    else if (panel && event.target.open) fillTable(event.target.querySelector(".table"), panel);
+    if (panel && event.target === fold(panel)) {
+      if (state.printing || state.open[panel.key] === event.target.open) return; // nobody clicked
+      state.open[panel.key] = event.target.open;
+      draw(panel);
+    } else if (panel && event.target.open) fillTable(event.target.querySelector(".table"), panel);
   }, true);
   document.addEventListener("input", (event) => {
     const control = event.target;
