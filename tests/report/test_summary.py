@@ -39,6 +39,18 @@ def test_a_kernel_that_came_back_is_not_said_to_have_done_its_change_early(tmp_p
     assert [line for line in steady if "of the kernel's change" in line]
 
 
+def test_a_rehearsed_step_that_would_blow_the_network_up_is_no_divergence(tmp_path):
+    """The step was tried on a copy, on the probe: weights and loss are finite."""
+    write_meta(tmp_path / "a", "a")
+    ahead = {"step": "InputError: the output after the step must be finite, but 4 of 4 entries are not."}
+    now = {"loss": "InputError: the model's output must be finite, but 4 of 4 entries are not."}
+    for step in range(0, 50, 10):
+        append(tmp_path / "a", step, {"loss": 1.0, "kernel/drift": 0.01 * step}, failures=ahead)
+    assert regime(views_of(open_all(tmp_path / "a"))[0]) == "in between"
+    append(tmp_path / "a", 50, {}, failures=ahead | now)
+    assert "The run diverged at step 50" in in_words(views_of(open_all(tmp_path / "a"))[0]).verdict.text
+
+
 def test_what_is_not_defined_is_told_once_and_not_as_a_fault(tmp_path):
     nan = float("nan")
     write_meta(tmp_path / "a", "a")
