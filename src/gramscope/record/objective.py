@@ -144,8 +144,8 @@ def unknown_objective(y: Tensor | None, loss: str | Loss | None) -> Objective:
 
 def _own(y: Tensor | None, shape: tuple[int, ...], own: Loss | None) -> Objective:
     labels = y is not None and not y.is_floating_point() and y.numel() == len(y) and len(shape) == 1 and shape[0] > 1
-    if labels and y is not None and int(y.max()) >= shape[0]:
-        labels = False  # pairs of a contrastive loss, say, which has no outputs for them
+    # Larger ones are no classes, but pairs of a contrastive loss, say.
+    labels = labels and y is not None and int(y.max()) < shape[0]
     return Objective("classes" if labels else "own", shape, own=own)
 
 

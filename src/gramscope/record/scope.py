@@ -369,8 +369,8 @@ class Scope:
                 self._unwritten += 1
                 self.warn_once(
                     f"not written {type(error).__name__}",
-                    f"step {self.count} was not written: {error} Later steps are tried, too; close() counts those "
-                    "that were not written.",
+                    f"step {self.count} was not written: {str(error).rstrip('.')}. Later steps are tried, too; close() "
+                    "counts those that were not written.",
                 )
         forward = self._options.forward
         if forward is not None:
