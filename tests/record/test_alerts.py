@@ -150,7 +150,7 @@ def test_what_the_function_raises_stops_training():
     assert scope.closed
 
 
-def test_a_finding_is_told_with_the_number_that_it_rests_on():
+def test_a_finding_is_not_told_as_if_its_evidence_were_a_number_of_the_layer():
     told = []
     evidence = (Evidence("update_ratio, median", 0.9, "above", 0.3), Evidence("other", 1.0, "above", 0.0))
     found = Finding("lr_too_large", "The steps are too long.", evidence, "", "Lower it.", ("lr 50",), confidence=0.95)
@@ -158,9 +158,9 @@ def test_a_finding_is_told_with_the_number_that_it_rests_on():
     for step in (5, 6, 8):
         log.look(Diagnosis("run", (found,), {}, 8.0), step)
     assert [str(alert) for alert in told] == [
-        "lr_too_large: 'update_ratio, median' is 0.9 (threshold 0.3) at step 6. The steps are too long. Try first: "
-        "Lower it."
+        "lr_too_large: 'lr 50' at step 6. The steps are too long. Try first: Lower it."
     ]
+    assert (told[0].value, told[0].threshold) == (0.9, 0.3)
 
 
 def test_on_alert_must_be_a_function():

@@ -32,7 +32,7 @@ class Alert:
     """A problem reported while a network trains, by a warning or by ``gs.watch(..., on_alert=...)``.
 
     ``what`` is "divergence", "not finite", "gradient explosion" or "dead layer"; ``where`` is the series. A finding of
-    the diagnosis is reported in the same way: ``what`` is its kind, ``where`` and ``value`` are its first evidence,
+    the diagnosis is reported in the same way: ``what`` is its kind, ``where`` the layers, ``value`` its first evidence,
     ``advice`` its sentence and remedy.
     """
 
@@ -44,8 +44,9 @@ class Alert:
     advice: str = ""
 
     def __str__(self) -> str:
-        known = self.what != "not finite" and self.value == self.value
-        found = f" is {self.value:.3g} (threshold {self.threshold:.3g})" if known else ""
+        # The value of a finding is its first evidence's, which is no number of the layer (or setting) that it names.
+        plain = self.advice or self.what == "not finite"
+        found = "" if plain else f" is {self.value:.3g} (threshold {self.threshold:.3g})"
         return f"{self.what}: {self.where!r}{found} at step {self.step}. {self.advice or _ADVICE[self.what]}"
 
 

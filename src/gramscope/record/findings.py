@@ -62,9 +62,9 @@ class FindingLog:
         again, self._last = first.kind == self._last, first.kind
         if again and first.kind not in self._told and first.kind != NOTHING_WRONG and first.confidence >= SURE:
             self._told.add(first.kind)
-            shown = first.evidence[0]  # the number that is told, by its own name
-            advice = f"{first.what} Try first: {first.remedy}"
-            self._tell(Alert(first.kind, shown.name, step, shown.value, shown.threshold, advice))
+            value, threshold = (first.evidence[0].value, first.evidence[0].threshold) if first.evidence else (0.0, 0.0)
+            where = ", ".join(first.where) or first.kind
+            self._tell(Alert(first.kind, where, step, value, threshold, f"{first.what} Try first: {first.remedy}"))
 
 
 class AlertLog:
