@@ -303,6 +303,20 @@ def test_a_collapse_is_dated_when_it_is_passed():
     assert {f.kind: f.step for f in found.findings}["rank_collapse"] == 50
 
 
+def test_a_branch_that_takes_one_number_is_no_collapse():
+    """The time step of a diffusion model: its layers vary along one direction, the outputs along many."""
+
+    def branch(step, scalars):
+        scalars |= {"loss/probe": 1.9, f"feature_rank/{histories.LAYERS[-2]}": 1.01}
+
+    def copies(step, scalars):
+        branch(step, scalars)
+        scalars[f"feature_rank/{histories.LAYERS[-1]}"] = 1.01
+
+    assert "rank_collapse" not in kinds(history(branch, losses=histories.FLAT))
+    assert "rank_collapse" in kinds(history(copies, losses=histories.FLAT))
+
+
 def test_equal_units_are_the_cause_of_signals_that_explode():
     def copies(step, scalars):
         for place, layer in enumerate(histories.LAYERS):

@@ -520,9 +520,18 @@ class SharpnessAware(torch.optim.Optimizer):
         return loss.item()
 
 
-def test_an_optimiser_that_requires_a_closure():
+class Lenient(SharpnessAware):
+    """As most are written: the closure is named as optional, and needed all the same."""
+
+    def step(self, closure=None):
+        assert closure is not None, "a closure is needed"
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [SharpnessAware, Lenient])
+def test_an_optimiser_that_needs_a_closure(kind):
     model = mlp()
-    optimizer = SharpnessAware(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
 
     def closure():
         optimizer.zero_grad()

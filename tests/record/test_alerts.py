@@ -12,7 +12,8 @@ from torch import nn
 import gramscope as gs
 from gramscope.base.errors import InputError
 from gramscope.diagnose.alerts import find_alerts
-from gramscope.record.findings import AlertLog
+from gramscope.diagnose.finding import Diagnosis, Evidence, Finding
+from gramscope.record.findings import AlertLog, FindingLog
 from gramscope.record.scope import WatchWarning
 
 
@@ -147,6 +148,19 @@ def test_what_the_function_raises_stops_training():
     with pytest.raises(Stop, match="not finite: 'loss' at step 1"), scope:
         scope.step(loss=math.nan)
     assert scope.closed
+
+
+def test_a_finding_is_not_told_as_if_its_evidence_were_a_number_of_the_layer():
+    told = []
+    evidence = (Evidence("update_ratio, median", 0.9, "above", 0.3), Evidence("other", 1.0, "above", 0.0))
+    found = Finding("lr_too_large", "The steps are too long.", evidence, "", "Lower it.", ("lr 50",), confidence=0.95)
+    log = FindingLog(told.append)
+    for step in (5, 6, 8):
+        log.look(Diagnosis("run", (found,), {}, 8.0), step)
+    assert [str(alert) for alert in told] == [
+        "lr_too_large: 'lr 50' at step 6. The steps are too long. Try first: Lower it."
+    ]
+    assert (told[0].value, told[0].threshold) == (0.9, 0.3)
 
 
 def test_on_alert_must_be_a_function():

@@ -312,13 +312,17 @@ def test_a_name_that_cannot_be_stored_is_refused_when_it_is_logged(tmp_path):
 @pytest.mark.parametrize(
     "measured", [MeasuredValues({"": 1.0}), MeasuredValues(arrays={"a": [1j]}), MeasuredValues(arrays={"a": ["text"]})]
 )
-def test_a_reader_whose_numbers_cannot_be_stored_never_stops_training(tmp_path, monkeypatch, measured):
+def test_a_reader_whose_numbers_cannot_be_stored_never_stops_training(tmp_path, monkeypatch, capsys, measured):
     monkeypatch.setitem(WATCHED_MEASURES, "odd", WatchedMeasure("odd", lambda measurement: measured, False, ""))
     options = {"out": tmp_path / "a", "every": 1, "measures": "odd", "overhead": None}
-    with pytest.warns(WatchWarning, match="was not written") as said, gs.watch(network(), (X, Y), **options) as scope:
+    with pytest.warns(WatchWarning, match="was not written") as said:
+        scope = gs.watch(network(), (X, Y), **options)
+    for _ in range(2):
         scope.step()
-    assert len(said) == 2
-    assert scope.count == 1
+    scope.close()
+    assert len(said) == 1, "one warning for one reason, not one for each step"
+    assert scope.count == 2
+    assert "3 of the measurements were not written to the disk" in capsys.readouterr().err
 
 
 def test_a_raising_schedule_never_stops_training():

@@ -25,6 +25,7 @@ VERDICTS_AND_PANELS = """
   main { display: grid; grid-template-columns: 2fr 1fr; gap: 0 2rem; }
   #summary { grid-column: 1 / -1; border: 0; padding-bottom: 0; }
   #summary > div { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1rem; }
+  .fold > summary { list-style: none; }
   .panel { border: 0; padding: .5rem 0 0; } #panel-kernel-moves .how { font-size: .8rem; } .lead { font-size: 1rem; }
   #panel-shares .plots { grid-template-columns: 1fr 1fr; } #panel-kernel-moves .plots { grid-template-columns: 1fr; }
 """
@@ -78,7 +79,7 @@ def main(demo: str) -> None:
         tab.wait_for_timeout(1500)
         small(tab.locator("main").screenshot(), IMAGES / "report.png", 1100)
         for scheme, name in (("light", "report-words.png"), ("dark", "report-dark.png")):
-            tab = opened(browser, page, 1320 if scheme == "light" else 900, scheme)
+            tab = opened(browser, page, 1320 if scheme == "light" else 900, scheme, scheme == "dark")
             if scheme == "dark":
                 tab.evaluate("document.getElementById('panel-kernel').scrollIntoView({behavior: 'instant'})")
             tab.wait_for_timeout(1500)
@@ -91,10 +92,13 @@ def main(demo: str) -> None:
         browser.close()
 
 
-def opened(browser: Browser, page: Path, height: int, scheme: str) -> Page:
+def opened(browser: Browser, page: Path, height: int, scheme: str, unfolded: bool = True) -> Page:
     tab = browser.new_page(viewport={"width": 1180, "height": height}, color_scheme=scheme)
     tab.goto(f"file://{page}")
     tab.wait_for_selector("html[data-ready=yes]")
+    if unfolded:
+        tab.locator("#unfold").click()
+        tab.wait_for_timeout(3000)
     return tab
 
 

@@ -33,6 +33,12 @@ DRAWN = """() => JSON.parse(document.getElementById("gramscope-data").textConten
     heats: box.querySelectorAll(".heatmaplayer image").length, width: box.clientWidth, height: box.clientHeight })))"""
 
 
+DRAWN_SO_FAR = (
+    "[...document.querySelectorAll('.panel .fold[open] figure:not([hidden]) .plot')]"
+    ".every(box => box.classList.contains('js-plotly-plot'))"
+)
+
+
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
@@ -52,9 +58,15 @@ class Watched:
         self.tab.on("dialog", lambda dialog: (self.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
         self.tab.on("request", lambda request: self.asked.append(request.url))
 
-    def open(self, url):
+    def open(self, url, unfold=True):
         self.tab.goto(str(url) if str(url).startswith("http") else f"file://{url}")
-        return self.ready()
+        self.ready()
+        return self.unfold() if unfold else self.tab
+
+    def unfold(self):
+        """Open all panels, which are drawn when they are open."""
+        self.tab.locator("#unfold").click()
+        return self.until(DRAWN_SO_FAR)
 
     def until(self, expression):
         """Wait until it is true; asked from outside, because the page's policy forbids eval inside."""
@@ -188,7 +200,7 @@ def test_slider_list_and_toggles(shared):
 
 def test_tables_and_files(shared):
     tab = shared.tab
-    tab.locator("[data-panel=training] summary").click()
+    tab.locator("[data-panel=training] .save summary").click()
     rows = tab.locator("[data-panel=training] table").first.locator("tbody tr")
     assert rows.count() == 17
     assert rows.nth(0).locator("th").inner_text() == "0"
@@ -209,6 +221,38 @@ def test_tables_and_files(shared):
     assert ElementTree.fromstring(saved("svg", "flips")).tag.endswith("svg")
 
 
+def test_the_first_panels_are_open_and_the_others_open_when_they_are_asked_for(watched, small):
+    seen = watched()
+    tab = seen.open(small, unfold=False)
+    folds = tab.locator(".panel > .fold")
+    is_open = "[...document.querySelectorAll('.panel > .fold')].map(fold => fold.open)"
+    opened = tab.evaluate(is_open)
+    assert opened == [True] * 5 + [False] * (folds.count() - 5)
+    assert folds.count() > 9
+    drawn = "document.querySelectorAll('[data-panel=flips] .js-plotly-plot').length"
+    assert tab.evaluate(drawn) == 0
+    assert tab.locator("[data-panel=flips] h2").is_visible(), "its title stays"
+    height = tab.evaluate("document.documentElement.scrollHeight")
+    tab.locator("nav").get_by_role("link", name="Mask flips").click()
+    seen.until(DRAWN_SO_FAR)
+    assert tab.evaluate(drawn) == 1
+    box = tab.locator("[data-panel=flips] .main-svg").first.bounding_box()
+    assert box["width"] > 300, "measured when it had a place"
+    tab.locator("[data-panel=flips] .fold > summary").click()
+    assert tab.evaluate(is_open) == opened
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    seen.until(DRAWN_SO_FAR)
+    assert all(tab.evaluate(is_open)), "printed whole"
+    tab.wait_for_timeout(200)  # a dialogue is open for a while
+    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    tab.wait_for_timeout(200)
+    assert tab.evaluate(is_open) == opened, "and left as it was"
+    seen.unfold()
+    assert tab.evaluate("document.documentElement.scrollHeight") > 1.5 * height
+    assert_all_drawn(tab)
+    assert seen.wrong == []
+
+
 def test_dark_and_light(watched, small):
     tab = watched(color_scheme="dark").open(small)
     back = "getComputedStyle(document.body).backgroundColor"
@@ -221,11 +265,12 @@ def test_dark_and_light(watched, small):
 
 def test_narrow_print_and_no_script(watched, small):
     seen = watched(viewport={"width": 375, "height": 700})
-    tab = seen.open(small)
+    tab = seen.open(small, unfold=False)
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= 375
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.className") == "skip"
     assert len(tab.pdf()) > 100_000
+    seen.unfold()
     tab.emulate_media(media="print")
     assert tab.locator(".tools").is_hidden()
     assert tab.locator("[data-panel=kernel] .plot").first.is_visible()
@@ -242,7 +287,7 @@ def test_hostile_names_stay_text(watched, tmp_path):
     seen = watched()
     tab = seen.open(report([run, run], tmp_path / "r.html", title=HOSTILE))
     assert_all_drawn(tab)
-    for summary in tab.locator(".panel summary").all():
+    for summary in tab.locator(".panel .save summary").all():
         summary.click()
     legend = tab.locator("[data-panel=shares] .legendtext").all_text_contents()
     assert "<b>bold</b>" in legend
@@ -395,6 +440,8 @@ def test_the_live_page_follows(watched, tmp_path):
         assert "0.5 at step 5" in tab.locator("#summary").inner_text()
         scalars, arrays = moment(10, 20, False, ["0", "2"], np.random.default_rng(0))
         append(path, 10, scalars, arrays)
+        seen.until("document.querySelector('[data-panel=kernel]')")
+        tab.locator("[data-panel=kernel] .fold > summary").click()
         tab.wait_for_selector("[data-panel=kernel] .heatmaplayer image", state="attached")
         seen.ready()
         append(path, 20, *moment(20, 20, False, ["0", "2"], np.random.default_rng(1)))

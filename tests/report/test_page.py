@@ -13,9 +13,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gramscope.base.errors import GramscopeError, InputError
+from gramscope.diagnose.finding import Diagnosis, Evidence, Finding
 from gramscope.report import report
 from gramscope.report.figure import pooled, thinned
-from gramscope.report.page import FEW_RUNS, fragment, gather, payload, script_json
+from gramscope.report.page import FEW_RUNS, OPEN_PANELS, fragment, gather, payload, script_json
 from gramscope.report.run_sources import open_all
 from gramscope.report.svg import COLOURS, write_svgs
 from gramscope.store import Disk, RunWriter, open_run
@@ -627,3 +628,27 @@ def test_series_are_explained_by_the_measure_that_they_are_of(tmp_path):
     append(tmp_path / "a", 0, {"update_size": 1.0, "effective_lr/0": 0.1})
     _, elements, _ = opened(report(tmp_path / "a", tmp_path / "r.html"))
     assert "update_size, effective_lr: Size of the step." in elements.words
+
+
+def test_causes_are_read_at_once_and_what_follows_from_them_is_folded(tmp_path, monkeypatch):
+    number = (Evidence("update_ratio", 0.9, "above", 0.3),)
+    cause = Finding("lr_too_large", "The steps are too long.", number, "The rate.", "Lower it.")
+    follows = Finding("dead_units", "All units are dead.", number, "x", "y", follows_from="lr_too_large")
+    found = Diagnosis("a", (cause, follows), {}, 20.0)
+    monkeypatch.setattr("gramscope.report.page.diagnose", lambda run: found)
+    text = fragment(gather(open_all(write_run(tmp_path / "a", steps=(0, 10, 20)))))
+    read, _, folded = text.partition("<summary>What follows (1)</summary>")
+    assert "The steps are too long." in read
+    assert "Lower it." in read
+    assert "All units are dead." not in read
+    assert "All units are dead." in folded.partition("</details>")[0]
+    assert "This follows from lr too large." in folded
+
+
+def test_a_table_and_cards_come_before_the_panels(tmp_path):
+    runs = [write_run(tmp_path / name, steps=(0, 10, 20)) for name in "ab"]
+    text = fragment(gather(open_all(runs)))
+    order = [text.index(f'id="{name}"') for name in ("table", "summary", "panel-training")]
+    assert order == sorted(order)
+    assert text.count('<details class="fold" open>') == OPEN_PANELS
+    assert text.count('<details class="fold">') > OPEN_PANELS

@@ -31,6 +31,62 @@ def view(tmp_path, name="a", **columns):
     return views_of(open_all(path))[0]
 
 
+def test_a_kernel_that_came_back_is_not_said_to_have_done_its_change_early(tmp_path):
+    told = [f.text for f in in_words(view(tmp_path, kernel_of_drift=[0.0, 9.0, 2.0, 0.5, 0.5])).findings]
+    assert "The kernel's drift was largest at step 10 (9) and became smaller again." in told
+    assert not [line for line in told if "of the kernel's change" in line]
+    steady = [f.text for f in in_words(view(tmp_path, "b", kernel_of_drift=[0.0, 3.0, 8.0, 9.0, 9.0])).findings]
+    assert [line for line in steady if "of the kernel's change" in line]
+
+
+def test_a_rehearsed_step_that_would_blow_the_network_up_is_no_divergence(tmp_path):
+    """The step was tried on a copy, on the probe: weights and loss are finite."""
+    write_meta(tmp_path / "a", "a")
+    ahead = {"step": "InputError: the output after the step must be finite, but 4 of 4 entries are not."}
+    now = {"loss": "InputError: the model's output must be finite, but 4 of 4 entries are not."}
+    for step in range(0, 50, 10):
+        append(tmp_path / "a", step, {"loss": 1.0, "kernel/drift": 0.01 * step}, failures=ahead)
+    assert regime(views_of(open_all(tmp_path / "a"))[0]) == "in between"
+    append(tmp_path / "a", 50, {}, failures=ahead | now)
+    assert "The run diverged at step 50" in in_words(views_of(open_all(tmp_path / "a"))[0]).verdict.text
+
+
+def test_what_is_not_defined_is_told_once_and_not_as_a_fault(tmp_path):
+    nan = float("nan")
+    write_meta(tmp_path / "a", "a")
+    reasons = {
+        "kernel": "the alignment is not defined: the second kernel is constant. NaN is returned.",
+        "collapse": "not defined: the probe must have one class for each example.",
+    }
+    for step in range(0, 40, 10):
+        append(tmp_path / "a", step, {"loss": 1.0, "kernel/alignment": nan}, failures=reasons)
+    words = in_words(views_of(open_all(tmp_path / "a"))[0])
+    assert not words.warnings
+    assert [line.partition(": ")[2] for line in words.undefined] == [
+        "the alignment is not defined: the second kernel is constant.",
+        "collapse is not defined: the probe must have one class for each example.",
+    ]
+    append(tmp_path / "a", 40, {"loss": 1.0, "kernel/alignment": nan})  # this one has no reason
+    words = in_words(views_of(open_all(tmp_path / "a"))[0])
+    assert [line for line in words.warnings if line.startswith("kernel/alignment is not a finite number at step 40")]
+
+
+def test_a_loss_that_is_not_the_one_trained_on_is_not_said_to_rise(tmp_path):
+    """Targets 0.0 and 1.0: their squared error rises while the binary cross-entropy of the batches falls."""
+    falling, rising = [0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1], [0.4, 0.5, 0.8, 2.0, 4.0, 5.0, 6.0]
+    drift = [0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0]
+    write_meta(tmp_path / "a", "a")
+    for step in range(7):
+        scalars = {"loss/probe": rising[step], "yes_or_no/loss": falling[step], "kernel/drift": drift[step]}
+        append(tmp_path / "a", 2 * step, scalars | {"loss": falling[max(step - 1, 0)]})
+        append(tmp_path / "a", 2 * step + 1, {"loss": falling[step]})
+    words = in_words(views_of(open_all(tmp_path / "a"))[0])
+    assert len([line for line in words.warnings if "nearer to a cross-entropy" in line]) == 1
+    assert not [line for line in words.warnings if line.startswith("The loss rose")]
+    assert "its loss did not fall" not in words.verdict.text
+    assert words.verdict.text.startswith("The run is rich")
+
+
 SIMILAR = "richness_of_initial_similarity"
 
 

@@ -32,7 +32,8 @@ class Alert:
     """A problem reported while a network trains, by a warning or by ``gs.watch(..., on_alert=...)``.
 
     ``what`` is "divergence", "not finite", "gradient explosion" or "dead layer"; ``where`` is the series. A finding of
-    the diagnosis is reported in the same way: ``what`` is its kind, ``advice`` its sentence and remedy.
+    the diagnosis is reported in the same way: ``what`` is its kind, ``where`` the layers, ``value`` its first evidence,
+    ``advice`` its sentence and remedy.
     """
 
     what: str
@@ -43,7 +44,9 @@ class Alert:
     advice: str = ""
 
     def __str__(self) -> str:
-        found = "" if self.what == "not finite" else f" is {self.value:.3g} (threshold {self.threshold:.3g})"
+        # The value of a finding is its first evidence's, which is no number of the layer (or setting) that it names.
+        plain = self.advice or self.what == "not finite"
+        found = "" if plain else f" is {self.value:.3g} (threshold {self.threshold:.3g})"
         return f"{self.what}: {self.where!r}{found} at step {self.step}. {self.advice or _ADVICE[self.what]}"
 
 

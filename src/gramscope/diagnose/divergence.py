@@ -113,5 +113,8 @@ def tail(steps: Numbers, bad: NDArray[np.bool_]) -> int | None:
 
 
 def speaks_of_finite(message: str) -> bool:
-    """Whether a measure refused because the numbers it was given were NaN or infinite."""
-    return "must be finite" in message
+    """Whether a measure refused because the numbers it was given were NaN or infinite.
+
+    One that looks ahead, at the network after a step that is rehearsed, says nothing of the network as it stands.
+    """
+    return "must be finite" in message and "after the step" not in message

@@ -14,6 +14,18 @@ YES_OR_NO = {"yes_or_no/loss": "loss/probe", "yes_or_no/accuracy": "accuracy/pro
 MATCHES = 1.5  # times: batches and probe, by the same loss
 
 
+CROSS_ENTROPY = (
+    "the targets are the numbers 0 and 1, which the probe takes with their squared error; the loss of the batches is "
+    "nearer to a cross-entropy. Pass whole numbers (y.long(), or y.argmax(1) of one-hot classes), or loss="
+)
+
+
+def loss_of_another_kind(history: History) -> str:
+    """Why the loss on the probe is not the one that the run is trained on; empty where it may be."""
+    known, other = by_the_loss_of_the_batches(history)
+    return CROSS_ENTROPY if known is not history and not other else other
+
+
 def by_the_loss_of_the_batches(history: History) -> tuple[History, str]:
     """The run with what can be compared with its batches, and why something was left out; empty where nothing was.
 

@@ -65,7 +65,8 @@ def _before(one: str, other: str, found: Mapping[str, Finding]) -> bool:
 def _nothing(history: History, lacking: Mapping[str, str]) -> Finding:
     count, gone = len(history.steps), removed(history)
     if count < FEW_RECORDS:
-        what = f"There is too little to judge: {count} measurements. Most rules need {FEW_RECORDS} to {EARLY} of them."
+        counted = "1 measurement" if count == 1 else f"{count} measurements"
+        what = f"There is too little to judge: {counted}. Most rules need {FEW_RECORDS} to {EARLY} of them."
     else:
         what = f"Nothing wrong found, by {len(RULES) - len(lacking)} of {len(RULES)} rules."
         if count < EARLY:

@@ -57,7 +57,7 @@ def _recorded(history: History, name: str) -> bool:
 
 RULES: dict[str, Rule] = {}
 
-OPTIMIZER = "show the optimiser: scope.use(optimizer)"
+OPTIMIZER = "show the optimiser whose step() the loop calls: scope.use(optimizer)"
 TARGETS = "pass a probe with targets: probe=(x, y)"
 LOSS = "log the loss: scope.step(loss=loss)"
 LABELS = "pass a probe with a class label for each example"

@@ -154,10 +154,14 @@ def dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 
 
 def _step(optimizer: Optimizer, closure: Callable[[], Tensor]) -> None:
-    """``step()``, with the closure where it is required (LBFGS, sharpness-aware steps). Without one nothing of the
-    user's runs, and the optimiser's own counters lie on the CPU, whatever the default device is."""
+    """``step()``, with the closure where it is required (LBFGS), or where an optimiser that is not torch's may need it:
+    sharpness-aware ones name it ``closure=None`` and fail without. Without one nothing of the user's runs, and the
+    optimiser's own counters lie on the CPU, whatever the default device is."""
+    taken = {name: p for name, p in inspect.signature(optimizer.step).parameters.items() if p.kind in _ONE}
+    required = any(p.default is p.empty for p in taken.values())
+    own = not type(optimizer).__module__.startswith("torch.optim.")
     try:
-        if any(p.default is p.empty for p in inspect.signature(optimizer.step).parameters.values() if p.kind in _ONE):
+        if required or (own and "closure" in taken):
             optimizer.step(closure)  # type: ignore[arg-type]
         else:
             with torch.device("cpu"):

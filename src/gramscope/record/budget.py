@@ -107,7 +107,7 @@ class Budget:
 
 
 def closing_line(
-    records: Sequence[Mapping[str, object]], measures: Sequence[str], budget: Budget, left_out: int
+    records: Sequence[Mapping[str, object]], measures: Sequence[str], budget: Budget, left_out: int, unwritten: int = 0
 ) -> str:
     """
     >>> budget = Budget(0.05, started=0.0, spent=1.0, ended=41.0, taken={"loss": 9, "norm": 9, "step": 2})
@@ -129,6 +129,8 @@ def closing_line(
         f"gramscope: {len(records)} measurements at steps {records[0]['step']} to {records[-1]['step']} "
         f"({'; '.join(counts) or 'nothing to measure'}) took {cost}"
     )
+    if unwritten:
+        line += f"; {unwritten} of the measurements {'was' if unwritten == 1 else 'were'} not written to the disk"
     if left_out:
         steps = "1 due step was" if left_out == 1 else f"{left_out} due steps were"
         line += f"; {steps} left out to keep overhead={budget.share}"

@@ -12,6 +12,7 @@ from gramscope.diagnose.alerts import Alert, find_alerts, rules_of
 from gramscope.diagnose.alerts import Series as AlertSeries
 from gramscope.diagnose.finding import NOTHING_WRONG, Diagnosis, Finding
 from gramscope.diagnose.history import Series, history_of_records
+from gramscope.diagnose.loss_of_probe import loss_of_another_kind
 from gramscope.diagnose.ranking import diagnosis_of
 from gramscope.record.subject import layer_of
 
@@ -34,11 +35,20 @@ def diagnosis_so_far(
     """The findings of what was measured and logged up to now."""
     shapes = {name: list(parameter.shape) for name, parameter in named_parameters(model).items()}
     meta = {"layers": list(dict.fromkeys(map(layer_of, shapes))), "parameters": shapes}
-    series = {
+    rows = [(record["step"], record["scalars"]) for record in records]
+    return diagnosis_of(history_of_records(rows, _series(logged), meta), type(model).__name__)
+
+
+def other_loss_so_far(records: Sequence[MeasuredStep], logged: Mapping[str, Mapping[int, float]]) -> str:
+    """Why the probe's loss is not the one that is trained on, as far as the first measurements tell."""
+    rows = [(record["step"], record["scalars"]) for record in records]
+    return loss_of_another_kind(history_of_records(rows, _series(logged), {}))
+
+
+def _series(logged: Mapping[str, Mapping[int, float]]) -> dict[str, Series]:
+    return {
         name: Series(np.array([*found], dtype=float), np.array([*found.values()])) for name, found in logged.items()
     }
-    rows = [(record["step"], record["scalars"]) for record in records]
-    return diagnosis_of(history_of_records(rows, series, meta), type(model).__name__)
 
 
 class FindingLog:
@@ -64,10 +74,11 @@ class AlertLog:
         self.alerts: list[Alert] = []
         self._tell = tell
         self._measured: dict[str, tuple[array[int], array[float]]] = {}
+        self.ignored = set[str]()  # series that say nothing of this run
 
     def measured(self, step: int, scalars: Mapping[str, float]) -> None:
         """Numbers of one measurement."""
-        for name in filter(rules_of, scalars):
+        for name in (name for name in scalars if name not in self.ignored and rules_of(name)):
             steps, values = self._measured.setdefault(name, (array("q"), array("d")))
             steps.append(step)
             values.append(scalars[name])

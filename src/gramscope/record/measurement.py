@@ -1,7 +1,7 @@
 """One measurement of training: what the measures see, computed once and shared."""
 
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from gramscope.base.errors import CoupledExamplesError, InputError
 from gramscope.capture.backward_graph import UNLIMITED
 from gramscope.capture.capturing import Opened, opened, outputs_of
 from gramscope.capture.network import count_examples, named_parameters
+from gramscope.diagnose.divergence import speaks_of_finite
 from gramscope.kernels.empirical_ntk import kernel_of_pass
 from gramscope.kernels.projected import ProjectedTrace, mean_and_error
 from gramscope.measures.norms import norms
@@ -43,6 +44,7 @@ class Measurement:
     step: int
     memory: Memory = field(default_factory=Memory)
     share_in_training: float | None = None  # as the loop left the flags, before this pass sets its own
+    overflow: Exception | None = None  # why the shared pass gave no finite numbers: no other pass will
     _inside: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> "Measurement":
@@ -54,9 +56,12 @@ class Measurement:
 
     def open(self) -> None:
         """Make the shared pass. An error is left to the measures, which meet it again and say so."""
-        with suppress(Exception), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _ = self.along_loss
+            try:
+                _ = self.along_loss
+            except Exception as error:
+                self.overflow = error if speaks_of_finite(str(error)) else None
 
     def close(self) -> None:
         """Let go of the forward pass and its outputs; the model's own modes are back."""

@@ -89,10 +89,13 @@ class Measurer:
         failures = taken.failures
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            if WATCHED_MEASURES[name].guess is not None:
+            measure = WATCHED_MEASURES[name]
+            if measure.guess is not None:
                 measurement.close()  # it makes passes of its own
             try:
-                measured = WATCHED_MEASURES[name].take(measurement)
+                if measure.guess is not None and not measure.weights_only and measurement.overflow is not None:
+                    raise measurement.overflow
+                measured = measure.take(measurement)
             except Exception as error:
                 if self._stop:
                     raise

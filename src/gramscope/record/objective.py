@@ -30,7 +30,7 @@ class Objective:
     own: Loss | None = None
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        own_shape = f.reshape(len(f), *self.shape)
+        own_shape = self._shaped(f)
         if self.own is not None:
             return self.own(own_shape, y)
         if self.kind == "numbers":
@@ -91,9 +91,17 @@ class Objective:
         """Labels of one example."""
         return self.size // self.count if self.by_position else 1
 
+    def _shaped(self, f: Tensor) -> Tensor:
+        if -1 not in self.shape and f.numel() != len(f) * self.size:
+            raise InputError(
+                f"the model must give {self.size} outputs for each example, as when the watch began, got "
+                f"{f.numel() // len(f)}. Its last layer was replaced: close this watch and begin another."
+            )
+        return f.reshape(len(f), *self.shape)
+
     def by_class(self, f: Tensor) -> Tensor:
         """The outputs as a row of classes for each label."""
-        f = f.reshape(len(f), *self.shape)
+        f = self._shaped(f)
         return f.movedim(self.classes, -1).reshape(-1, f.shape[self.classes])
 
 
@@ -136,6 +144,8 @@ def unknown_objective(y: Tensor | None, loss: str | Loss | None) -> Objective:
 
 def _own(y: Tensor | None, shape: tuple[int, ...], own: Loss | None) -> Objective:
     labels = y is not None and not y.is_floating_point() and y.numel() == len(y) and len(shape) == 1 and shape[0] > 1
+    # Larger ones are no classes, but pairs of a contrastive loss, say.
+    labels = labels and y is not None and int(y.max()) < shape[0]
     return Objective("classes" if labels else "own", shape, own=own)
 
 

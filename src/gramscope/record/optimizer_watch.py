@@ -13,6 +13,7 @@ from gramscope.measures.norms import norms
 from gramscope.record.signals import share_in_training
 from gramscope.record.subject import layer_of
 
+IDLE = 3  # measurements in a row without a step of the optimiser: it is not the one in use
 ENTRIES = 2**16  # of all gradients, evenly spaced, that are compared
 
 
@@ -40,10 +41,12 @@ class OptimizerWatch:
         self._sample: Tensor | None = None
         self._found: dict[str, float] = {}
         self.training: float | None = None
+        self._stepped, self._idle = False, 0  # since the last measurement; measurements in a row without a step
         self._hooks = [optimizer.register_step_pre_hook(self._note) for optimizer in optimizers]
 
     def _note(self, optimizer: Optimizer, *_: object) -> None:
         """Called before the optimiser's step. ``next_step`` is its number, or None where it will not be measured."""
+        self._stepped = True
         if torch.compiler.is_compiling():
             return
         step = self._next_step()
@@ -76,6 +79,12 @@ class OptimizerWatch:
         """Cosine of two gradients in a row, share of entries that are exactly zero; as found since the last call."""
         found, self._found = self._found, {}
         return found
+
+    def is_idle(self) -> bool:
+        """Whether no step was seen for some measurements; asked once a measurement. A gradient scaler may skip one."""
+        self._idle = 0 if self._stepped else self._idle + 1
+        self._stepped = False
+        return self._idle >= IDLE
 
     def updates(self, step: int) -> dict[str, Sizes]:
         """By layer, if ``step`` is the one that was noted; the copy is let go."""

@@ -9,7 +9,7 @@ from gramscope.base.errors import InputError
 from gramscope.hierarchy.optimizer_step import inner_optimizer
 from gramscope.record.scope import Scope
 from gramscope.record.start_watch import watch
-from gramscope.record.watch_options import check_out
+from gramscope.record.watch_options import check_out, moves
 from gramscope.store.records import META_FILE
 
 
@@ -38,9 +38,8 @@ def open_scope(
 
 def use_those_of(scope: Scope, optimizers: Iterable[object]) -> None:
     """Tell the watch of the trainer's optimisers that move parameters of its model."""
-    own = {id(parameter) for parameter in scope.model.parameters()}
     known = [optimizer for optimizer in map(inner_optimizer, optimizers) if optimizer is not None]
-    moving = [o for o in known if any(id(p) in own for group in o.param_groups for p in group["params"])]
+    moving = [optimizer for optimizer in known if moves(optimizer, scope.model)]
     if moving:
         scope.use(*moving)
 

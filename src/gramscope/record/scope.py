@@ -9,6 +9,7 @@ from types import TracebackType
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gramscope.base.errors import InputError
@@ -16,10 +17,11 @@ from gramscope.base.user_warnings import warn
 from gramscope.capture.network import unwrap, unwrap_with_input
 from gramscope.diagnose.alerts import Alert
 from gramscope.diagnose.finding import Diagnosis
+from gramscope.diagnose.loss_of_probe import FIRST
 from gramscope.record import probe as probe_module
 from gramscope.record.budget import GUARANTEED, WIDEST, Budget, closing_line
 from gramscope.record.examples import taken
-from gramscope.record.findings import AlertLog, FindingLog, MeasuredStep, diagnosis_so_far
+from gramscope.record.findings import AlertLog, FindingLog, MeasuredStep, diagnosis_so_far, other_loss_so_far
 from gramscope.record.groups import TOGETHER, DueStep, Groups
 from gramscope.record.logged import LogBuffer
 from gramscope.record.measuring import Measurer, Taken
@@ -63,6 +65,7 @@ class Scope:
         self._alerts = AlertLog(options.on_alert or (lambda alert: self._warn(str(alert))))
         self._finding_log = None if options.on_alert is None else FindingLog(options.on_alert)
         self._left_out, self._left_out_last = 0, -1  # due steps without a measurement: how many, and the last
+        self._unwritten = 0  # measurements that the disk did not take
         self._stride = 1  # steps that were taken in one go last, of several optimisers
         self._decided = (-1, False)  # a step, and whether it will be measured
         self._hooks: list[RemovableHandle] = []
@@ -185,15 +188,10 @@ class Scope:
 
     def attach(self, optimizer: object) -> "Scope":
         """Count the steps of ``optimizer`` from now on; call no ``step`` then. Its memory enters the rehearsed step."""
-        optimizer = check_optimizer(optimizer)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        model = self.model if self._shards is None else self._shards.model
-        if not any(id(p) in held for p in model.parameters()):
-            raise InputError("optimizer must hold parameters of the watched model, but it holds none of them.")
         if self._hooks:
             raise InputError("this watch is attached to an optimiser already. Call close(), or make another watch.")
         self.use(optimizer)
-        self._hooks.append(optimizer.register_step_post_hook(self._attached))
+        self._hooks.append(self._checked(optimizer).register_step_post_hook(self._attached))
         return self
 
     def _attached(self, *_: object) -> None:
@@ -204,7 +202,7 @@ class Scope:
 
         Updates and settings are those of all of them.
         """
-        optimizers = tuple(map(check_optimizer, (optimizer, *others)))
+        optimizers = tuple(map(self._checked, (optimizer, *others)))
         self._forget_update()
         if self._shards is None:
             updates = OptimizerWatch(self.model, optimizers, self._next_measured)
@@ -212,6 +210,9 @@ class Scope:
         elif self._writes:
             self.warn_once("sharded optimizer", _SHARDED_OPTIMIZER)
         return self
+
+    def _checked(self, optimizer: object) -> Optimizer:
+        return check_optimizer(optimizer, self.model if self._shards is None else self._shards.model)
 
     def _next_measured(self) -> int | None:
         """The number of the step that comes, if it will be measured."""
@@ -237,7 +238,7 @@ class Scope:
         self._hooks.clear()
         with ExitStack() as last:
             last.callback(self._forget_update)
-            last.callback(self._say_what_was_measured)
+            last.callback(self._say_what_was_measured, finished=measure)
             last.callback(self.budget.end)
             if self._writer is not None:
                 last.callback(self._writer.close)
@@ -252,9 +253,15 @@ class Scope:
         unmeasured = self._writes and self.count > last
         return unmeasured if self._shards is None else self._shards.refresh(unmeasured, self.warn_once, closing=True)
 
-    def _say_what_was_measured(self) -> None:
+    def _say_what_was_measured(self, finished: bool) -> None:
         if self.records and self.count > self._begun:
-            print(closing_line(self.records, self.chosen_measures, self.budget, self._left_out), file=sys.stderr)
+            line = closing_line(self.records, self.chosen_measures, self.budget, self._left_out, self._unwritten)
+            print(line, file=sys.stderr)
+        elif finished and self.subject.optimizers and self.count == self._begun:
+            self._warn(
+                "the watch saw no step of the optimiser. Call scope.step() after each optimizer.step(), or attach the "
+                "optimiser whose step() the loop calls."
+            )
 
     def _flush(self) -> None:
         """Hand what was logged to the disk: a crash loses the numbers of a second at most."""
@@ -359,7 +366,12 @@ class Scope:
             except Exception as error:  # the disk's, or a measure's own names and arrays that cannot be stored
                 if self._options.raises:
                     raise
-                self._warn(f"step {self.count} was not written: {error}")
+                self._unwritten += 1
+                self.warn_once(
+                    f"not written {type(error).__name__}",
+                    f"step {self.count} was not written: {str(error).rstrip('.')}. Later steps are tried, too; close() "
+                    "counts those that were not written.",
+                )
         forward = self._options.forward
         if forward is not None:
             try:
@@ -367,7 +379,13 @@ class Scope:
             except Exception as error:
                 if self._options.raises:
                     raise
-                self._warn(f"forwarding of step {self.count} failed: {error}")
+                self.warn_once(
+                    f"forward {type(error).__name__}",
+                    f"forwarding of step {self.count} failed: {error}. Later steps are tried, too, without a warning.",
+                )
+        if FIRST < len(self.records) <= 2 * FIRST and (other := other_loss_so_far(self.records, self.logged)):
+            self._alerts.ignored.add("loss/probe")
+            self.warn_once("other loss", f"the loss on the probe is not the one that is trained on: {other}.")
         self._alerts.measured(self.count, taken.scalars)
         if self._finding_log is not None and len(self.records) > 2:
             self._finding_log.look(self.findings, self.count)

@@ -71,6 +71,7 @@ class Memory:
     outputs, if a plain pass tells what it is given (see :func:`gramscope.record.probe_pass.plain_pass`).
     ``sites``: where the weights meet the probe, which is sought once. ``flows``: changes of the weights so far.
     ``linearity``: by weight what it was given at the last measurement, and the target linearity of that.
+    ``parameters``: shapes by name at the first kernel, which is a sum over them.
     ``probe_told``: the facts of the probe, which do not change, are in a record. ``coupled``: outputs depend on other
     examples of the probe (as in a graph), as the search for the sites found.
     """
@@ -86,6 +87,7 @@ class Memory:
     sites: KnownSites = field(default_factory=KnownSites)
     flows: "dict[str, LayerFlow] | None" = None
     linearity: "dict[str, tuple[Tensor, TargetLinearityValue]]" = field(default_factory=dict)
+    parameters: dict[str, tuple[int, ...]] | None = None
     probe_told: bool = False
     coupled: bool = False
 

@@ -15,6 +15,10 @@ from gramscope.record.relu_units import dead_share, left_out
 from gramscope.record.subject import layer_of
 from gramscope.record.watched_measures import MeasuredValues, seconds, watched_measure
 
+_IDLE = (
+    "the optimiser that was shown to the watch has taken no step for three measurements: it was replaced, or its "
+    "step() is not what moves the model. Show the one in use: scope.use(optimizer)."
+)
 LANCZOS_STEPS = 10  # products with the Hessian
 
 
@@ -68,7 +72,10 @@ def measure_update(measurement: Measurement) -> MeasuredValues:
     ratios = {layer: sizes.update / sizes.weight for layer, sizes in by_layer.items() if sizes.weight}
     rates = {layer: sizes.update / sizes.gradient for layer, sizes in by_layer.items() if sizes.gradient}
     named = measurement.subject.by_layer
-    return MeasuredValues(measured.scalars | named("update_ratio", ratios) | named("effective_lr", rates))
+    measured.scalars |= named("update_ratio", ratios) | named("effective_lr", rates)
+    if watched.is_idle():
+        measured.missing["update"] = _IDLE
+    return measured
 
 
 @watched_measure("dead_units", "Share of ReLU units that are zero on the whole probe, by layer.", needs_targets=False)

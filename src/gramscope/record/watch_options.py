@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
+from torch import nn
 from torch.optim import Optimizer
 
 from gramscope.base.checks import check_lr
@@ -81,15 +82,27 @@ def globs(given: object, what: str) -> list[str]:
     return names
 
 
-def check_optimizer(given: object) -> Optimizer:
-    """The optimiser itself, also out of a wrapper."""
+def check_optimizer(given: object, model: nn.Module) -> Optimizer:
+    """The optimiser itself, also out of a wrapper; it must move the model."""
     optimizer = inner_optimizer(given)
     if optimizer is None:
         raise InputError(
             f"optimizer must be a torch.optim.Optimizer, or hold one as .optimizer, got {type(given).__name__}. Pass "
             "the one whose step() the loop calls."
         )
+    if not moves(optimizer, model):
+        raise InputError(
+            f"optimizer must hold parameters of the watched model, but this {type(optimizer).__name__} holds none of "
+            f"them: it moves another model, or was made before the parameters of this {type(model).__name__} were "
+            "replaced. Pass the one that moves it; of several, only those that move parts of it."
+        )
     return optimizer
+
+
+def moves(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Whether the optimiser holds any parameter of the model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
 
 def whole_step(value: object, what: str, also: str = "") -> int:

@@ -159,9 +159,9 @@ def measure_kernel(measurement: Measurement) -> MeasuredValues:
     if measurement.memory.kernel is None and not measurement.memory.resumed:
         measurement.memory.kernel = _kept(measurement.kernel)
         measured.arrays |= _first_measurement(measurement, "kernel", measurement.memory.kernel)
-    start = _comparable(measurement.memory.kernel, kernel)
-    if start is None:
-        measured.missing["kernel/drift"] = _no_start(measurement)
+    start, other = _comparable(measurement.memory.kernel, kernel), _other_parameters(measurement)
+    if other or start is None:
+        measured.missing["kernel/drift"] = other or _no_start(measurement)
     else:
         measured.scalars["kernel/drift"] = float((kernel - start).norm() / start.norm())
     order, y = torch.arange(len(kernel), device="cpu"), measurement.subject.y
@@ -190,6 +190,17 @@ def _no_start(measurement: Measurement) -> str:
     if not measurement.memory.other:
         return _NO_START
     return f"not defined: the run began {measurement.memory.other}. Resume with the same, or start a new run."
+
+
+def _other_parameters(measurement: Measurement) -> str:
+    """Why this kernel cannot be compared with the first: it is a sum over other parameters; empty where it can."""
+    now = {name: tuple(p.shape) for name, p in named_parameters(measurement.subject.model).items()}
+    first = measurement.memory.parameters = measurement.memory.parameters or now
+    changed = [name for name in {**first, **now} if first.get(name) != now.get(name)]
+    if not changed:
+        return ""
+    named = ", ".join(changed[:4]) + f" and {len(changed) - 4} more" * (len(changed) > 4)
+    return f"not defined: parameters were added, removed or reshaped since the first measurement ({named})."
 
 
 def _kept(values: Tensor) -> Tensor:

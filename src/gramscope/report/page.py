@@ -35,6 +35,7 @@ from gramscope.store.store_errors import disk_trouble
 
 HERE = Path(str(files("gramscope.report")))
 SCRIPTS = ("vendor/plotly-cartesian.min.js", "templates/runs.js", "templates/page.js")
+OPEN_PANELS = 5  # the first ones; a click opens another
 FEW_RUNS = 8  # up to so many a page has a card and drawings for each
 
 
@@ -203,6 +204,7 @@ def _fragment_names(content: Content) -> Mapping[str, object]:
         "table": content.table,
         "many": content.many,
         "few_runs": FEW_RUNS,
+        "open_panels": OPEN_PANELS,
     }
 
 

@@ -19,6 +19,7 @@ from gramscope.report.panels.validity import (
     divergence,
     enough,
     how_it_diverged,
+    other_loss,
     retrained,
     tells_change,
     times_measured,
@@ -144,4 +145,5 @@ def _too_short(view: RunView) -> str:
 def unlearnt(view: RunView) -> bool:
     """Whether the probe's loss stands still too: then still features say nothing about how the network learns."""
     loss = view.series.get("loss/probe")
-    return loss is not None and tells_change(view, loss) and loss.first - loss.last < STILL * abs(loss.first)
+    still = loss is not None and tells_change(view, loss) and loss.first - loss.last < STILL * abs(loss.first)
+    return still and not other_loss(view)

@@ -19,13 +19,15 @@ from gramscope.report.panels.validity import (
     change,
     divergence,
     enough,
+    other_loss,
     sound,
     tells_change,
     times_measured,
 )
 from gramscope.report.regimes import STILL, kernel_drift, regime, undone, unlearnt, verdict
-from gramscope.report.view import RunView, Series
+from gramscope.report.view import RunView, Series, measure_of
 
+CAME_BACK = 1.5  # times its last drift was the largest
 GAP = 0.1  # of train accuracy over test accuracy: less is no overfitting; a convention
 
 
@@ -183,7 +185,10 @@ def _stopped(series: Series, quiet: float) -> float | None:
 def _when(view: RunView) -> list[Sentence]:
     said = []
     drift = kernel_drift(view)
-    if drift is not None and regime(view) != "lazy" and tells_change(view, drift):
+    if drift is not None and tells_change(view, drift) and drift.last < largest(drift)[1] / CAME_BACK:
+        step, most = largest(drift)
+        said.append(f"The kernel's drift was largest at step {step:,.0f} ({number(most)}) and became smaller again.")
+    elif drift is not None and regime(view) != "lazy" and tells_change(view, drift):
         half = _reached(drift, 0.5)
         begin = "90 % of the kernel's change was done"
         if half < _reached(drift, 0.9):
@@ -295,8 +300,10 @@ def _prediction(view: RunView) -> list[Sentence]:
 
 def _troubles(view: RunView, end: Divergence | None) -> list[str]:
     said = [*_not_finite(view), *_failures(view, undefined=False)]
-    loss = _first_of(view, LOSSES)
-    if end is None and loss is not None and tells_change(view, loss) and loss.last > 1.5 * abs(loss.first):
+    loss, other = _first_of(view, LOSSES), other_loss(view)
+    if other:
+        said.append(f"The loss on the probe is another one: {other}.")
+    elif end is None and loss is not None and tells_change(view, loss) and loss.last > 1.5 * abs(loss.first):
         said.append(f"The loss rose: {change(view, loss)}.")
     why = undone(view)
     if why is not None:
@@ -308,10 +315,14 @@ def _troubles(view: RunView, end: Divergence | None) -> list[str]:
 
 def _not_finite(view: RunView) -> list[str]:
     """One line for all names that went wrong at the same records; what a failure explains is told there."""
-    explained = {(step, measure) for step, measure, message in view.failures if NOT_DEFINED in message}
+    explained = {(step, measure) for step, measure, message in view.failures if _undefined(message)}
     grouped: dict[tuple[float, ...], list[str]] = {}
     for name, series in view.series.items():
-        bad = [step for step in series.steps[~np.isfinite(series.values)].tolist() if (step, name) not in explained]
+        bad = [
+            step
+            for step in series.steps[~np.isfinite(series.values)].tolist()
+            if not {(step, name), (step, measure_of(name))} & explained
+        ]
         if bad:
             grouped.setdefault(tuple(bad), []).append(name)
     said = []
@@ -322,7 +333,15 @@ def _not_finite(view: RunView) -> list[str]:
     return said
 
 
-NOT_DEFINED = "is not defined: "  # how a measure says that there is nothing to measure, rather than that it failed
+NOT_DEFINED = "not defined: "  # how a measure says that there is nothing to measure, rather than that it failed
+
+
+def _undefined(message: str) -> bool:
+    """
+    >>> _undefined("the alignment is not defined: it needs 2 examples"), _undefined("not defined: no labels")
+    (True, True)
+    """
+    return message.startswith(NOT_DEFINED) or f"is {NOT_DEFINED}" in message
 
 
 def _failures(view: RunView, *, undefined: bool) -> list[str]:
@@ -332,7 +351,7 @@ def _failures(view: RunView, *, undefined: bool) -> list[str]:
     """
     causes: dict[tuple[str, str], list[int]] = {}
     for step, measure, message in view.failures:
-        if (NOT_DEFINED in message) is undefined:
+        if _undefined(message) is undefined:
             causes.setdefault((measure, message), []).append(step)
     grouped: dict[tuple[str, tuple[int, ...]], list[tuple[str, str]]] = {}
     for (measure, message), steps in causes.items():
@@ -343,9 +362,10 @@ def _failures(view: RunView, *, undefined: bool) -> list[str]:
 
 def _failure(measures: Sequence[str], steps: Sequence[int], message: str) -> str:
     at = f"at step {steps[0]:,}" + ("" if len(steps) == 1 else f" and {len(steps) - 1:,} more")
-    if NOT_DEFINED in message:
-        return f"{at[0].upper()}{at[1:]}: {message.replace('. NaN is returned.', '').rstrip('.')}."
     names = list(dict.fromkeys(measures))
+    if _undefined(message):
+        what = f"{_joined(names, 8)} is " * message.startswith(NOT_DEFINED)
+        return f"{at[0].upper()}{at[1:]}: {what}{message.replace('. NaN is returned.', '').rstrip('.')}."
     return f"{'Measure' if len(names) == 1 else 'Measures'} {_joined(names, 8)} failed {at}: {message}"
 
 

@@ -123,11 +123,21 @@ class RunView:
         if not isinstance(facts, Mapping):
             return ""
         prefix = name.partition("/")[0]
-        for candidate in (name, prefix, name.replace("/", "."), MEASURES.get(prefix, "")):
+        for candidate in (name, prefix, name.replace("/", "."), measure_of(name)):
             entry = facts.get(candidate)
             if isinstance(entry, Mapping) and isinstance(entry.get(key), str):
                 return str(entry[key])
         return ""
+
+
+def measure_of(name: str) -> str:
+    """The measure that records a series of this name.
+
+    >>> measure_of("gradient_norm/2"), measure_of("kernel/drift")
+    ('gradient', 'kernel')
+    """
+    prefix = name.partition("/")[0]
+    return MEASURES.get(prefix, prefix)
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:

@@ -27,7 +27,8 @@ def find(history: History) -> Finding | None:
         "constant_probe",
         "All targets of the probe are the same.",
         (Evidence(name, value, "equal to", value),),
-        "The data are sorted by class, and the probe is the beginning or the end of them.",
-        "Shuffle the examples before some of them are held out.",
+        "The probe has very few examples, or the data are sorted by class and it is the beginning or the end of them.",
+        "Take the probe from shuffled examples, some of each class. If all targets are meant to be one (of a GAN's "
+        "generator, say), ignore this.",
         ("probe",),
     )

@@ -14,6 +14,7 @@ DIRECTIONS = 1.4  # of the targets
 TRIED = 48  # directions of targets that known cases had: a language model learns few of its hundreds for a long time
 LEARNT = 0.75
 FEW = 2  # measurements, of copies
+BRANCH = 2.0  # times its directions the outputs have at the start, where it is not all that they are made of
 YOUNG = 14  # measurements, of a collapse: a fresh network may start narrow and widen
 
 
@@ -31,8 +32,10 @@ def find(history: History) -> Finding | None:
     weights, a bottleneck, or depth without skip connections (arXiv:2103.03404). Directions are learnt one after
     another, so how near to 1 goes by how many the targets have. Where all hidden layers vary along exactly one
     direction before training, their units are copies whatever the targets (inputs of one number do that to the first
-    alone). Features that were narrow and have widened again at the end are left alone, and so is a run whose loss still
-    falls. Of the hundreds of directions that the targets of a language model have, ``TRIED`` count.
+    alone). A layer of one direction before outputs that vary along two or more at the start is a branch that takes one
+    number, such as the time step of a diffusion model. Features that were narrow and have widened again at the end are
+    left alone, and so is a run whose loss still falls. Of the hundreds of directions that the targets of a language
+    model have, ``TRIED`` count.
     """
     family = {layer: s.finite for layer, s in history.family("feature_rank").items() if len(s.finite) >= FEW}
     if len(family) < 2:
@@ -42,10 +45,12 @@ def find(history: History) -> Finding | None:
     narrow = 1 + NARROW * (min(needed, TRIED) - 1)
     lasts = max(rank, family[layer].last) < narrow
     collapsed = len(family[layer]) >= YOUNG and lasts and not removed(history) > LEARNT and not falls(history)
+    outputs = list(family.values())[-1]
+    branch = first < COPIES and outputs.first > BRANCH * first  # other layers feed the outputs, too
     copied = first < EXACT or max(first, family[layer].last) < COPIES
     hidden = [s.first for s in family.values()][:-1]
     everywhere = len(hidden) > 1 and max(hidden) < EXACT
-    if not (everywhere or (needed > DIRECTIONS and (collapsed or copied))):
+    if not (everywhere or (needed > DIRECTIONS and (collapsed or copied) and not branch)):
         return None
     rank = min(rank, first)
     evidence = [Evidence(f"feature_rank/{layer}", rank, "below", max(narrow, COPIES) if copied else narrow)]

@@ -160,7 +160,11 @@ def flips(views: Sequence[RunView]) -> Panel | None:
         ends = {name: series.last for name, series in family.items() if len(series.finite.values)}
         if ends:
             most = max(ends, key=lambda name: ends[name])
-            words.append(f"{view.name}: at the end most flips are in activation {most} ({number(ends[most])}).")
+            words.append(
+                f"{view.name}: at the end most flips are in activation {most} ({number(ends[most])})."
+                if ends[most]
+                else f"{view.name}: at the end no unit switches."
+            )
     return Panel(
         "flips",
         FLIPS,

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gramscope.diagnose import history
 from gramscope.diagnose.divergence import Divergence, find_divergence, speaks_of_finite
+from gramscope.diagnose.loss_of_probe import loss_of_another_kind
 from gramscope.diagnose.thresholds import BLOWN, ENOUGH_READINGS, ENOUGH_STEPS
 from gramscope.report.panels.drawing import number
 from gramscope.report.view import RunView, Series, in_order
@@ -110,6 +112,14 @@ def change(view: RunView, series: Series, say: Callable[[float], str] = number) 
     first = f"{say(known.first)} at {at_step(series, 0)} → " if tells_change(view, series) else ""
     stopped = ", then not finite" if known.steps[-1] < series.steps[-1] else ""
     return f"{first}{say(known.last)} at {at_step(series)}{stopped}"
+
+
+def other_loss(view: RunView) -> str:
+    """Why the probe's loss is not the one that the batches are trained on; empty where it may be."""
+    logged = {name: history.Series(view.series[name].steps, view.series[name].values)
+              for name in history.LOGGED_LOSSES if name in view.series}  # fmt: skip
+    measured = {name: history.Series(s.steps, s.values) for name, s in view.series.items() if name not in logged}
+    return loss_of_another_kind(history.History(measured, logged))
 
 
 def begun_again(series: Series) -> int | None:

@@ -3,7 +3,7 @@
   const root = document.documentElement;
   const byId = (id) => document.getElementById(id);
   let data = JSON.parse(byId("gramscope-data").textContent);
-  const state = { hidden: new Set(), logSteps: data.log_steps, at: {}, printing: false };
+  const state = { hidden: new Set(), logSteps: data.log_steps, at: {}, open: {}, printing: false };
 
   // Colours --------------------------------------------------------------------------------------------------------
   const wish = matchMedia("(prefers-color-scheme: dark)");
@@ -197,7 +197,10 @@
     return place === null ? null : plot.frames[place];
   };
 
+  const fold = (panel) => section(panel).querySelector(".fold");
+
   function draw(panel) {
+    if (!fold(panel).open) return; // Plotly measures the place that it has, and there is none
     const boxes = section(panel).querySelectorAll(".plot");
     // All are hidden or shown before the first is drawn: Plotly measures the place that it has.
     panel.plots.forEach((plot, place) => {
@@ -332,15 +335,31 @@
     svg: saveFigures,
   };
 
+  // Panels that are folded -----------------------------------------------------------------------------------------
+  data.panels.forEach((panel) => { state.open[panel.key] = fold(panel).open; });
+  const openAsLeft = (panel) => state.open[panel.key] ?? fold(panel).open;
+
+  function unfold(hash) {
+    const found = hash && byId(hash.slice(1))?.querySelector(".fold");
+    if (found) found.open = true;
+  }
+
   // What people do -------------------------------------------------------------------------------------------------
   const panelOf = (node) => data.panels.find((panel) => panel.key === node.closest("[data-panel]")?.dataset.panel);
 
   document.addEventListener("click", (event) => {
+    const link = event.target.closest("nav a");
+    if (link) unfold(link.hash);
     const button = event.target.closest("[data-save]");
     if (button) savers[button.dataset.save](panelOf(button));
   });
   document.addEventListener("toggle", (event) => {
-    if (event.target.open && panelOf(event.target)) fillTable(event.target.querySelector(".table"), panelOf(event.target));
+    const panel = panelOf(event.target);
+    if (panel && event.target === fold(panel)) {
+      if (state.printing || state.open[panel.key] === event.target.open) return; // nobody clicked
+      state.open[panel.key] = event.target.open;
+      draw(panel);
+    } else if (panel && event.target.open) fillTable(event.target.querySelector(".table"), panel);
   }, true);
   document.addEventListener("input", (event) => {
     const control = event.target;
@@ -359,6 +378,7 @@
   });
   byId("log-steps").addEventListener("change", (event) => { state.logSteps = event.target.checked; drawAll(); });
   byId("save-all").addEventListener("click", () => save("gramscope-report.json", "application/json", JSON.stringify({ ...data, panels: data.panels.map(plain) })));
+  byId("unfold").addEventListener("click", () => document.querySelectorAll(".fold").forEach((each) => { each.open = true; }));
   byId("theme").addEventListener("click", () => {
     state.theme = theme() === "dark" ? "light" : "dark";
     try { localStorage.setItem("gramscope-theme", state.theme); } catch { /* a private window forgets it */ }
@@ -366,7 +386,11 @@
     drawAll();
   });
   wish.addEventListener("change", () => { applyTheme(); drawAll(); });
-  const forPrint = (printing) => () => { state.printing = printing; applyTheme(); data.panels.forEach(draw); };
+  const forPrint = (printing) => () => {
+    state.printing = printing;
+    applyTheme();
+    data.panels.forEach((panel) => { fold(panel).open = printing || openAsLeft(panel); draw(panel); });
+  };
   addEventListener("beforeprint", forPrint(true));
   addEventListener("afterprint", forPrint(false));
 
@@ -411,6 +435,7 @@
         const place = panel.control.options.indexOf(wanted);
         if (place < 0 || (atEnd && panel.control.kind === "slider")) delete state.at[panel.key]; else state.at[panel.key] = place;
       }
+      fold(panel).open = openAsLeft(panel);
       tell(panel);
     }
     runs.draw();
@@ -439,6 +464,7 @@
 
   byId("log-steps").checked = state.logSteps;
   applyTheme();
+  unfold(location.hash);
   data.panels.forEach(tell);
   runs.begin();
   runs.draw();
