@@ -1,11 +1,14 @@
 """Which example each entry of a signal belongs to: every layout is read off, every mixture is seen."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gramscope as gs
+from gramscope.base.errors import CoupledExamplesError
 from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, regular_owner, without_vanished
 
 CPU = torch.device("cpu")
@@ -196,3 +199,20 @@ def test_one_entry_that_agrees_to_rounding_proves_nothing(dtype):
         plain = torch.ones(entries, 1, dtype=dtype)
         scaled = plain * (near * 2.0 ** float(digits[0][3]))
         assert (find_owner(plain, [scaled], digits) is not None) == proven
+
+
+@pytest.mark.parametrize("kind", [partial(torch.nn.TransformerEncoderLayer, 8, 2, 16), partial(torch.nn.GRU, 8, 8)])
+def test_time_first_inside_a_layer_is_a_regular_layout(kind):
+    """Its examples are plainly apart: no further forward pass asks. Read time first they mix, and are refused."""
+    calls = []
+
+    def outputs(model, x):
+        found = model(x)
+        return (found if isinstance(found, torch.Tensor) else found[0]).mean(1)
+
+    layer, x = kind(batch_first=True).eval(), torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    assert not gs.capture(layer, x, outputs=outputs).fallback
+    assert len(calls) == 1
+    with pytest.raises(CoupledExamplesError, match="mix the 4 examples"):
+        gs.capture(kind().eval(), x, outputs=outputs)
