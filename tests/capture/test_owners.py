@@ -1,12 +1,15 @@
 """Which example each entry of a signal belongs to: every layout is read off, every mixture is seen."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gramscope as gs
-from gramscope.capture.owners import Owner, exponents, find_owner, mixes, quick_owner, without_vanished
+from gramscope.base.errors import CoupledExamplesError
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, regular_owner, without_vanished
 
 CPU = torch.device("cpu")
 
@@ -19,6 +22,10 @@ def probed(labels, n, dtype=torch.float64, seed=0):
     return plain, [plain * torch.exp2(digit.to(dtype))[labels] for digit in digits], digits
 
 
+def regular(plain, scaled, digit):
+    return regular_owner(plain, scaled, power_of_two(digit, plain.real.dtype))
+
+
 @given(st.integers(1, 70), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.integers(0, 1000))
 @settings(max_examples=80, deadline=None)
 def test_regular_layouts_on_any_axis(n, outer, inner, axis, seed):
@@ -27,17 +34,21 @@ def test_regular_layouts_on_any_axis(n, outer, inner, axis, seed):
     shape[axis] = len(along)
     labels = along.reshape([-1 if a == axis else 1 for a in range(3)]).expand(shape)
     plain, scaled, digits = probed(labels, n, seed=seed)
-    found = find_owner(plain, scaled, digits)
-    assert found is not None
-    assert torch.equal(found.everywhere(plain.shape), labels)
+    for found in regular(plain, scaled[0], digits[0]), find_owner(plain, scaled, digits):
+        assert found is not None
+        assert torch.equal(found.everywhere(plain.shape).expand_as(plain), labels)
+        if n > 1:
+            assert found.axis == axis
+            gathered = found.gather(plain.movedim(axis, 0), 0)
+            for example in range(n):
+                mine = plain.movedim(axis, 0)[along == example]
+                torch.testing.assert_close(gathered[example].sum(0), mine.sum(0))
+                torch.testing.assert_close(found.sums(plain)[example], mine.sum())
     if n > 1:
-        assert (found.axis, found.regular) == (axis, (outer, inner))
-        gathered = found.gather(plain.movedim(axis, 0), 0)
-        for example in range(n):
-            mine = plain.movedim(axis, 0)[along == example]
-            torch.testing.assert_close(gathered[example].sum(0), mine.sum(0))
-    quick = quick_owner(plain, scaled[0], digits[0])
-    assert (quick is not None) == (n == 1 or (axis == 0 and outer == 1))
+        assert regular(plain, scaled[0], digits[0]).regular == (outer, inner)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+        plain, scaled, digits = probed(order[labels], n, seed=seed)
+        assert (regular(plain, scaled[0], digits[0]) is None) == bool((order != torch.arange(n)).any())
 
 
 @given(st.integers(2, 40), st.integers(1, 30), st.integers(0, 1000))
@@ -66,7 +77,7 @@ def test_zeros_belong_to_nobody_unless_the_layout_tells():
         plain, scaled, digits = probed(torch.tensor(examples)[:, None].expand(6, 2), 3)
         for tensor in (plain, *scaled):
             tensor[3] = 0
-        found = find_owner(plain, scaled, digits)
+        found = regular(plain, scaled[0], digits[0]) or find_owner(plain, scaled, digits)
         assert found.labels.tolist() == [*examples[:3], told, *examples[4:]]
         assert found.regular == ((1, 2) if told > 0 else None)
     silent = find_owner(plain * 0, [tensor * 0 for tensor in scaled], digits)
@@ -76,7 +87,7 @@ def test_zeros_belong_to_nobody_unless_the_layout_tells():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_half_precision_scales_exactly(dtype):
     plain, scaled, digits = probed(torch.arange(6)[:, None].expand(6, 4), 6, dtype)
-    assert quick_owner(plain, scaled[0], digits[0]) is not None
+    assert regular(plain, scaled[0], digits[0]) is not None
     assert find_owner(plain, scaled, digits) is not None
 
 
@@ -86,7 +97,7 @@ def test_a_weak_mixture_is_no_layout(dtype, weak):
     plain, scaled, digits = probed(torch.arange(5)[:, None].expand(5, 4), 5, dtype)
     neighbours = plain + weak * plain.roll(1, 0)
     mixed = [tensor + weak * tensor.roll(1, 0) for tensor in scaled]
-    assert quick_owner(neighbours, mixed[0], digits[0]) is None
+    assert regular(neighbours, mixed[0], digits[0]) is None
     assert find_owner(neighbours, mixed, digits) is None
 
 
@@ -95,20 +106,20 @@ def test_a_large_example_hides_no_mixture_of_the_others():
     for tensor in (plain, *scaled):
         tensor[0] *= 1e12
         tensor[1] += 1e-3 * tensor[2]
-    assert quick_owner(plain, scaled[0], digits[0]) is None
+    assert regular(plain, scaled[0], digits[0]) is None
 
 
 def test_vanished_signals_count_as_zeros_and_hide_no_mixture():
     plain, scaled, digits = probed(torch.arange(5)[:, None].expand(5, 4), 5, torch.float32)
     plain[1], scaled[0][1] = 3e-44, 5e-44  # what is left of numbers that ran out of bits
-    assert quick_owner(plain, scaled[0], digits[0]) is None
-    found = quick_owner(*without_vanished(plain, scaled), digits[0])
+    assert regular(plain, scaled[0], digits[0]) is None
+    found = regular(*without_vanished(plain, scaled), digits[0])
     assert found is not None
     assert found.regular == (1, 1)
     for tensor in (plain, *scaled):
         tensor[3] += 1e-3 * tensor[2]
-    assert quick_owner(*without_vanished(plain, scaled), digits[0]) is None
-    nothing = quick_owner(*without_vanished(plain * 1e-40, [scaled[0] * 1e-40]), digits[0])
+    assert regular(*without_vanished(plain, scaled), digits[0]) is None
+    nothing = regular(*without_vanished(plain * 1e-40, [scaled[0] * 1e-40]), digits[0])
     assert nothing is not None
     assert nothing.silent
 
@@ -123,7 +134,7 @@ def test_sums_in_another_order_are_rounding():
     """As fused attention on a GPU gives them: off by some 1e-6 in float32."""
     plain, scaled, digits = probed(torch.arange(5)[:, None].expand(5, 400), 5, torch.float32)
     noisy = scaled[0] * (1 + 1e-6 * torch.randn(5, 400, generator=torch.Generator().manual_seed(0)))
-    assert quick_owner(plain, noisy, digits[0]) is not None
+    assert regular(plain, noisy, digits[0]) is not None
 
 
 def test_a_layout_carries_over_to_more_examples():
@@ -139,8 +150,8 @@ def test_imaginary_parts_count():
     plain, scaled, digits = probed(torch.arange(4)[:, None].expand(4, 3), 4)
     neighbours = [1j * tensor.roll(1, 0) for tensor in (plain, *scaled)]
     mixed = [tensor + 1e-3 * other for tensor, other in zip((plain, *scaled), neighbours, strict=True)]
-    assert quick_owner(plain * (1 + 2j), scaled[0] * (1 + 2j), digits[0]) is not None
-    assert quick_owner(mixed[0], mixed[1], digits[0]) is None
+    assert regular(plain * (1 + 2j), scaled[0] * (1 + 2j), digits[0]) is not None
+    assert regular(mixed[0], mixed[1], digits[0]) is None
     assert find_owner(mixed[0], mixed[1:], digits) is None
 
 
@@ -188,3 +199,20 @@ def test_one_entry_that_agrees_to_rounding_proves_nothing(dtype):
         plain = torch.ones(entries, 1, dtype=dtype)
         scaled = plain * (near * 2.0 ** float(digits[0][3]))
         assert (find_owner(plain, [scaled], digits) is not None) == proven
+
+
+@pytest.mark.parametrize("kind", [partial(torch.nn.TransformerEncoderLayer, 8, 2, 16), partial(torch.nn.GRU, 8, 8)])
+def test_time_first_inside_a_layer_is_a_regular_layout(kind):
+    """Its examples are plainly apart: no further forward pass asks. Read time first they mix, and are refused."""
+    calls = []
+
+    def outputs(model, x):
+        found = model(x)
+        return (found if isinstance(found, torch.Tensor) else found[0]).mean(1)
+
+    layer, x = kind(batch_first=True).eval(), torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    assert not gs.capture(layer, x, outputs=outputs).fallback
+    assert len(calls) == 1
+    with pytest.raises(CoupledExamplesError, match="mix the 4 examples"):
+        gs.capture(kind().eval(), x, outputs=outputs)

@@ -7,7 +7,7 @@ examples scales by no power of two. So the layout is read off, and that the exam
 of one extra backward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,8 @@ from torch import Tensor
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 # One entry that serves several examples agrees by chance as often as that; so many that do not vanish never do.
 FEWEST = {torch.float64: 1, torch.float32: 4, torch.float16: 8, torch.bfloat16: 12}
+# How far the ratio of two numbers that were rounded may be from a power of two, relatively.
+NEAR = 0.1
 # Exponents are taken from -REACH to REACH - 1: signals may be small, and must not vanish.
 REACH = {torch.float64: 32, torch.float32: 16, torch.bfloat16: 16, torch.float16: 4}
 
@@ -73,17 +75,17 @@ class Owner:
         return padded.unflatten(axis, (self.n, longest))
 
     def sums(self, entries: Float[Tensor, "..."]) -> Float[Tensor, " n"]:
-        """The entries of each example added up; positions lie along the first axis."""
+        """The entries of each example added up."""
         if self.axis is not None:
-            return self.gather(entries, 0).flatten(1).sum(1)
+            return self.gather(entries, self.axis).movedim(self.axis, 0).flatten(1).sum(1)
         labels = self.labels.clamp_min(0).flatten()
         return entries.new_zeros(self.n).index_add_(0, labels, entries.flatten())
 
     def everywhere(self, shape: torch.Size) -> Int[Tensor, "..."]:
-        """The label of every entry of a signal of this shape."""
+        """The label of every entry of a signal of this shape, to be broadcast."""
         if self.axis is None:
             return self.labels
-        return self.labels.reshape([-1 if axis == self.axis else 1 for axis in range(len(shape))]).expand(shape)
+        return self.labels.reshape([-1 if axis == self.axis else 1 for axis in range(len(shape))])
 
     def like(self, n: int, shape: torch.Size) -> "Owner | None":
         """The same layout for n examples in a signal of this shape; None where it does not carry over."""
@@ -123,18 +125,32 @@ def power_of_two(exponent: Int[Tensor, "*n"], dtype: torch.dtype) -> Float[Tenso
     return ((exponent.int() + 127) << 23).view(torch.float32).to(dtype)
 
 
-def quick_owner(plain: Tensor, scaled: Tensor, exponent: Int[Tensor, " n"]) -> Owner | None:
-    """The usual layout, examples first, where one product and one comparison prove it."""
-    n = len(exponent)
-    if plain.dim() == 0 or (plain.numel() and plain.shape[0] % n):
+def regular_owner(plain: Tensor, scaled: Tensor, weights: Float[Tensor, " n"]) -> Owner | None:
+    """A regular layout along one axis, where one product by the examples' weights and one comparison prove it."""
+    if plain.dim() == 0:
         return None
+    n = len(weights)
     if not plain.numel() or (not bool(plain[0].any()) and not bool(plain.any())):  # which tells nothing of the layout
         return Owner(n, 0, plain.device, found=torch.full((len(plain),), -1, device=plain.device))
-    each = plain.shape[0] // n
-    weights = power_of_two(exponent, scaled.real.dtype).repeat_interleave(each)
-    expected = plain * weights.reshape(-1, *[1] * (plain.dim() - 1))
-    owner = Owner(n, 0, plain.device, (1, each))
-    return owner if _agree(expected, scaled, owner) else None
+    for axis, (outer, inner) in _regular_layouts(plain, scaled, weights):
+        owner = Owner(n, axis, plain.device, (outer, inner))
+        by_example = weights.to(plain.real.dtype).reshape(-1, *[1] * (plain.dim() - axis))
+        expected = (plain.unflatten(axis, (outer, n, inner)) * by_example).flatten(axis, axis + 2)
+        if _agree(expected, scaled, owner):
+            return owner
+    return None
+
+
+def _regular_layouts(plain: Tensor, scaled: Tensor, weights: Tensor) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Axes and layouts (outer, inner) that signals may have: examples first, then what their largest entries tell."""
+    n = len(weights)
+    if len(plain) % n == 0:
+        yield 0, (1, len(plain) // n)
+    for axis in (axis for axis, length in enumerate(plain.shape) if length % n == 0):
+        largest, other = (t.abs().movedim(axis, 0).reshape(t.shape[axis], -1).amax(1) for t in (plain, scaled))
+        layout = _regular(other / largest, weights)
+        if layout is not None:
+            yield axis, layout
 
 
 def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Tensor, " n"]]) -> Owner | None:
@@ -206,19 +222,15 @@ def _along_one_axis(labels: Int[Tensor, "..."], n: int) -> Owner | None:
             continue
         top = by_position.amax(1)
         if bool(((by_position == top[:, None]) | (by_position < 0)).all()):
-            regular = _regular(top, n)
-            return Owner(n, axis, labels.device, regular, found=None if regular else top)
+            return Owner(n, axis, labels.device, found=top)
     return None
 
 
-def _regular(labels: Int[Tensor, " positions"], n: int) -> tuple[int, int] | None:
-    """(outer, inner) where positions are (outer, example, inner) and more than half are known to be so."""
-    positions = len(labels)
-    if positions == 0 or positions % n or 2 * int((labels >= 0).sum()) <= positions:
-        return None
-    examples = torch.arange(n, device=labels.device)
-    for inner in (inner for inner in range(positions // n, 0, -1) if positions // n % inner == 0):
-        outer = positions // n // inner
-        if bool(((labels == examples.repeat_interleave(inner).repeat(outer)) | (labels < 0)).all()):
-            return outer, inner
+def _regular(ratios: Float[Tensor, " positions"], weights: Float[Tensor, " n"]) -> tuple[int, int] | None:
+    """(outer, inner) where weights lie as (outer, example, inner); NaN where unknown, which at most half may be."""
+    each, unknown = len(ratios) // len(weights), ratios.isnan()
+    for inner in (inner for inner in range(each, 0, -1) if each % inner == 0 and 2 * int(unknown.sum()) < len(ratios)):
+        pattern = weights.repeat_interleave(inner).repeat(each // inner)
+        if bool((((ratios / pattern - 1).abs() < NEAR) | unknown).all()):
+            return each // inner, inner
     return None

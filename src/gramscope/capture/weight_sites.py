@@ -32,7 +32,7 @@ from gramscope.capture.backward_graph import (
 )
 from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
-from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, quick_owner, without_vanished
+from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, regular_owner, without_vanished
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
@@ -147,7 +147,7 @@ class WeightSites:
     def _doubtful(self, node: Node, cuts: Sequence[Cut]) -> list[str]:
         """Parameters that enter here, if examples may be mixed: their weight may hold data, or examples lie oddly."""
         owners = [self._owners.get(edge) for edge in _edges(node)]
-        odd = any(owner is not None and (owner.axis != 0 or owner.regular is None) for owner in owners)
+        odd = any(owner is not None and owner.regular is None for owner in owners)
         weights = [cut.weight for cut in cuts if odd or not self._is_pure(cut.weight[0])]
         return [name for weight in weights for name in self._names(weight)]
 
@@ -188,15 +188,15 @@ class WeightSites:
     @exact_arithmetic()  # TF32 would round sums that differ in their last bits to others that differ in their eleventh
     def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
         """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
-        weights = [power_of_two(digit, mixture.dtype)[:, None] for digit in digits]
-        cotangents = torch.stack([mixture, *(weight * mixture for weight in weights)])
+        weights = [power_of_two(digit, mixture.dtype) for digit in digits]
+        cotangents = torch.stack([mixture, *(weight[:, None] * mixture for weight in weights)])
         unsettled: list[Edge] = []
         for found in self.graph.signals(cotangents, edges, self.room):
             for edge, (plain, *scaled) in found.items():
-                owner = quick_owner(plain, scaled[0], digits[0])
+                owner = regular_owner(plain, scaled[0], weights[0])
                 if owner is None:
                     plain, *scaled = without_vanished(plain, scaled)
-                    owner = quick_owner(plain, scaled[0], digits[0])
+                    owner = regular_owner(plain, scaled[0], weights[0])
                 if owner is not None or mixes(plain, scaled[0]):
                     self._owners[edge] = owner
                 elif complete:

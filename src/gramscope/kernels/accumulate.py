@@ -31,7 +31,7 @@ CHUNK = {"cpu": 2**26, "cuda": 2**31}
 # Fewest and most rows of the kernel matrix computed in one go, and how fine strips are cut on the diagonal: fewest rows
 # and parts of a strip. Tall strips amortise reading the other side, small ones waste less of a symmetric kernel's other
 # half; a GPU wants few and large products.
-STRIP_ROWS = {"cpu": (320, 1280, 40, 8), "cuda": (640, 2560, 128, 2)}
+STRIP_ROWS = {"cpu": (320, 1280, 80, 8), "cuda": (640, 2560, 128, 2)}
 # The part of a site's positions up to which only those with signals are contracted.
 FEWER = 0.9
 MIRRORED = 256  # rows of a kernel at once

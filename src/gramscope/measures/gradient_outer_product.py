@@ -28,7 +28,7 @@ from gramscope.capture.network import (
     slice_examples,
     unwrap,
 )
-from gramscope.capture.owners import exponents, power_of_two, quick_owner
+from gramscope.capture.owners import exponents, power_of_two, regular_owner
 from gramscope.capture.side_effects import plain_execution, untouched
 from gramscope.linalg import LinearOperator
 from gramscope.measures.by_weight import ByWeight
@@ -277,14 +277,16 @@ def _check_separate(f: Float[Tensor, "n C"], leaf: Tensor) -> None:
     n = len(f)
     if n == 1:
         return
-    exponent = exponents(n, f.dtype, f.device)[0]
     mixture = torch.randn(f.shape[1], generator=torch.Generator().manual_seed(0), device="cpu").to(f).expand(n, -1)
-    weights = power_of_two(exponent, f.dtype)[:, None]
+    weights = power_of_two(exponents(n, f.dtype, f.device)[0], f.dtype)
     plain, scaled = (
         torch.autograd.grad(f, leaf, cotangent, retain_graph=True, allow_unused=True)[0]
-        for cotangent in (mixture, weights * mixture)
+        for cotangent in (mixture, weights[:, None] * mixture)
     )
-    if plain is not None and scaled is not None and quick_owner(plain, scaled, exponent) is None:
+    if plain is None or scaled is None:
+        return
+    owner = regular_owner(plain, scaled, weights)
+    if owner is None or owner.axis != 0:
         raise CoupledExamplesError(
             "each example's output must depend on that example alone, but gradients at the input mix the examples. Put "
             "layers that mix a batch (batch norm) into eval mode: model.eval()."
