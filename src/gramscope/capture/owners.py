@@ -7,7 +7,7 @@ examples scales by no power of two. So the layout is read off, and that the exam
 of one extra backward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -198,27 +198,38 @@ def _agree(expected: Tensor, found: Tensor, owner: Owner) -> bool:
     return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) ** 2 * size).all())
 
 
+def tells_layout(signal: Tensor, owner: Owner) -> bool:
+    """Do the entries that are not zero fit the layout of their owner alone? For one example any layout is right."""
+    labels = owner.everywhere(signal.shape).masked_fill(signal == 0, -1)
+    layouts = ((axis, regular) for axis, top in _by_axis(labels) for regular in _fitting(top, owner.n))
+    return owner.n == 1 or all(layout == (owner.axis, owner.regular) for layout in layouts)
+
+
 def _along_one_axis(labels: Int[Tensor, "..."], n: int) -> Owner | None:
-    """The axis whose position alone tells the example."""
+    """The axis whose position alone tells the example; (outer, inner) if more than half are known to be so."""
+    for axis, top in _by_axis(labels):
+        mostly = 2 * int((top >= 0).sum()) > len(top)
+        regular = next(_fitting(top, n), None) if mostly else None
+        return Owner(n, axis, labels.device, regular, found=None if regular else top)
+    return None
+
+
+def _by_axis(labels: Int[Tensor, "..."]) -> Iterator[tuple[int, Int[Tensor, " positions"]]]:
+    """Axes along which each position belongs to one example at most, and to which: -1 where the signal is zero."""
     for axis in range(labels.dim()):
         by_position = labels.movedim(axis, 0).reshape(labels.shape[axis], -1)
         if by_position.shape[1] == 0:
             continue
         top = by_position.amax(1)
         if bool(((by_position == top[:, None]) | (by_position < 0)).all()):
-            regular = _regular(top, n)
-            return Owner(n, axis, labels.device, regular, found=None if regular else top)
-    return None
+            yield axis, top
 
 
-def _regular(labels: Int[Tensor, " positions"], n: int) -> tuple[int, int] | None:
-    """(outer, inner) where positions are (outer, example, inner) and more than half are known to be so."""
-    positions = len(labels)
-    if positions == 0 or positions % n or 2 * int((labels >= 0).sum()) <= positions:
-        return None
+def _fitting(labels: Int[Tensor, " positions"], n: int) -> Iterator[tuple[int, int]]:
+    """All (outer, inner) such that positions may be (outer, example, inner)."""
+    each, rest = divmod(len(labels), n)
     examples = torch.arange(n, device=labels.device)
-    for inner in (inner for inner in range(positions // n, 0, -1) if positions // n % inner == 0):
-        outer = positions // n // inner
+    for inner in (inner for inner in range(each, 0, -1) if rest == 0 and each % inner == 0):
+        outer = each // inner
         if bool(((labels == examples.repeat_interleave(inner).repeat(outer)) | (labels < 0)).all()):
-            return outer, inner
-    return None
+            yield outer, inner
