@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+import gramscope as gs
 from gramscope.capture.capturing import opened
 from gramscope.capture.known_sites import KnownSites
+from references.jacobian import assert_kernel_close, reference_ntk
 
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).double()
 
@@ -99,4 +101,49 @@ def test_what_the_values_of_data_may_move_is_not_remembered(searches):
     kernel(network, X, known)
     searches.clear()
     kernel(network, X, known)
+    assert searches == [1]
+
+
+class LastTokens(nn.Module):
+    """Tokens first, in one axis with the examples; each example has its output at the token of its own length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+
+    def forward(self, x, lengths):
+        tokens = x.shape[1]
+        h = self.second(torch.tanh(self.first(x.transpose(0, 1).reshape(-1, 4))))
+        last = torch.arange(1, tokens + 1)[:, None] == lengths
+        return self.head((h.view(tokens, -1, 5) * last[..., None]).sum(0))
+
+
+@pytest.mark.parametrize("reduce", ["none", "trace"])
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_zeros_that_leave_two_layouts_open(tokens, reduce):
+    """Signals of the first three, of lengths one to three, fit examples first as well: others show that it is wrong."""
+    torch.manual_seed(0)
+    network = LastTokens().double()
+    x = torch.randn(12, tokens, 4, dtype=torch.float64), torch.tensor([1, 2, 3, *[3, 1, 2] * 3])
+    exact = reference_ntk(network, x, reduce=reduce)
+    for memory in (40_000, 10**8):
+        assert_kernel_close(gs.ntk(network, x, reduce=reduce, memory=memory), exact, 1e-12)
+
+
+def test_outputs_of_one_token_need_no_second_search(searches):
+    """Their signals fit two layouts, and all examples confirm the one that was found from a few."""
+
+    class LastToken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.head = nn.Conv1d(4, 4, 3, padding=1), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.mix(x.mT).mT) @ self.head.weight.T.mm(self.head.weight))[:, -1]
+
+    torch.manual_seed(0)
+    network, x = LastToken().double(), torch.randn(12, 7, 4, dtype=torch.float64)
+    exact = reference_ntk(network, x)
+    searches.clear()
+    assert_kernel_close(gs.ntk(network, x, memory=10**8), exact, 1e-12)
     assert searches == [1]

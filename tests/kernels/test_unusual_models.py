@@ -232,6 +232,22 @@ def test_weak_coupling_is_seen(dtype, strength):
         gs.ntk(model, torch.randn(6, 4, dtype=dtype))
 
 
+@pytest.mark.parametrize("reduce", ["none", "trace"])
+@pytest.mark.parametrize("strength", [1e-6, 1e-8])
+def test_coupling_too_weak_to_refuse_is_exact(strength, reduce):
+    """Each of two batches keeps its own mean: they had one forward pass, and so another mean."""
+
+    def function(model, x):
+        hidden = torch.tanh(model.a(x))
+        return model.last(hidden + strength * hidden.mean(0))
+
+    torch.manual_seed(0)
+    model = Model(function, a=nn.Linear(4, 5), last=nn.Linear(5, 2)).double()
+    x, x2 = torch.randn(6, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    assert_kernel_close(gs.ntk(model, x, reduce=reduce), reference_ntk(model, x, reduce=reduce), 1e-12)
+    assert_kernel_close(gs.ntk(model, x, x2, reduce=reduce), reference_ntk(model, x, x2, reduce=reduce), 1e-12)
+
+
 def test_a_weight_overwritten_after_its_use():
     def function(model, x):
         weight = model.w * 1

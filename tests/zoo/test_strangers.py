@@ -537,3 +537,42 @@ def test_parameters_spread_over_processes_are_refused(name, one_process):
     torch.distributed.fsdp.fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
     with pytest.raises(UnsupportedError, match=r"full_tensor\(\)"):
         CALLS[name](model, torch.randn(4, 3), torch.randn(4, 2))
+
+
+# Gradients that torch changes -----------------------------------------------------------------------------
+
+
+def looked_up_often(scaled):
+    """Tables of which some rows are looked up many times; ``types`` by all examples together."""
+    torch.manual_seed(0)
+    tables = {
+        "words": nn.Embedding(7, 3, padding_idx=0, scale_grad_by_freq=scaled),
+        "bags": nn.EmbeddingBag(7, 3, mode="mean", scale_grad_by_freq=scaled),
+        "types": nn.Embedding(2, 3, scale_grad_by_freq=scaled),
+    }
+
+    def run(m, ids):
+        hidden = torch.tanh(m.words(ids) + m.types(torch.tensor([0, 0, 0, 1, 0])))
+        return m.o(hidden.sum(1) * m.bags(ids))
+
+    return Call(run, **tables, o=nn.Linear(3, 2))
+
+
+def test_a_table_whose_gradient_is_divided_by_frequency():
+    """That is a rule for steps: the derivative is another, and the same for kernels, products and their velocity."""
+    model, plain = looked_up_often(True), looked_up_often(False)
+    x, x2, y = torch.randint(4, (6, 5)), torch.randint(7, (3, 5)), torch.randn(6, 2)
+    exact = reference_ntk(plain, x)
+    assert_kernel_close(gs.ntk(model, x), exact, TIGHT)
+    assert_kernel_close(gs.ntk(model, x, x2), reference_ntk(plain, x, x2), TIGHT)
+    assert_kernel_close(gs.ntk_operator(model, x).dense(), exact.reshape(12, 12), TIGHT)
+    torch.testing.assert_close(dntk_velocity(model, x, y), dntk_velocity(plain, x, y))
+    for name, part in gs.propagators.GlobalNTK(plain, x).K_parts.items():
+        torch.testing.assert_close(gs.propagators.GlobalNTK(model, x).K_parts[name].dense(), part.dense())
+    # The step is torch's own, and the change of the outputs that is predicted for it is right.
+    step = gs.explain_step(model, x, y, lr=1e-4)
+    assert step.errors["all"] < 1e-3
+    assert all(table.scale_grad_by_freq for table in (model.words, model.bags, model.types))
+    nn.functional.mse_loss(model(x), y).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(step.gradients[name].reshape(parameter.shape), parameter.grad)

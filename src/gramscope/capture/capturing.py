@@ -32,7 +32,7 @@ from gramscope.capture.network import (
     named_parameters,
 )
 from gramscope.capture.node_rules import BY_EXAMPLE
-from gramscope.capture.side_effects import open_recurrences, plain_execution, untouched
+from gramscope.capture.side_effects import open_recurrences, plain_execution, unscale_tables, untouched
 from gramscope.capture.sites import OuterSite, Site, Snapshot
 from gramscope.capture.weight_sites import WeightSites
 from gramscope.capture.working_set import gradient_bytes, working_bytes
@@ -160,6 +160,7 @@ def opened(
         parameters = check_model(model, x, frozen)
         for parameter in parameters.values():
             parameter.requires_grad_()
+        unscale_tables(model)
         with written, watch or nullcontext():
             f = evaluate(model, x, n, outputs)
         check_outputs(f, parameters)
@@ -192,7 +193,8 @@ class Survey:
     """What a pass takes, in bytes for an example: its forward pass and its largest tensor; number of outputs.
 
     For each direction: ``working`` is what the backward pass holds at once, cut as finely as it can be, ``signals``
-    what all sites hold. ``outer`` are sites of which gradient rows may be formed: (T, g, i, o), and whether their
+    what all sites hold. ``unsure`` is the same as ``working`` and ``largest`` for the signals of sites that passes of
+    more examples confirm. ``outer`` are sites of which gradient rows may be formed: (T, g, i, o), and whether their
     inputs are made anew (the patches of a convolution). ``known`` are the sites, for passes of more examples.
     """
 
@@ -201,6 +203,7 @@ class Survey:
     largest: int
     working: int
     signals: int
+    unsure: tuple[int, ...]
     outer: tuple[tuple[int, int, int, int, bool], ...]
     known: KnownSites
     dtype: torch.dtype
@@ -223,7 +226,8 @@ def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: U
         held = sum(sizes) + 2 * sum(tensor.nbytes for tensor in tensors_in(x))  # x is joined, and copied
         n, width = network.f.shape
         found, known = network.weight_sites, KnownSites()
-        found.keep_in(known, few=True)
+        doubtful = found.keep_in(known, few=True)
+        confirmed = working_bytes(found.graph, doubtful, ()), max(map(gradient_bytes, doubtful), default=0)
         working = working_bytes(found.graph, found.edges, found.waiting)
         signals = sum(map(gradient_bytes, found.edges))
         outer = set()
@@ -232,8 +236,10 @@ def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: U
                 if isinstance(site, OuterSite):
                     anew = site.inputs_of(slice(0, 1)).untyped_storage().data_ptr() not in kept
                     outer.add((site.positions, site.groups, site.fan_in, site.fan_out, anew))
-        held, largest, working, signals = (math.ceil(size / n) for size in (held, max(sizes), working, signals))
-        return Survey(width, held, largest, working, signals, tuple(sorted(outer)), known, network.f.dtype)
+        taken = (held, max(sizes), working, signals, *confirmed)
+        held, largest, working, signals, *unsure = (math.ceil(size / n) for size in taken)
+        places = tuple(sorted(outer))
+        return Survey(width, held, largest, working, signals, tuple(unsure), places, known, network.f.dtype)
 
 
 def outputs_of(

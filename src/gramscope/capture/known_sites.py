@@ -26,10 +26,11 @@ class Cut(NamedTuple):
 
 
 class FoundSites(NamedTuple):
-    """The cuts of each node, and the owners of the signals there."""
+    """The cuts of each node, the owners of the signals there, and the edges whose owners must be confirmed."""
 
     cuts: dict[Node, list[Cut]]
     owners: dict[Edge, Owner]
+    unsure: list[Edge]
 
 
 class KnownSites:
@@ -40,6 +41,7 @@ class KnownSites:
         self._examples = 0
         self._cuts: dict[int, list[tuple[int, Place]]] = {}
         self._owners: dict[Place, Owner] = {}
+        self._unsure: list[Place] = []
         self._few: Tensor | None = None  # outputs of the examples searched, if their sites may serve larger batches
         self._agreed = False  # with the outputs of the same examples in the first larger batch
 
@@ -68,7 +70,7 @@ class KnownSites:
             nodes[place]: [Cut(slot, (nodes[weight], number)) for slot, (weight, number) in own]
             for place, own in self._cuts.items()
         }
-        return FoundSites(cuts, owners)
+        return FoundSites(cuts, owners, [(nodes[place], number) for place, number in self._unsure])
 
     def _carries_over(self, f: Float[Tensor, "n C"]) -> bool:
         """Do the few have the same outputs in another batch? The first that comes begins with them, and decides."""
@@ -82,9 +84,12 @@ class KnownSites:
 
     def remember(
         self, graph: BackwardGraph, cuts: Mapping[Node, Sequence[Cut]], owners: Mapping[Edge, Owner | None],
-        few: bool = False,
+        unsure: Sequence[Edge] = (), few: bool = False,
     ) -> None:  # fmt: skip
-        """Keep the sites, unless the values of data decided where they are. Those of a ``few`` serve larger batches."""
+        """Keep the sites, unless the values of data decided where they are. Those of a ``few`` serve larger batches.
+
+        At ``unsure`` edges many signals were zero: other ones may show that the examples lie in another layout.
+        """
         own = {edge: owner for edge, owner in owners.items() if edge[0] in cuts and owner is not None}
         self._plan, self._few, self._agreed = None, graph.f.detach() if few else None, False
         if any(owner.axis is None or owner.regular is None for owner in own.values()):
@@ -95,6 +100,7 @@ class KnownSites:
             for node, slots in cuts.items()
         }
         self._owners = {(place[node], number): owner for (node, number), owner in own.items()}
+        self._unsure = [(place[node], number) for node, number in unsure]
         self._plan, self._examples = _plan(graph), len(graph.f)
 
 

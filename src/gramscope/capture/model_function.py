@@ -22,7 +22,14 @@ from gramscope.capture.network import (
     loss_input,
     prepare_input,
 )
-from gramscope.capture.side_effects import CopyOnWrite, in_modes, open_recurrences, plain_execution, untouched
+from gramscope.capture.side_effects import (
+    CopyOnWrite,
+    in_modes,
+    open_recurrences,
+    plain_execution,
+    unscale_tables,
+    untouched,
+)
 
 R = TypeVar("R")
 
@@ -70,6 +77,7 @@ class ModelFunction:
             stack.enter_context(plain_execution())
             stack.enter_context(open_recurrences(self.model))
             stack.enter_context(in_modes(self._modes))
+            unscale_tables(self.model)
             yield written
 
     def at(self, parameters: Sequence[Tensor], work: Callable[[], R]) -> R:

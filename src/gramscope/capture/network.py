@@ -30,6 +30,7 @@ PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 # Largest difference of an example's outputs in another batch, relative to the largest output: the rounding of kernels
 # that are chosen by batch size. Float64 networks may round to float32 inside; TF32 rounds to 11 bits.
 SAME, SAME_IN_TF32, SAME_IN_HALF = {torch.float64: 1e-5, torch.float32: 1e-3}, 2e-2, 5e-2
+STRICT = 1e-10  # in float64 alone
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -273,11 +274,15 @@ def loss_gradient(loss: Callable[[Tensor], Tensor], outputs: Tensor, name: str) 
     return loss_value.detach(), gradient
 
 
-def same_outputs(some: Tensor, others: Tensor) -> bool:
-    """The same numbers, to the rounding of kernels that are chosen by batch size."""
+def same_outputs(some: Tensor, others: Tensor, strict: bool = False) -> bool:
+    """The same numbers, to the rounding of kernels that are chosen by batch size.
+
+    ``strict`` where it is no harm to take the same for different: float64 networks may round to nothing less.
+    """
     gap, scale = (some - others).abs().max(), others.abs().max()
     tf32 = others.is_cuda and others.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
-    return bool(gap <= (SAME_IN_TF32 if tf32 else SAME.get(others.dtype, SAME_IN_HALF)) * scale)
+    within = SAME_IN_TF32 if tf32 else SAME.get(others.dtype, SAME_IN_HALF)
+    return bool(gap <= (STRICT if strict and others.dtype == torch.float64 else within) * scale)
 
 
 def depends_on_others(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 # Where operations add in an order of their own at each call (fused attention, scatter on a GPU), exponents hold only to
@@ -21,8 +21,6 @@ from torch import Tensor
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 # One entry that serves several examples agrees by chance as often as that; so many that do not vanish never do.
 FEWEST = {torch.float64: 1, torch.float32: 4, torch.float16: 8, torch.bfloat16: 12}
-# How far the ratio of two numbers that were rounded may be from a power of two, relatively.
-NEAR = 0.1
 # Exponents are taken from -REACH to REACH - 1: signals may be small, and must not vanish.
 REACH = {torch.float64: 32, torch.float32: 16, torch.bfloat16: 16, torch.float16: 4}
 
@@ -148,9 +146,10 @@ def _regular_layouts(plain: Tensor, scaled: Tensor, weights: Tensor) -> Iterator
         yield 0, (1, len(plain) // n)
     for axis in (axis for axis, length in enumerate(plain.shape) if length % n == 0):
         largest, other = (t.abs().movedim(axis, 0).reshape(t.shape[axis], -1).amax(1) for t in (plain, scaled))
-        layout = _regular(other / largest, weights)
-        if layout is not None:
-            yield axis, layout
+        ratios = torch.log2(other / largest).round()  # NaN where all is zero
+        known = ~ratios.isnan()
+        if 2 * int(known.sum()) > len(known):
+            yield from ((axis, layout) for layout in _fitting(ratios, known, weights.log2().round()))
 
 
 def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Tensor, " n"]]) -> Owner | None:
@@ -177,7 +176,8 @@ def find_owner(plain: Tensor, scaled: Sequence[Tensor], digits: Sequence[Int[Ten
         expected = plain * power_of_two(digit, plain.real.dtype)[labels.clamp_min(0)]
         if not _agree(expected, tensor, Owner(n, None, plain.device, found=labels)):
             return None
-    return _along_one_axis(labels, n) or Owner(n, None, plain.device, found=labels)
+    axis, found = next(_by_axis(labels), (None, labels))  # the axis whose position alone tells the example
+    return Owner(n, axis, plain.device, found=found)
 
 
 def without_vanished(plain: Tensor, scaled: Sequence[Tensor]) -> list[Tensor]:
@@ -214,23 +214,29 @@ def _agree(expected: Tensor, found: Tensor, owner: Owner) -> bool:
     return bool((gap <= ROUNDING.get(found.real.dtype, ROUNDING[torch.float32]) ** 2 * size).all())
 
 
-def _along_one_axis(labels: Int[Tensor, "..."], n: int) -> Owner | None:
-    """The axis whose position alone tells the example."""
+def tells_layout(signal: Tensor, owner: Owner) -> bool:
+    """Do the entries that are not zero fit the layout of their owner alone? For one example any layout is right."""
+    labels = torch.where(signal == 0, -1, owner.everywhere(signal.shape))
+    examples = torch.arange(owner.n, device=signal.device)
+    layouts = ((axis, layout) for axis, top in _by_axis(labels) for layout in _fitting(top, top >= 0, examples))
+    return owner.n == 1 or all(layout == (owner.axis, owner.regular) for layout in layouts)
+
+
+def _by_axis(labels: Int[Tensor, "..."]) -> Iterator[tuple[int, Int[Tensor, " positions"]]]:
+    """Axes along which each position belongs to one example at most, and to which: -1 where the signal is zero."""
     for axis in range(labels.dim()):
         by_position = labels.movedim(axis, 0).reshape(labels.shape[axis], -1)
         if by_position.shape[1] == 0:
             continue
         top = by_position.amax(1)
         if bool(((by_position == top[:, None]) | (by_position < 0)).all()):
-            return Owner(n, axis, labels.device, found=top)
-    return None
+            yield axis, top
 
 
-def _regular(ratios: Float[Tensor, " positions"], weights: Float[Tensor, " n"]) -> tuple[int, int] | None:
-    """(outer, inner) where weights lie as (outer, example, inner); NaN where unknown, which at most half may be."""
-    each, unknown = len(ratios) // len(weights), ratios.isnan()
-    for inner in (inner for inner in range(each, 0, -1) if each % inner == 0 and 2 * int(unknown.sum()) < len(ratios)):
-        pattern = weights.repeat_interleave(inner).repeat(each // inner)
-        if bool((((ratios / pattern - 1).abs() < NEAR) | unknown).all()):
-            return each // inner, inner
-    return None
+def _fitting(found: Tensor, known: Bool[Tensor, " positions"], given: Tensor) -> Iterator[tuple[int, int]]:
+    """All (outer, inner) such that positions, as far as known, lie as (outer, example, inner), ``given`` for each."""
+    each, rest = divmod(len(found), len(given))
+    for inner in (inner for inner in range(each, 0, -1) if rest == 0 and each % inner == 0):
+        outer = each // inner
+        if bool(((found == given.repeat_interleave(inner).repeat(outer)) | ~known).all()):
+            yield outer, inner

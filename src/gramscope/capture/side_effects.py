@@ -275,6 +275,13 @@ def open_recurrences(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def unscale_tables(model: nn.Module) -> None:
+    """Gradients of tables are derivatives, until ``untouched`` puts the flag back that divides them by frequency."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.scale_grad_by_freq = False
+
+
 @contextmanager
 def in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
     """Train and eval flags as noted in ``modes``, and back."""

@@ -32,7 +32,16 @@ from gramscope.capture.backward_graph import (
 )
 from gramscope.capture.known_sites import Cut, FoundSites, KnownSites
 from gramscope.capture.node_rules import BY_EXAMPLE, NodeUse, operation, sites_of
-from gramscope.capture.owners import Owner, exponents, find_owner, mixes, power_of_two, regular_owner, without_vanished
+from gramscope.capture.owners import (
+    Owner,
+    exponents,
+    find_owner,
+    mixes,
+    power_of_two,
+    regular_owner,
+    tells_layout,
+    without_vanished,
+)
 from gramscope.capture.sites import Frame, LookupSite, OuterSite, RowSite, Site
 
 # Operations whose result holds entries of their argument, each once at most: views, copies and casts.
@@ -85,9 +94,9 @@ class WeightSites:
         self._owners: dict[Edge, Owner | None] = {}
         self._splits: dict[Node, bool] = {}
         self._copied: dict[Edge, Int[Tensor, " p"]] = {}  # by edges of weights: which entries they are copies of
-        if recalled is not None:
+        if recalled is not None and self._confirms(recalled):
             self.cuts = recalled.cuts
-            self._owners |= recalled.owners
+            self._owners = {**recalled.owners}
         else:
             self.cuts = self._find()
             doubtful = [name for node, cuts in self.cuts.items() for name in self._doubtful(node, cuts)]
@@ -95,10 +104,20 @@ class WeightSites:
                 refuse_mixing(doubtful)
         self.edges = [edge for node in self.cuts for edge in _edges(node) if self._owners.get(edge) is not None]
 
-    def keep_in(self, known: KnownSites, few: bool = False) -> None:
-        """Tell where the sites are, for other passes, unless the values of data may move them."""
-        if not any(map(_may_route, self.graph.above(self.cuts))):
-            known.remember(self.graph, self.cuts, self._owners, few)
+    def keep_in(self, known: KnownSites, few: bool = False) -> list[Edge]:
+        """Tell where the sites are, for other passes, unless the values of data may move them.
+
+        Returned are edges where many signals are zero, so that the examples may lie in another layout than they seem
+        to: later passes confirm it.
+        """
+        unsure: list[Edge] = []
+        if any(map(_may_route, self.graph.above(self.cuts))):
+            return unsure
+        for found in self.graph.signals(self._mixture[None], self.edges, self.room):
+            pairs = [(edge, signals[0], self._owners[edge]) for edge, signals in found.items()]
+            unsure += [edge for edge, signal, owner in pairs if owner and not tells_layout(signal, owner)]
+        known.remember(self.graph, self.cuts, self._owners, unsure, few)
+        return unsure
 
     @property
     def waiting(self) -> set[Edge]:
@@ -157,16 +176,29 @@ class WeightSites:
         edges = [edge for node in probed for edge in _edges(node)]
         if not edges:
             return
-        f = self.graph.f
-        generator = torch.Generator().manual_seed(0)
-        mixture = torch.rand(f.shape, generator=generator, dtype=torch.float64, device="cpu").add_(0.5).to(f)
-        digits = exponents(self.n, f.dtype, f.device)
-        unsettled = self._owned(edges, mixture, digits[:1], complete=len(digits) == 1)
-        if unsettled:
-            self._owned(unsettled, mixture, digits, complete=True)
+        self._seek_owners(edges)
         for node in probed:
             found = [self._owners[edge] for edge in _edges(node) if edge in self._owners]
             self._splits[node] = bool(found) and all(owner is not None for owner in found)
+
+    def _confirms(self, recalled: FoundSites) -> bool:
+        """Do examples lie as recalled where this was not sure?"""
+        self._seek_owners(recalled.unsure)
+        pairs = [(self._owners.pop(edge, None), recalled.owners[edge]) for edge in recalled.unsure]
+        return all(found and (found.axis, found.regular) == (owner.axis, owner.regular) for found, owner in pairs)
+
+    def _seek_owners(self, edges: Sequence[Edge]) -> None:
+        digits = exponents(self.n, self.graph.f.dtype, self.graph.f.device)
+        unsettled = self._owned(edges, digits[:1], complete=len(digits) == 1)
+        if unsettled:
+            self._owned(unsettled, digits, complete=True)
+
+    @property
+    def _mixture(self) -> Float[Tensor, "n C"]:
+        """A cotangent in which all outputs have a part, and none cancels another."""
+        f = self.graph.f
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(f.shape, generator=generator, dtype=torch.float64, device="cpu").add_(0.5).to(f)
 
     def _with_broadcasts(self, nodes: Sequence[Node]) -> list[Node]:
         """And, where a gradient may be the same for all examples, whoever sends it: one pass then tells of both.
@@ -186,8 +218,9 @@ class WeightSites:
         return list(found)
 
     @exact_arithmetic()  # TF32 would round sums that differ in their last bits to others that differ in their eleventh
-    def _owned(self, edges: Sequence[Edge], mixture: Tensor, digits: list[Tensor], complete: bool) -> list[Edge]:
+    def _owned(self, edges: Sequence[Edge], digits: list[Tensor], complete: bool) -> list[Edge]:
         """Note the owners of the edges; return those that need more digits, unless these are ``complete``."""
+        mixture = self._mixture
         weights = [power_of_two(digit, mixture.dtype) for digit in digits]
         cotangents = torch.stack([mixture, *(weight[:, None] * mixture for weight in weights)])
         unsettled: list[Edge] = []

@@ -117,7 +117,9 @@ def _joinable(x: ModelInput, x2: ModelInput, plan: Plan, run: Callable[..., Tens
             alone, apart, together = run(one), run(other), run(both, graph=True)
         except Exception:  # of a model that takes batches of one size; what else is wrong, both sides alone will say
             return None
-        same = alone.shape[1] == apart.shape[1] and same_outputs(together.detach(), torch.cat([alone, apart]))
+        if alone.shape[1] != apart.shape[1]:
+            return None
+        same = same_outputs(together.detach(), torch.cat([alone, apart]), strict=True)
         return together if same else None
 
     few = joined(slice(FEW), slice(FEW))

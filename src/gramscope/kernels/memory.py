@@ -176,13 +176,13 @@ class _Needs:
         working = size.signals if self.separate else size.working
         working += 0 if directions == 1 else size.largest
         products = examples * (directions * working + by_example) + min(examples, UNFOLDED) * by_few + strip + copy
-        search = 0 if size.known.found and not self.separate else examples * self._search
-        return self.kernel + examples * size.held + max(products, search)
+        search = self._search if self.separate or not size.known.found else _searching(*size.unsure)
+        return self.kernel + examples * size.held + max(products, examples * search)
 
     @property
     def _search(self) -> int:
         """Bytes for an example."""
-        return 2 * self.size.working + SEARCHED * self.size.largest
+        return _searching(self.size.working, self.size.largest)
 
     def _shared(self, share: int, examples: int, directions: int) -> int:
         """Gradient rows and signals, where they need their share."""
@@ -191,6 +191,10 @@ class _Needs:
         rows = max((g * i * o for T, g, i, o, _ in self.size.outer if T > 1), default=0) * item
         count = examples * directions
         return min(chunk, count * rows) + min(signals, count * self.size.signals)
+
+
+def _searching(working: int, largest: int) -> int:
+    return 2 * working + SEARCHED * largest
 
 
 def _shares(share: int, device: torch.device) -> tuple[int, int]:

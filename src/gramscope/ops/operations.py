@@ -287,8 +287,8 @@ def _embedding(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: int | float | None = None,
     norm_type: int | float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
-    """A table's gradient as a dense tensor; sparse ones cannot be differentiated further."""
-    return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+    """A table's derivative, dense: sparse ones cannot be differentiated further, scaled ones are no derivatives."""
+    return F.embedding(input, weight, padding_idx, max_norm, norm_type)
 
 
 def _embedding_bag(

@@ -15,7 +15,7 @@ from gramscope.base.nested import ModelInput, T, map_tensors, tensors_in
 from gramscope.capture.backward_graph import leaves_below
 from gramscope.capture.linear_map import LinearMap
 from gramscope.capture.network import Outputs, check_model, copied, count_examples, evaluate, prepare_input
-from gramscope.capture.side_effects import plain_execution, untouched
+from gramscope.capture.side_effects import plain_execution, unscale_tables, untouched
 from gramscope.propagators.layout import StateLayout, StateSite
 from gramscope.propagators.network_states import NetworkStates
 from gramscope.propagators.neural_ode import NeuralODE, take_exact_route
@@ -74,6 +74,7 @@ def _watched(
 ) -> tuple[list[Node], Tensor]:
     """One watched run: its nodes and its outputs (n, C)."""
     x = prepare_input(x)
+    unscale_tables(model)
     with untouched(nn.Module()), exact_arithmetic(), plain_execution():  # the model is ours: keep the streams alone
         watch = StateRecorder(parameters.values(), n)
         watch.mark_data(x)

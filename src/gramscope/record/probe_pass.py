@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramscope.base.arithmetic import exact_arithmetic
 from gramscope.capture.network import count_examples, evaluate, named_parameters, prepare_input
-from gramscope.capture.side_effects import gradients_returned, plain_execution, untouched
+from gramscope.capture.side_effects import gradients_returned, plain_execution, unscale_tables, untouched
 from gramscope.record.along_loss import AlongLoss, plain_squares
 from gramscope.record.condensed import precision_of
 from gramscope.record.signals import SignalWatch
@@ -35,6 +35,7 @@ def probe_pass(
         plain_execution(fused_attention=large),
         flags or evaluating(subject.model),
     ):
+        unscale_tables(subject.model)
         with written, mode or nullcontext():
             outputs = evaluate(subject.model, x, count_examples(x), subject.outputs)
         with gradients_returned(subject.model.parameters()):
