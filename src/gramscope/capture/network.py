@@ -393,8 +393,9 @@ def _reason(error: Exception, message: str, model: nn.Module, x: ModelInput) -> 
             )
         if len(set(re.findall(r"\b(bfloat16|half|float|double)\b", message.lower()))) > 1:
             return (
-                "the model must compute in the dtype of its parameters, but its forward pass makes tensors of another "
-                "(x.float(), say). If you gave precision=, leave it out; or cast to the parameters' dtype."
+                f"the model must compute in the dtype of its parameters, {floats[0] if floats else 'one'}, but its "
+                "forward pass makes tensors of another (x.float(), say). If you gave precision=, leave it out; or cast "
+                "to the parameters' dtype."
             )
     if mentions("shape", "size", "dimension", "Expected", "expected", "elements"):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(x))
