@@ -23,10 +23,12 @@ Node = Any  # an AutogradNode, with what its own kind has beside
 Edge = tuple[Node, int]
 Ends = Sequence[Tensor] | Sequence[GradientEdge]  # where a backward pass starts, or ends
 UNLIMITED = 2**62
-# Bytes that an operation writes for one direction, on the average, up to which all directions run in one batched pass:
-# small operations cost their overhead; large ones are faster one direction after the other, whose results stay in the
-# cache, and which need no batching rules.
-TOGETHER = {"cpu": 9 * 2**15, "cuda": 2**20}
+# Bytes that the backward pass of one direction writes, up to which all directions run in one batched pass: small
+# operations cost their overhead, large ones their arithmetic, and these need no batching rules when taken one direction
+# at a time.
+TOGETHER = {"cpu": 2**26, "cuda": 2**28}
+# Bytes that an operation of a backward pass writes on the average, up to which its overhead counts most.
+SMALL = 2**16
 # Steps from which the gradient of a tensor that a loop goes through is put together once.
 STEPS = 3
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "not enough memory", "failed to allocate")
@@ -183,13 +185,25 @@ class BackwardGraph:
         loops = [_Loop(whole, steps) for (whole, _), steps in found.items() if len(steps) >= STEPS]
         return [loop for loop in loops if 2 * len(loop.steps) >= loop.length]
 
-    def _small(self, nodes: set[Node]) -> bool:
-        """Do the operations of a pass through these nodes write so little that all directions should run together?"""
+    @cached_property
+    def size(self) -> int:
+        """Bytes that one backward pass writes, the gradients of weights aside: what nodes pass on to one another."""
         steps = {step for loop in self._loops for step in loop.steps[1:]}
-        passed_on = [edge for node in nodes - steps for edge in self.leaving[node] if edge[0] in nodes]
-        written = [node._input_metadata[number] for node, number in passed_on]
-        size = sum(math.prod(each.shape) * each.dtype.itemsize for each in written if not each.is_nested_tensor)
-        return size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"]) * len(nodes)
+        edges = [
+            edge for node in self.nodes if node not in steps for edge in self.leaving[node] if not is_leaf(edge[0])
+        ]
+        passed_on = [node._input_metadata[number] for node, number in edges]
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in passed_on if not each.is_nested_tensor)
+
+    @property
+    def _one_by_one(self) -> bool:
+        """Would a batched pass take directions one by one in any case? torch goes back through convolutions so.
+
+        It pays nevertheless where operations are small: in a loop over time steps behind a convolution, say.
+        """
+        passing = (node for node in self.nodes if node.name().startswith("ConvolutionBackward"))
+        large = self.size > SMALL * len(self.nodes)
+        return large and any(node.next_functions[0][0] in self.consumers for node in passing)
 
     def leaves_below(self, node: Node) -> list[Node]:
         """The nodes of the measured parameters that a node's gradient goes on to."""
@@ -220,7 +234,7 @@ class BackwardGraph:
         transformer, say); only what crosses a cut is kept for the next part. Edges that no gradient reaches are left
         out.
         """
-        together = self._small(self.above([node for node, _ in wanted]))
+        together = not self._one_by_one and self.size <= TOGETHER.get(self.f.device.type, TOGETHER["cuda"])
         pending = {self.root: Directions(cotangents)}
         for part, targets, crossing in self._parts(wanted, room // len(cotangents)):
             sources = [edge for edge in pending if edge[0] in part]

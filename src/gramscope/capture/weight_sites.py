@@ -92,6 +92,7 @@ class WeightSites:
         self.n = len(graph.f)
         self.slow: dict[str, float] = {}  # seconds that parameters without a rule took, one example at a time
         self._owners: dict[Edge, Owner | None] = {}
+        self._covered: dict[Edge, Tensor] = {}  # has every position a signal? Such tell of one layout alone
         self._splits: dict[Node, bool] = {}
         self._copied: dict[Edge, Int[Tensor, " p"]] = {}  # by edges of weights: which entries they are copies of
         if recalled is not None and self._confirms(recalled):
@@ -111,9 +112,11 @@ class WeightSites:
         to: later passes confirm it.
         """
         unsure: list[Edge] = []
-        if any(map(_may_route, self.graph.above(self.cuts))):
+        if not self.edges or any(map(_may_route, self.graph.above(self.cuts))):
             return unsure
-        for found in self.graph.signals(self._mixture[None], self.edges, self.room):
+        flags = torch.stack([self._covered[edge] for edge in self.edges]).tolist()  # a GPU must stop to answer: once
+        sparse = [edge for edge, covered in zip(self.edges, flags, strict=True) if not covered]
+        for found in self.graph.signals(self._mixture[None], sparse, self.room):
             pairs = [(edge, signals[0], self._owners[edge]) for edge, signals in found.items()]
             unsure += [edge for edge, signal, owner in pairs if owner and not tells_layout(signal, owner)]
         known.remember(self.graph, self.cuts, self._owners, unsure, few)
@@ -230,12 +233,14 @@ class WeightSites:
                 if owner is None:
                     plain, *scaled = without_vanished(plain, scaled)
                     owner = regular_owner(plain, scaled[0], weights[0])
-                if owner is not None or mixes(plain, scaled[0]):
-                    self._owners[edge] = owner
-                elif complete:
-                    self._owners[edge] = find_owner(plain, scaled, digits)
-                else:
-                    unsettled.append(edge)
+                if owner is None and not mixes(plain, scaled[0]):
+                    if not complete:
+                        unsettled.append(edge)
+                        continue
+                    owner = find_owner(plain, scaled, digits)
+                self._owners[edge] = owner
+                if owner is not None:
+                    self._covered[edge] = plain.movedim(owner.axis or 0, 0).flatten(1).any(1).all()
         return unsettled
 
     def _is_closed(self, node: Node) -> bool:
