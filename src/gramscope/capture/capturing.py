@@ -196,6 +196,7 @@ class Survey:
     what all sites hold. ``unsure`` is the same as ``working`` and ``largest`` for the signals of sites that passes of
     more examples confirm. ``outer`` are sites of which gradient rows may be formed: (T, g, i, o), and whether their
     inputs are made anew (the patches of a convolution). ``known`` are the sites, for passes of more examples.
+    ``fused``: attention ran as one operation, whose backward pass takes one direction at a time.
     """
 
     outputs: int
@@ -207,6 +208,7 @@ class Survey:
     outer: tuple[tuple[int, int, int, int, bool], ...]
     known: KnownSites
     dtype: torch.dtype
+    fused: bool
 
 
 def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: Unpack[ForwardOptions]) -> Survey:
@@ -239,7 +241,8 @@ def survey(model: nn.Module, x: ModelInput, *, large: bool = False, **options: U
         taken = (held, max(sizes), working, signals, *confirmed)
         held, largest, working, signals, *unsure = (math.ceil(size / n) for size in taken)
         places = tuple(sorted(outer))
-        return Survey(width, held, largest, working, signals, tuple(unsure), places, known, network.f.dtype)
+        fused = any("ScaledDotProduct" in node.name() for node in found.graph.nodes)
+        return Survey(width, held, largest, working, signals, tuple(unsure), places, known, network.f.dtype, fused)
 
 
 def outputs_of(

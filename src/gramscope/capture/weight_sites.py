@@ -240,7 +240,7 @@ class WeightSites:
                     owner = find_owner(plain, scaled, digits)
                 self._owners[edge] = owner
                 if owner is not None:
-                    self._covered[edge] = plain.movedim(owner.axis or 0, 0).flatten(1).any(1).all()
+                    self._covered[edge] = plain.movedim(owner.axis or 0, 0).unsqueeze(-1).flatten(1).any(1).all()
         return unsettled
 
     def _is_closed(self, node: Node) -> bool:

@@ -86,7 +86,7 @@ def make_plan(
         look = partial(_survey, model, x, n, **options)
         size = look(large=large)
         if size is not None and large and together * size.largest < LARGE:
-            large, size = False, look(large=False)
+            large, size = False, look(large=False) if size.fused else size  # else it would be the same
     if size is None:
         every = [Block(slice(0, count), slice(0, None)) for count in (n, m)]
         return Plan(budget, n, m, (every[0],), (every[1],), *_shares(budget // SHARE, device), passes=0)
