@@ -284,6 +284,26 @@ def selected(use: NodeUse) -> Site | None:
     return _lookup(use, use.saved("index"), None) if use.saved("dim") == 0 else None
 
 
+@rule("EmbeddingBag")
+def embedding_bag(use: NodeUse) -> Site | None:
+    """``u_b = Σ_e a_e W[id_e]`` over the entries e of bag b; the mean has ``a_e = 1 / count``."""
+    mode, owner = use.saved("mode"), use.owner_along(0)
+    if use.slot != 0 or mode not in (0, 1) or owner is None:  # sum or mean
+        return None
+    ids, factors = use.saved("indices"), use.saved("per_sample_weights")
+    starts = use.saved("offsets")[: use.signal.shape[1]]
+    bags = torch.searchsorted(starts, torch.arange(len(ids), device=ids.device), right=True) - 1
+    counted = (ids != use.saved("padding_idx")).to(use.signal.dtype)
+    factors = counted if factors is None else counted * factors
+    if mode == 1:
+        factors = factors / torch.zeros_like(starts, dtype=factors.dtype).index_add_(0, bags, counted)[bags].clamp_min(
+            1
+        )
+    entries = Owner(owner.n, 0, ids.device, found=owner.labels[bags])
+    signals = entries.gather(use.signal[:, bags] * factors[:, None], 1).transpose(0, 1)
+    return LookupSite("", "embedding bag", None, entries.gather(ids, 0), signals, use.shape[0])
+
+
 def _lookup(use: NodeUse, ids: Tensor, ignored: int | None) -> Site | None:
     owner, axes = use.owner, ids.dim()
     if owner.axis is None or owner.axis >= axes:
