@@ -296,9 +296,8 @@ def embedding_bag(use: NodeUse) -> Site | None:
     counted = (ids != use.saved("padding_idx")).to(use.signal.dtype)
     factors = counted if factors is None else counted * factors
     if mode == 1:
-        factors = factors / torch.zeros_like(starts, dtype=factors.dtype).index_add_(0, bags, counted)[bags].clamp_min(
-            1
-        )
+        counts = factors.new_zeros(len(starts)).index_add_(0, bags, counted)
+        factors = factors / counts.clamp_min(1)[bags]
     entries = Owner(owner.n, 0, ids.device, found=owner.labels[bags])
     signals = entries.gather(use.signal[:, bags] * factors[:, None], 1).transpose(0, 1)
     return LookupSite("", "embedding bag", None, entries.gather(ids, 0), signals, use.shape[0])
